@@ -1,0 +1,97 @@
+# Echo Swarm. `make help` lists what there is to do.
+#
+# - Everything runs from a private environment in .venv, made on first use and again when
+#   pyproject.toml or constraints.txt change. Nothing is installed anywhere else, but for
+#   the C headers below, and those only by root.
+# - pip follows the machine's own pip configuration; versions come from constraints.txt.
+
+SHELL  := /bin/sh
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+LOG    := $(VENV)/install.log
+PYTHON ?=
+ARGS   ?=
+QUICK  ?=
+BENCHES := $(filter-out __init__ harness,$(basename $(notdir $(wildcard bench/*.py))))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  benches: $(subst _,-,$(BENCHES))'
+
+setup: $(STAMP)  ## make .venv and install everything into it (the others do it by themselves)
+
+demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
+	@$(BIN)/swarm-coordinator demo $(ARGS)
+
+test: lint  ## lint and all tests; ARGS go to pytest
+	@$(BIN)/pytest $(ARGS)
+
+check: lint  ## style, types, layers and the tidy tests, without the slow ones
+	@$(BIN)/pytest -q tests/tidy
+
+bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run
+	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
+	  *" $$name "*) QUICK='$(QUICK)' $(BIN)/python -P "bench/$$name.py" ;; \
+	  *) echo "There is no bench '$*'. There are: $(subst _,-,$(BENCHES))" >&2; exit 2 ;; \
+	esac
+
+clean:  ## remove what make, pytest and the benches made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+# libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
+# libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  found=; \
+	  for python in $(PYTHON) python3.11 python3 python3.12 python3.13; do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo 'Python 3.11 or newer is needed, and none was found.' >&2; \
+	    echo 'Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11' >&2; exit 1; \
+	  fi; \
+	  if ! $$found -m venv --clear $(VENV) >/dev/null; then \
+	    echo "$$found cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; \
+	  fi; \
+	fi; \
+	headers() { \
+	  printf '#include <Python.h>\n#include <gmp.h>\n' | $${CC:-cc} -x c -fsyntax-only $$($(BIN)/python -c \
+	    'import sysconfig; print("-I" + sysconfig.get_path("include"))') - >>$(LOG) 2>&1; \
+	}; \
+	packages="gcc libc6-dev libgmp-dev $$($(BIN)/python -c \
+	  'import sys; print("python3.%d-dev" % sys.version_info[1] if sys.base_prefix == "/usr" else "")')"; \
+	: >$(LOG); \
+	if ! headers; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "libp2p is compiled here: installing $$packages with apt-get"; \
+	    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$packages; } \
+	      </dev/null >>$(LOG) 2>&1 || true; \
+	  fi; \
+	  if ! headers; then \
+	    echo 'libp2p is compiled here and needs a C compiler, the headers of Python, and gmp.h.' >&2; \
+	    echo "  Debian, Ubuntu:  sudo apt-get install $$packages" >&2; \
+	    echo '  Fedora:          sudo dnf install gcc gmp-devel python3-devel' >&2; \
+	    echo 'Then run the same command again. What the compiler said is in $(LOG).' >&2; exit 1; \
+	  fi; \
+	fi; \
+	echo 'Installing into $(VENV) (about 2 to 4 minutes the first time; details in $(LOG)) …'; \
+	if ! $(BIN)/python -m pip install --no-input --disable-pip-version-check \
+	    -c constraints.txt -e '.[learner,torch,dev]' </dev/null >>$(LOG) 2>&1; then \
+	  echo 'The installation failed. The last lines of $(LOG):' >&2; \
+	  tail -n 15 $(LOG) | sed 's/^/  /' >&2; \
+	  echo 'Mend what they name (most often the network or a full disk) and run the same command again.' >&2; exit 1; \
+	fi; \
+	rm -rf $(VENV)/lib/python3.*/site-packages/trio-stubs; \
+	touch $(STAMP)

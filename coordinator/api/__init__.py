@@ -1,0 +1,1 @@
+"""HTTP handlers: parse, call an effect, format. They hold no state and take no decisions."""

@@ -1,0 +1,93 @@
+"""What all handlers share: reading bodies within bounds, checking signatures, and turning errors into replies.
+
+- Machines speak canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
+- People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
+- A body is refused by its declared length before a byte of it is read.
+"""
+
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from aiohttp import web
+
+from coordinator import registry
+from coordinator.round import Round, now_ms
+from protocol import canonical, limits
+from protocol.errors import MessageTooLarge, NotAuthorised, NotFound, SwarmError
+from protocol.message import Message
+from protocol.messages import open_request
+
+log = logging.getLogger(__name__)
+
+ROUND = web.AppKey("round", Round)
+MSGPACK = "application/msgpack"
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure as a named error."""
+    try:
+        return await handler(request)
+    except SwarmError as error:
+        return _error(request, error)
+    except web.HTTPRequestEntityTooLarge:
+        return _error(request, MessageTooLarge(f"At most {limits.REQUEST_MAX_BYTES} bytes are read here."))
+    except web.HTTPNotFound:
+        return _error(request, NotFound(f"There is nothing at {request.path[:100]}."))
+    except web.HTTPException:
+        raise
+    except Exception:  # whatever it is, the client gets an answer and the operator the traceback
+        log.exception("%s %s failed", request.method, request.path)
+        return _error(request, SwarmError("The coordinator failed; the rollout is not lost.", hint="Try again later."))
+
+
+async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
+    """Run `effect(connection, node, message, …)` for a node's signed request, in one transaction with its nonce."""
+    here = request.app[ROUND]
+    signed, opened = open_request(await body(request), round_id=here.round_id, path=request.path, now_ms=now_ms())
+    message = kind.from_bytes(opened.body)
+    moment_ms = now_ms()
+
+    def once(connection: sa.Connection) -> T:
+        registry.spend_nonce(connection, signed.signer, opened.nonce, opened.sent_ms, moment_ms)
+        return effect(connection, signed.signer, message, now_ms=moment_ms, **context)
+
+    return await here.database.run(once)
+
+
+async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:
+    """The request's body, if it is not too large."""
+    if (request.content_length or 0) > max_bytes:
+        raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
+    return await request.read()
+
+
+def require_operator(request: web.Request) -> Round:
+    """The round, for a caller that holds the operator's token."""
+    here = request.app[ROUND]
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), here.operator_token.encode()):
+        raise NotAuthorised("This address is the operator's.", hint="Send the token in operator.token.")
+    return here
+
+
+def reply(message: Message, status: int = 200) -> web.Response:
+    return web.Response(body=message.to_bytes(), content_type=MSGPACK, status=status)
+
+
+def reply_json(value: Any) -> web.Response:
+    return web.json_response(value, headers={"Cache-Control": "no-store"})
+
+
+def _error(request: web.Request, error: SwarmError) -> web.Response:
+    if "json" in request.headers.get("Accept", "") or "html" in request.headers.get("Accept", ""):
+        return web.Response(text=json.dumps(error.to_wire()), content_type="application/json", status=error.http_status)
+    return web.Response(body=canonical.encode(error.to_wire()), content_type=MSGPACK, status=error.http_status)

@@ -1,0 +1,115 @@
+"""What the learner calls, with the operator's token: upload, publish, batch, report, progress."""
+
+import asyncio
+
+import sqlalchemy as sa
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from coordinator import batches, publish
+from coordinator.api.http import body, reply, require_operator
+from coordinator.files import write_durably
+from coordinator.round import now_ms
+from coordinator.state import get_fact, set_fact
+from protocol.errors import MalformedMessage
+from protocol.learning import LearnerState, Progress, Publication, Report
+from protocol.manifest import FileName
+
+routes = web.RouteTableDef()
+
+BATCH_WAIT_S = 20.0
+"""How long a request for a batch is held open; the learner asks again after it."""
+
+UPLOAD_MAX_BYTES = 2**40
+"""The operator's own learner is believed about sizes; the disk is the limit."""
+
+_FILE_NAME = TypeAdapter(FileName)
+
+
+@routes.get("/v1/learner/state")
+async def state(request: web.Request) -> web.Response:
+    here = require_operator(request)
+
+    def read(connection: sa.Connection) -> LearnerState:
+        version, update = publish.newest_version(connection)
+        finished = bool(get_fact(connection, "finished", False))
+        return LearnerState(newest_version=version, newest_update=update, finished=finished)
+
+    return reply(await here.database.run(read))
+
+
+@routes.put("/v1/learner/uploads/{version:[0-9]+}/{name}")
+async def upload(request: web.Request) -> web.Response:
+    here = require_operator(request)
+    try:
+        name = _FILE_NAME.validate_python(request.match_info["name"])
+    except ValidationError:
+        raise MalformedMessage("That is no name for a policy file.") from None
+    folder = here.publisher.uploads / str(int(request.match_info["version"]))
+    data = await body(request, UPLOAD_MAX_BYTES)
+    await asyncio.to_thread(write_durably, folder / name, data)
+    return web.Response(status=204)
+
+
+@routes.post("/v1/learner/versions")
+async def publish_version(request: web.Request) -> web.Response:
+    here = require_operator(request)
+    await here.publish(Publication.from_bytes(await body(request)))
+    return web.Response(status=204)
+
+
+@routes.get("/v1/learner/batches/{number:[0-9]+}")
+async def batch(request: web.Request) -> web.Response:
+    here = require_operator(request)
+    deadline = asyncio.get_running_loop().time() + BATCH_WAIT_S
+    while True:
+        here.batch_ready.clear()
+        found = await here.database.run(
+            batches.get,
+            int(request.match_info["number"]),
+            size=here.config.learner.groups_per_update,
+            staleness=here.config.staleness.max_updates,
+            now_ms=now_ms(),
+        )
+        if found is not None:
+            return reply(found)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await here.batch_ready.wait()
+        except TimeoutError:
+            return web.Response(status=204)
+
+
+@routes.post("/v1/learner/reports")
+async def report(request: web.Request) -> web.Response:
+    here = require_operator(request)
+    message = Report.from_bytes(await body(request))
+    await here.database.run(batches.report, message, now_ms=now_ms())
+    return web.Response(status=204)
+
+
+@routes.post("/v1/learner/progress")
+async def progress(request: web.Request) -> web.Response:
+    here = require_operator(request)
+    message = Progress.from_bytes(await body(request))
+
+    def remember(connection: sa.Connection) -> None:
+        before = get_fact(connection, "progress", {})
+        known = {name: value for name, value in message.model_dump().items() if value is not None}
+        set_fact(connection, "progress", before | known)
+
+    await here.database.run(remember)
+    return web.Response(status=204)
+
+
+@routes.post("/v1/learner/finish")
+async def finish(request: web.Request) -> web.Response:
+    """The last update is reported: no more leases, and what is still pending is settled."""
+    here = require_operator(request)
+
+    def end(connection: sa.Connection) -> None:
+        set_fact(connection, "finished", True)
+        batches.settle_leftovers(connection, now_ms=now_ms())
+
+    await here.database.run(end)
+    return web.Response(status=204)

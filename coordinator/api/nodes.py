@@ -1,0 +1,83 @@
+"""What nodes call: register, beat, lease, submit, return, and ask whom to fetch from."""
+
+import sqlalchemy as sa
+from aiohttp import web
+
+from coordinator import intake, leases, publish, registry
+from coordinator.api.http import ROUND, act, reply
+from coordinator.intake import Judge
+from coordinator.state import get_fact
+from protocol.ids import NodeId
+from protocol.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    LeaseRequest,
+    Plan,
+    PlanRequest,
+    Register,
+    ReturnLeases,
+    Submission,
+    SubmissionReply,
+    Verdict,
+)
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/nodes")
+async def register(request: web.Request) -> web.Response:
+    market = request.app[ROUND].config.market
+    await act(request, Register, registry.register, max_price=market.max_price_micros_per_mtok)
+    return reply(await _hint(request))
+
+
+@routes.post("/v1/heartbeat")
+async def heartbeat(request: web.Request) -> web.Response:
+    await act(request, Heartbeat, registry.heartbeat)
+    return reply(await _hint(request))
+
+
+@routes.post("/v1/leases")
+async def lease(request: web.Request) -> web.Response:
+    here = request.app[ROUND]
+    return reply(await act(request, LeaseRequest, leases.offer, terms=here.terms, draw=await here.draw()))
+
+
+@routes.post("/v1/leases/return")
+async def give_back(request: web.Request) -> web.Response:
+    await act(request, ReturnLeases, leases.give_back)
+    return reply(await _hint(request))
+
+
+@routes.post("/v1/rollouts")
+async def submit(request: web.Request) -> web.Response:
+    here = request.app[ROUND]
+    verdicts = await act(request, Submission, _take_all, judge=await here.judge())
+    here.batch_ready.set()
+    return reply(SubmissionReply(verdicts=verdicts))
+
+
+@routes.post("/v1/plan")
+async def plan(request: web.Request) -> web.Response:
+    here = request.app[ROUND]
+    silent_after_ms = int(here.config.leases.heartbeat_s * 3000)
+    peers = await act(request, PlanRequest, registry.live_peers, silent_after_ms=silent_after_ms)
+    return reply(Plan(peers=(*peers, here.seeder) if here.seeder else peers))
+
+
+async def _hint(request: web.Request) -> HeartbeatReply:
+    here = request.app[ROUND]
+
+    def read(connection: sa.Connection) -> HeartbeatReply:
+        newest, _ = publish.newest_version(connection)
+        finished = bool(get_fact(connection, "finished", False))
+        return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
+
+    return await here.database.run(read)
+
+
+def _take_all(
+    connection: sa.Connection, node: NodeId, message: Submission, *, judge: Judge, now_ms: int
+) -> tuple[Verdict, ...]:
+    registry.require_node(connection, node)
+    return tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)

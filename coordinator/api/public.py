@@ -1,0 +1,74 @@
+"""What anyone may read: the page, the leaderboard, the status, trust metadata and chunks."""
+
+import asyncio
+from importlib import resources
+
+from aiohttp import web
+
+from coordinator import summary
+from coordinator.api.http import ROUND, reply_json
+from protocol.errors import NotFound, UnknownChunk
+from protocol.ids import ChunkId
+
+routes = web.RouteTableDef()
+
+IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+@routes.get("/")
+async def page(_request: web.Request) -> web.Response:
+    text = resources.files("coordinator").joinpath("web/index.html").read_text()
+    return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": _OWN_CODE_ONLY})
+
+
+_OWN_CODE_ONLY = "default-src 'self'; style-src 'unsafe-inline' 'self'; script-src 'unsafe-inline' 'self'"
+
+
+@routes.get("/v1/leaderboard")
+async def leaderboard(request: web.Request) -> web.Response:
+    return reply_json({"nodes": await request.app[ROUND].database.run(summary.leaderboard)})
+
+
+@routes.get("/v1/status")
+async def status(request: web.Request) -> web.Response:
+    here = request.app[ROUND]
+    return reply_json(await here.database.run(summary.status) | _terms(request))
+
+
+def _terms(request: web.Request) -> dict[str, object]:
+    """What the operator set, as far as nodes and visitors want to know it."""
+    here = request.app[ROUND]
+    config = here.config
+    return {
+        "round_id": here.round_id,
+        "task": config.task.name,
+        "staleness": config.staleness.max_updates,
+        "publish_every": config.staleness.kappa,
+        "max_updates": config.round.max_updates,
+        "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+    }
+
+
+@routes.get("/v1/metadata/{name}")
+async def metadata(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    data = await asyncio.to_thread(request.app[ROUND].metadata.read, name)
+    if data is None:
+        raise NotFound(f"There is no trust document {name[:100]}.")
+    caching = "no-store" if name == "timestamp.json" else IMMUTABLE
+    return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": caching})
+
+
+@routes.get("/v1/chunks/{chunk:[0-9a-f]{64}}")
+async def chunk(request: web.Request) -> web.Response:
+    name = ChunkId(request.match_info["chunk"])
+    data = await asyncio.to_thread(request.app[ROUND].publisher.read_chunk, name)
+    if data is None:
+        raise UnknownChunk("The origin does not keep this chunk.", hint="Refresh: it may belong to an older version.")
+    return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": IMMUTABLE})
+
+
+@routes.get("/healthz")
+async def healthz(request: web.Request) -> web.Response:
+    await request.app[ROUND].database.run(summary.status)
+    return web.Response(text="ok\n")

@@ -1,0 +1,96 @@
+"""Wiring of the coordinator: the HTTP server, the timers and the children, started together and ended together."""
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from coordinator import leases
+from coordinator.api import learner, nodes, public
+from coordinator.api.http import ROUND, errors
+from coordinator.children import keep_running, script
+from coordinator.config import Config
+from coordinator.round import Round, join_string, now_ms
+from protocol import limits
+from protocol.messages import Peer
+
+log = logging.getLogger(__name__)
+
+
+def build(round_: Round) -> web.Application:
+    """The web application of one round."""
+    app = web.Application(middlewares=[errors], client_max_size=limits.REQUEST_MAX_BYTES)
+    app[ROUND] = round_
+    for room in (nodes, learner, public):
+        app.add_routes(room.routes)
+    return app
+
+
+async def run(config: Config, *, config_file: Path, with_learner: bool) -> None:
+    """Serve the round until it is told to stop."""
+    round_ = Round(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop.set)
+    runner = web.AppRunner(build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    host, _, port = config.round.listen.rpartition(":")
+    try:
+        await web.TCPSite(runner, host, int(port)).start()
+        log.info("listening on http://%s, join with: %s", config.round.listen, join_string(config, round_.round_id))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_every(1.0, lambda: _sweep(round_))),
+                group.create_task(_every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
+                group.create_task(_seeder(round_)),
+            ]
+            if with_learner:
+                tasks.append(group.create_task(_learner(round_, config_file)))
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+    finally:
+        with suppress(asyncio.CancelledError):
+            await runner.cleanup()
+        round_.close()
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something regularly, beginning now; a failure is logged and tried again next time."""
+    while True:
+        try:
+            await work()
+        except Exception:  # one failed sweep must not end the coordinator
+            log.exception("a timer failed")
+        await asyncio.sleep(seconds)
+
+
+async def _sweep(round_: Round) -> None:
+    expired = await round_.database.run(leases.expire, now_ms())
+    if expired:
+        log.info("%d leases expired; their prompts are offered again", expired)
+
+
+async def _seeder(round_: Round) -> None:
+    def ready(line: str) -> None:
+        found = json.loads(line)
+        round_.seeder = Peer(peer_id=found["peer_id"], address=found["addrs"][0], kind="seeder")
+
+    command = [
+        script("swarm-node"), "seed",
+        "--blobs", str(round_.publisher.blobs),
+        "--key", str(round_.folder / "keys" / "seeder.key"),
+        "--listen", round_.config.round.seeder,
+    ]  # fmt: skip
+    await keep_running("seeder", command, log_file=round_.folder / "logs" / "seeder.log", on_line=ready)
+
+
+async def _learner(round_: Round, config_file: Path) -> None:
+    command = [script("swarm-coordinator"), "learner", str(config_file)]
+    await keep_running("learner", command, log_file=round_.folder / "logs" / "learner.log")

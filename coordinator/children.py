@@ -1,0 +1,70 @@
+"""Child processes: started, watched, started again when they crash, and ended with the coordinator.
+
+- Each child's standard input is a pipe that only we hold: however the coordinator ends, `kill -9` included, the pipe
+  closes and the child leaves by itself.
+- A child that crashes is started again after a growing pause; the restart is logged with the exit code.
+"""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Pauses before the first, second … restart; the last is repeated."""
+
+GRACE_S = 3.0
+"""How long a child may take to leave after its input closed."""
+
+
+def script(name: str) -> str:
+    """A console script beside this interpreter; `python -m` would put the working directory first on the path."""
+    return str(Path(sys.executable).with_name(name))
+
+
+async def keep_running(
+    name: str, command: Sequence[str], *, log_file: Path, on_line: Callable[[str], None] | None = None
+) -> None:
+    """Run a child until it exits with 0 or this task is cancelled."""
+    crashes = 0
+    while True:
+        code = await _run_once(name, command, log_file, on_line)
+        if code == 0:
+            return
+        pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
+        crashes += 1
+        log.error("%s ended with code %s; starting it again in %.1f s (see %s)", name, code, pause_s, log_file)
+        await asyncio.sleep(pause_s)
+
+
+async def _run_once(
+    name: str, command: Sequence[str], log_file: Path, on_line: Callable[[str], None] | None
+) -> int | None:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE if on_line else DEVNULL, stderr=stderr, start_new_session=True
+        )
+    log.info("%s started, pid %d", name, process.pid)
+    try:
+        while process.stdout and on_line and (line := await process.stdout.readline()):
+            on_line(line.decode(errors="replace").strip())
+        return await process.wait()
+    finally:
+        await _end(process)
+
+
+async def _end(process: Process) -> None:
+    """Close the child's input, wait a little, then kill."""
+    if process.stdin:
+        process.stdin.close()
+    if process.returncode is None:
+        try:
+            await asyncio.wait_for(asyncio.shield(process.wait()), GRACE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,168 @@
+"""The operator's one TOML file, strict: an unknown key is refused with the nearest name.
+
+- Every key has a default that works; units are in the names.
+- `--set section.key=value` changes one key from the command line, with the same checks.
+- The resolved configuration is stored with the round, so that a restart runs what was started.
+"""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol import limits
+from protocol.errors import ConfigInvalid
+
+
+class Section(BaseModel):
+    """A table of the file: frozen, strict about names, and its field descriptions are its manual."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RoundSection(Section):
+    """What is trained, for how long, and where its state lives."""
+
+    directory: Path = Field(Path("round"), description="keys, state, checkpoints and published versions")
+    listen: str = Field("127.0.0.1:8700", description="address of the HTTP API and the leaderboard")
+    public_url: str = Field("", description="how nodes reach it, if not by the listen address")
+    seeder: str = Field("127.0.0.1:8701", description="address on which the seeder serves chunks over libp2p")
+    seed: int = Field(0, ge=0, description="decides the embedded model, the prompts and their order")
+    max_updates: int = Field(1000, ge=1, description="learner updates until the round is finished")
+
+
+class ModelSection(Section):
+    """Which policy the round starts from."""
+
+    path: str = Field("embedded", description="a folder in hub format, or 'embedded' for the tiny built-in one")
+
+
+class TaskSection(Section):
+    """Where prompts and rewards come from."""
+
+    name: str = Field("arithmetic", description="a built-in task")
+
+
+class SamplingSection(Section):
+    """How nodes sample."""
+
+    temperature: float = Field(1.0, gt=0, le=10)
+    max_new_tokens: int = Field(8, ge=1, le=limits.TOKENS_MAX)
+    samples_per_group: int = Field(16, ge=2, le=limits.SAMPLES_MAX, description="completions of one prompt")
+
+
+class StalenessSection(Section):
+    """The bound S, and how often a version is published."""
+
+    max_updates: int = Field(4, ge=0, description="S: how many updates a rollout may lie behind the learner")
+    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 means S - 1, at least 1")
+
+    @property
+    def kappa(self) -> int:
+        return self.publish_every or max(1, self.max_updates - 1)
+
+    @model_validator(mode="after")
+    def _publishes_within_the_bound(self) -> "StalenessSection":
+        if self.kappa > self.max_updates + 1:
+            raise ValueError(
+                f"publish_every = {self.kappa} leaves the learner without fresh rollouts: the last version would be "
+                f"{self.kappa - 1} updates old, and max_updates is {self.max_updates}"
+            )
+        return self
+
+
+class LearnerSection(Section):
+    """The optimizer."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    groups_per_update: int = Field(16, ge=1, description="B: prompts in one update")
+    threads: int = Field(1, ge=1, description="CPU threads of the learner")
+
+
+class MarketSection(Section):
+    """What the round pays; amounts are millionths of the operator's unit."""
+
+    budget_micros: int = Field(1_000_000_000, ge=0, description="deposited when the round is made")
+    max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="dearest price accepted, per million tokens")
+
+
+class LeasesSection(Section):
+    """How work is handed out."""
+
+    timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
+    groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX)
+    heartbeat_s: float = Field(2.0, gt=0)
+
+
+class PublishSection(Section):
+    """How versions travel."""
+
+    chunk_size_bytes: int = Field(limits.MIB, ge=1024, le=limits.CHUNK_MAX_BYTES)
+    timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
+
+
+class Config(Section):
+    """The whole file."""
+
+    round: RoundSection = RoundSection()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    sampling: SamplingSection = SamplingSection()
+    staleness: StalenessSection = StalenessSection()
+    learner: LearnerSection = LearnerSection()
+    market: MarketSection = MarketSection()
+    leases: LeasesSection = LeasesSection()
+    publish: PublishSection = PublishSection()
+
+
+def load(path: Path | None, settings: list[str]) -> Config:
+    """The configuration of a file (or all defaults) with `section.key=value` settings on top."""
+    try:
+        table = tomllib.loads(path.read_text()) if path else {}
+    except OSError as error:
+        raise ConfigInvalid(f"Cannot read {path}: {error.strerror}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigInvalid(f"{path} is not TOML: {error}.") from error
+    for setting in settings:
+        _apply(table, setting)
+    return parse(table)
+
+
+def parse(table: dict[str, Any]) -> Config:
+    """Check a table as a whole; the first mistake is told with its place."""
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        keys = [str(part) for part in first["loc"]]
+        if first["type"] == "extra_forbidden":
+            raise ConfigInvalid(f"There is no setting {'.'.join(keys)}.", hint=_nearest(keys)) from None
+        raise ConfigInvalid(f"{'.'.join(keys)}: {first['msg']}.") from None
+
+
+def _apply(table: dict[str, Any], setting: str) -> None:
+    """Put one `section.key=value` into the table; the value is TOML, or plain text."""
+    name, equals, text = setting.partition("=")
+    section, dot, key = name.partition(".")
+    if not (equals and dot and section and key):
+        raise ConfigInvalid(f"{setting!r} is not a setting.", hint="Write section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table.setdefault(section, {})[key] = value
+
+
+def _nearest(keys: list[str]) -> str:
+    """Which existing setting was probably meant."""
+    names = [f"{section}.{key}" for section, field in Config.model_fields.items() for key in _keys(field.annotation)]
+    close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."
+
+
+def _keys(section: object) -> list[str]:
+    assert isinstance(section, type)
+    assert issubclass(section, Section)
+    return list(section.model_fields)

@@ -1,0 +1,161 @@
+"""Intake: from a node's signed bytes to an accepted, credited rollout, or a rejection with a name.
+
+Cheap before costly, and each step has its own error:
+
+1. size and form of the envelope, 2. signature, 3. the lease exists and is the signer's, 4. not answered before,
+5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
+possible, 9. the reward, computed here from the tokens alone.
+
+- Acceptance is one transaction: rollout, lease, group and the Pending entry are stored together or not at all.
+- The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
+- A rejection ends the lease and is stored with its code: there is no silent punishment.
+- A rollout for another's lease is refused without touching that lease.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import sqlalchemy as sa
+
+from coordinator import leases as lease_table
+from coordinator.dispatch import is_stale
+from coordinator.tables import leases, rejections, rollouts, versions
+from ledger import store
+from ledger.book import Outcome
+from ledger.entry import Pending, amount
+from protocol import chunks
+from protocol.errors import (
+    BudgetExhausted,
+    LeaseClosed,
+    LeaseConflict,
+    LeaseOfAnother,
+    StaleVersion,
+    SwarmError,
+    UnknownLease,
+)
+from protocol.ids import ClaimId, LeaseId, NodeId
+from protocol.lease import Event, Lease, State
+from protocol.messages import Verdict
+from protocol.rollout import Completion, PolicyBounds, RolloutClaim, check_claim, unpack_tokens
+from protocol.signing import open_envelope
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How answers are checked and scored in this round."""
+
+    round_id: str
+    staleness: int
+    bounds: PolicyBounds
+    reward: Callable[[list[int], list[int]], float]
+    """From the tokens of a prompt and a completion."""
+
+
+def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
+    """Accept or reject one submitted rollout."""
+    lease_id = ""
+    try:
+        signed = open_envelope("rollout", envelope)  # (1) (2)
+        claim = RolloutClaim.from_bytes(signed.payload)
+        lease_id = claim.lease_id
+        if signed.signer != sender:
+            raise LeaseOfAnother("The rollout is signed by another node than the one that sends it.")
+        claim_id = ClaimId(chunks.digest(signed.payload))
+        return _accept(connection, sender, claim_id, claim, envelope, judge, now_ms)
+    except SwarmError as error:
+        _reject(connection, sender, lease_id, error, now_ms)
+        return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error))
+
+
+def _accept(
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: ClaimId,
+    claim: RolloutClaim,
+    envelope: bytes,
+    judge: Judge,
+    now_ms: int,
+) -> Verdict:
+    row = connection.execute(sa.select(leases).where(leases.c.lease_id == claim.lease_id)).mappings().first()
+    if row is None:
+        raise UnknownLease("No such lease was given out in this round.")
+    if row["node_id"] != node:  # (3)
+        raise LeaseOfAnother("This lease belongs to another node.")
+    before = connection.execute(sa.select(rollouts).where(rollouts.c.lease_id == claim.lease_id)).mappings().first()
+    if before is not None:  # (4)
+        if before["claim_id"] != claim_id:
+            raise LeaseConflict("This lease was already answered, with another rollout.")
+        return _verdict("already_accepted", claim.lease_id, before["tokens"], before["credit_micros"])
+    if row["state"] != State.OPEN.value or row["expires_ms"] <= now_ms:  # (5)
+        raise LeaseClosed(
+            "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
+        )
+    lease = Lease.from_bytes(row["offer"])
+    policy_update = connection.execute(
+        sa.select(versions.c.policy_update).where(versions.c.version == lease.version)
+    ).scalar_one()
+    learner_update = lease_table.latest_batch(connection)
+    if is_stale(staleness=judge.staleness, policy_update=policy_update, learner_update=learner_update):  # (6)
+        raise StaleVersion(
+            f"Version {lease.version} is {learner_update - policy_update} updates old; {judge.staleness} are allowed.",
+            hint="Sample faster or take smaller leases.",
+        )
+    completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
+    prompt = unpack_tokens(lease.prompt).tolist()
+    rewards = np.array([judge.reward(prompt, item.tokens.tolist()) for item in completions], dtype="<f4")  # (9)
+    tokens = _count(completions)
+    credit = amount(tokens, lease.price_micros_per_mtok)
+    pending = Pending(
+        claim_id=claim_id,
+        lease_id=LeaseId(claim.lease_id),
+        node_id=node,
+        tokens=tokens,
+        price_micros_per_mtok=lease.price_micros_per_mtok,
+        amount_micros=credit,
+    )
+    if store.append(connection, pending, now_ms) is Outcome.BUDGET_EXHAUSTED:
+        raise BudgetExhausted("The round's budget does not cover this rollout.")
+    connection.execute(
+        sa.insert(rollouts).values(
+            claim_id=claim_id,
+            lease_id=claim.lease_id,
+            group_no=row["group_no"],
+            node_id=node,
+            version=lease.version,
+            policy_update=policy_update,
+            tokens=tokens,
+            credit_micros=credit,
+            rewards=rewards.tobytes(),
+            envelope=envelope,
+            accepted_ms=now_ms,
+            state="buffered",
+        )
+    )
+    lease_table.close(connection, claim.lease_id, Event.ACCEPT)
+    lease_table.set_group(connection, row["group_no"], "accepted")
+    return _verdict("accepted", claim.lease_id, tokens, credit)
+
+
+def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, now_ms: int) -> None:
+    """Store the rejection, and end the lease if it is the sender's and still open."""
+    last = {"last_lease_id": lease_id, "last_message": str(error)[:500], "last_ms": now_ms}
+    here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
+    if not connection.execute(sa.update(rejections).where(here).values(count=rejections.c.count + 1, **last)).rowcount:
+        connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
+    mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
+    group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
+    if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT):
+        connection.execute(sa.update(leases).where(mine).values(code=error.code))
+        lease_table.set_group(connection, group_no, "open")
+
+
+def _count(completions: tuple[Completion, ...]) -> int:
+    return sum(len(item.tokens) for item in completions)
+
+
+def _verdict(
+    outcome: Literal["accepted", "already_accepted"], lease_id: str, tokens: int, credit_micros: int
+) -> Verdict:
+    return Verdict(lease_id=lease_id, outcome=outcome, tokens=tokens, credit_micros=credit_micros)

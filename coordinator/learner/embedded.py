@@ -1,0 +1,89 @@
+"""The embedded default policy: a tiny Qwen3 with a byte-level tokenizer, made on the spot in hub format.
+
+- Everything is real: `AutoModelForCausalLM` and `AutoTokenizer` load the folder as they would any published model.
+- The weights are a function of the seed; the tokenizer is the same for every seed.
+- Digits are single tokens, as in Qwen's own tokenizer, whose splitting rule this one copies.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+VOCABULARY = 320
+"""256 bytes, three special tokens and a few merges; small, because every token of it costs a column of logits."""
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CORPUS = (
+    "Add the two numbers. What is the sum of these numbers? The answer is a number, and nothing else stands after it.",
+    "A volunteer swarm trains one model: the nodes sample, the learner learns, and the ledger says who is owed what.",
+)
+
+
+class Shape(NamedTuple):
+    """How large the model is."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+
+
+DEFAULT_SHAPE = Shape(hidden=192, layers=3, heads=3, intermediate=512)
+
+
+def make_policy(folder: Path, *, seed: int, shape: Shape = DEFAULT_SHAPE) -> None:
+    """Write an untrained policy in hub format."""
+    tokenizer = make_tokenizer()
+    make_model(tokenizer, seed=seed, shape=shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: any text has tokens, and digits never merge."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[AddedToken(text, special=True) for text in (PAD, START, END)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = DEFAULT_SHAPE) -> Qwen3ForCausalLM:
+    """A model with random weights; leaves the global random state as it was."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.hidden // shape.heads,
+        intermediate_size=shape.intermediate,
+        max_position_embeddings=512,
+        rope_theta=10_000.0,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)

@@ -1,0 +1,191 @@
+"""The lease table: who works on which group, as effects.
+
+- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; a new one is made only when none is open.
+- A lease that ends without acceptance opens its group again, so no prompt is lost.
+- A lease is given out only if the free budget covers the dearest answer to it and to every open lease.
+- Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from coordinator import registry
+from coordinator.dispatch import admissible_groups, is_stale
+from coordinator.state import get_fact
+from coordinator.tables import batches, groups, leases, versions
+from ledger import store
+from ledger.accounts import BUDGET
+from ledger.entry import amount
+from protocol.ids import NodeId
+from protocol.lease import TRANSITIONS, Event, Lease, State
+from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
+from protocol.rollout import pack_tokens
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the configuration says about leases."""
+
+    staleness: int
+    groups_per_update: int
+    groups_per_request: int
+    samples_per_group: int
+    max_new_tokens: int
+    timeout_ms: int
+
+    def max_cost_micros(self, price: int) -> int:
+        """The dearest honest answer to one lease."""
+        return amount(self.samples_per_group * self.max_new_tokens, price)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where prompts and random values come from."""
+
+    prompt: Callable[[int], list[int]]
+    """The prompt's tokens of a group number."""
+    lease_id: Callable[[], str]
+    seed: Callable[[], int]
+
+
+def offer(
+    connection: sa.Connection, node: NodeId, message: LeaseRequest, *, terms: Terms, draw: Draw, now_ms: int
+) -> LeaseReply:
+    """Give a node as many groups as the staleness bound, the budget and its request allow."""
+    price = registry.require_node(connection, node)
+    expire(connection, now_ms)
+    if get_fact(connection, "finished", False):
+        return LeaseReply(leases=(), reason="finished", retry_s=1.0)
+    visible_update = connection.execute(
+        sa.select(versions.c.policy_update).where(versions.c.version == message.version)
+    ).scalar()
+    learner_update = latest_batch(connection)
+    if visible_update is None or is_stale(
+        staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
+    ):
+        return LeaseReply(leases=(), reason="old_version", retry_s=0.2)
+    admissible = admissible_groups(
+        staleness=terms.staleness,
+        groups_per_update=terms.groups_per_update,
+        visible_update=visible_update,
+        issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
+    )
+    if not admissible:
+        return LeaseReply(leases=(), reason="ahead", retry_s=0.2)
+    affordable = _affordable(connection, terms.max_cost_micros(price))
+    if not affordable:
+        return LeaseReply(leases=(), reason="budget", retry_s=10.0)
+    count = min(message.groups, terms.groups_per_request, admissible, affordable)
+    given = [
+        _lease(connection, node, group, message.version, price, terms, draw, now_ms)
+        for group in _take_groups(connection, count)
+    ]
+    return LeaseReply(leases=tuple(given), reason="", retry_s=0.0)
+
+
+def close(connection: sa.Connection, lease_id: str, event: Event) -> bool:
+    """Move a lease by one event; False if the event is not possible in the state it is in."""
+    for (before, happening), after in TRANSITIONS.items():
+        if happening is event:
+            here = (leases.c.lease_id == lease_id) & (leases.c.state == before.value)
+            if connection.execute(sa.update(leases).where(here).values(state=after.value)).rowcount:
+                return True
+    return False
+
+
+def expire(connection: sa.Connection, now_ms: int) -> int:
+    """End the leases whose time is over and open their groups again."""
+    over = connection.execute(
+        sa.select(leases.c.lease_id, leases.c.group_no).where(
+            leases.c.state == State.OPEN.value, leases.c.expires_ms <= now_ms
+        )
+    ).all()
+    for lease_id, group_no in over:
+        if close(connection, lease_id, Event.EXPIRE):
+            set_group(connection, group_no, "open")
+    return len(over)
+
+
+def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, now_ms: int) -> int:
+    """A node returns leases that it will not answer; others' and finished ones are left alone."""
+    returned = 0
+    for lease_id in message.lease_ids:
+        mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
+        group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
+        if group_no is not None and close(connection, lease_id, Event.RETURN):
+            set_group(connection, group_no, "open")
+            returned += 1
+    return returned
+
+
+def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
+    connection.execute(sa.update(groups).where(groups.c.group_no == group_no).values(state=state))
+
+
+def latest_batch(connection: sa.Connection) -> int:
+    """The update that the newest batch leads to: where the learner stands or is about to stand."""
+    return connection.execute(sa.select(sa.func.max(batches.c.batch))).scalar() or 0
+
+
+def _unfinished_groups(connection: sa.Connection) -> int:
+    here = groups.c.state.in_(("leased", "accepted"))
+    return connection.execute(sa.select(sa.func.count()).select_from(groups).where(here)).scalar_one()
+
+
+def _affordable(connection: sa.Connection, max_cost: int) -> int:
+    """How many more leases the free budget covers at their dearest."""
+    free = store.balances(connection).get(BUDGET, 0)
+    reserved = connection.execute(
+        sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(leases.c.state == State.OPEN.value)
+    ).scalar_one()
+    return (free - int(reserved)) // max_cost if max_cost else 2**31
+
+
+def _take_groups(connection: sa.Connection, count: int) -> list[int]:
+    """Groups that nobody works on: the oldest open ones first, then new ones."""
+    waiting = sa.select(groups.c.group_no).where(groups.c.state == "open").order_by(groups.c.group_no).limit(count)
+    taken = [row[0] for row in connection.execute(waiting)]
+    for group_no in taken:
+        set_group(connection, group_no, "leased")
+    newest = connection.execute(sa.select(sa.func.max(groups.c.group_no))).scalar()
+    first = 0 if newest is None else newest + 1
+    fresh = list(range(first, first + count - len(taken)))
+    if fresh:
+        connection.execute(sa.insert(groups), [{"group_no": number, "state": "leased"} for number in fresh])
+    return taken + fresh
+
+
+def _lease(
+    connection: sa.Connection,
+    node: NodeId,
+    group_no: int,
+    version: int,
+    price: int,
+    terms: Terms,
+    draw: Draw,
+    now_ms: int,
+) -> Lease:
+    lease = Lease(
+        lease_id=draw.lease_id(),
+        version=version,
+        seed=draw.seed(),
+        samples=terms.samples_per_group,
+        prompt=pack_tokens(draw.prompt(group_no)),
+        price_micros_per_mtok=price,
+        expires_ms=now_ms + terms.timeout_ms,
+    )
+    connection.execute(
+        sa.insert(leases).values(
+            lease_id=lease.lease_id,
+            group_no=group_no,
+            node_id=node,
+            state=State.OPEN.value,
+            max_cost_micros=terms.max_cost_micros(price),
+            offer=lease.to_bytes(),
+            issued_ms=now_ms,
+            expires_ms=lease.expires_ms,
+        )
+    )
+    return lease

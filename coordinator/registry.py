@@ -1,0 +1,81 @@
+"""Who takes part: registration, heartbeats and single-use nonces, as effects."""
+
+import sqlalchemy as sa
+
+from coordinator.tables import blames, nodes, nonces, transfers
+from protocol import limits
+from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
+from protocol.ids import NodeId
+from protocol.messages import Heartbeat, Peer, PlanRequest, Register
+
+PEERS_MAX = 50
+"""Peers in one plan: more would only be dialled in vain."""
+
+
+def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int, now_ms: int) -> None:
+    """Use a nonce up, and forget those that the clock check alone would refuse."""
+    connection.execute(sa.delete(nonces).where(nonces.c.sent_ms < now_ms - 2_000 * limits.CLOCK_SKEW_MAX_S))
+    try:
+        connection.execute(sa.insert(nonces).values(node_id=node, nonce=nonce, sent_ms=sent_ms))
+    except sa.exc.IntegrityError:
+        raise NonceReplayed("This signed request was used before.", hint="Sign a new one for every attempt.") from None
+
+
+def register(connection: sa.Connection, node: NodeId, message: Register, *, max_price: int, now_ms: int) -> None:
+    """Add a node, or take over its new name, price and addresses; open leases keep the price they were given at."""
+    if message.price_micros_per_mtok > max_price:
+        raise PriceTooHigh(
+            f"This round pays at most {max_price} micro-units per million tokens, not {message.price_micros_per_mtok}.",
+            hint=f"Join with --price {max_price} or less.",
+        )
+    values = {
+        "name": message.name,
+        "price_micros_per_mtok": message.price_micros_per_mtok,
+        "addresses": list(message.addresses),
+        "last_seen_ms": now_ms,
+    }
+    if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:
+        connection.execute(sa.insert(nodes).values(node_id=node, registered_ms=now_ms, **values))
+
+
+def require_node(connection: sa.Connection, node: NodeId) -> int:
+    """The price of a registered node."""
+    price = connection.execute(sa.select(nodes.c.price_micros_per_mtok).where(nodes.c.node_id == node)).scalar()
+    if price is None:
+        raise UnknownNode(
+            "This node has not registered in this round.", hint="Join again: registering is the first step."
+        )
+    return int(price)
+
+
+def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
+    """Note what a node holds, how fast it is, what it moved and whom it blames."""
+    require_node(connection, node)
+    state = {"last_seen_ms": now_ms, "version": message.version, "tokens_per_s": message.tokens_per_s}
+    connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**state))
+    moved = message.transfer.model_dump()
+    here = (transfers.c.node_id == node) & (transfers.c.session == message.session)
+    if not connection.execute(sa.update(transfers).where(here).values(**moved)).rowcount:
+        connection.execute(sa.insert(transfers).values(node_id=node, session=message.session, **moved))
+    for blame in message.blames:
+        known = (blames.c.accuser == node) & (blames.c.accused == blame.peer_id) & (blames.c.chunk == blame.chunk)
+        if not connection.execute(sa.select(blames.c.number).where(known)).first():
+            connection.execute(
+                sa.insert(blames).values(
+                    accuser=node, accused=blame.peer_id, chunk=blame.chunk, got=blame.got, recorded_ms=now_ms
+                )
+            )
+
+
+def live_peers(
+    connection: sa.Connection, node: NodeId, _message: PlanRequest, *, silent_after_ms: int, now_ms: int
+) -> tuple[Peer, ...]:
+    """The other nodes that were heard of lately and can be dialled."""
+    require_node(connection, node)
+    live = connection.execute(
+        sa.select(nodes.c.node_id, nodes.c.addresses)
+        .where(nodes.c.last_seen_ms >= now_ms - silent_after_ms, nodes.c.node_id != node)
+        .order_by(nodes.c.last_seen_ms.desc())
+        .limit(PEERS_MAX)
+    )
+    return tuple(Peer(peer_id=peer_id, address=addresses[0], kind="peer") for peer_id, addresses in live if addresses)

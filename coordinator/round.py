@@ -1,0 +1,137 @@
+"""One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
+
+- Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
+- The folder: `config.toml` is the operator's; `keys/`, `operator.token`, `metadata/`, `blobs/`, `uploads/`, `state.db`.
+- Only an event for waiting learners lives in memory; everything counted is in the store.
+"""
+
+import asyncio
+import secrets
+import time
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coordinator import publish
+from coordinator.config import Config
+from coordinator.files import write_durably
+from coordinator.intake import Judge
+from coordinator.leases import Draw, Terms
+from coordinator.policy_text import PolicyText
+from coordinator.publish import Publisher
+from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.state import Database
+from ledger import store
+from ledger.entry import Deposit
+from protocol.errors import NotFound, OutOfOrder
+from protocol.learning import Publication
+from protocol.manifest import Sampler
+from protocol.messages import Peer
+from protocol.tasks import task
+
+
+class Round:
+    """Everything the handlers and timers of one round share."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.folder = config.round.directory.absolute()
+        self.metadata = _open_metadata(config, self.folder)
+        self.round_id = self.metadata.round_id
+        self.operator_token = _open_token(self.folder)
+        self.database = Database(self.folder / "state.db")
+        self.database.run_now(_deposit, config.market.budget_micros, now_ms())
+        self.publisher = Publisher(
+            folder=self.folder,
+            metadata=self.metadata,
+            task=config.task.name,
+            sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+            chunk_size_bytes=config.publish.chunk_size_bytes,
+            keep=config.staleness.max_updates + 2,
+        )
+        self.batch_ready = asyncio.Event()
+        self.seeder: Peer | None = None
+        self._publishing = asyncio.Lock()
+        self._text: PolicyText | None = None
+        self.terms = Terms(
+            staleness=config.staleness.max_updates,
+            groups_per_update=config.learner.groups_per_update,
+            groups_per_request=config.leases.groups_per_request,
+            samples_per_group=config.sampling.samples_per_group,
+            max_new_tokens=config.sampling.max_new_tokens,
+            timeout_ms=int(config.leases.timeout_s * 1000),
+        )
+
+    async def text(self) -> PolicyText:
+        """The policy's tokenizer and bounds; there is none before the first version."""
+        if self._text is None:
+            version, _ = await self.database.run(publish.newest_version)
+            if not version:
+                raise NotFound("No policy version is published yet.", hint="Wait for the first one.")
+            problems = task(self.config.task.name, seed=self.config.round.seed)
+            self._text = await asyncio.to_thread(
+                PolicyText,
+                lambda name: self.publisher.read_file(version, name),
+                problems,
+                self.config.sampling.max_new_tokens,
+            )
+        return self._text
+
+    async def draw(self) -> Draw:
+        text = await self.text()
+        return Draw(prompt=text.prompt, lease_id=lambda: secrets.token_hex(16), seed=lambda: secrets.randbits(63))
+
+    async def judge(self) -> Judge:
+        text = await self.text()
+        return Judge(self.round_id, self.config.staleness.max_updates, text.bounds, text.reward)
+
+    async def publish(self, publication: Publication) -> None:
+        """Publish an uploaded version; one that is already published is left as it is."""
+        async with self._publishing:
+            newest, _ = await self.database.run(publish.newest_version)
+            if publication.version <= newest:
+                return
+            if publication.version != newest + 1:
+                raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
+            manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
+            await self.database.run(publish.record, manifest, digest, now_ms=now_ms())
+            await asyncio.to_thread(self.publisher.forget_old, publication.version)
+
+    async def renew_timestamp(self) -> None:
+        """Sign a fresh timestamp; never while a version is being published."""
+        async with self._publishing:
+            await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def now_ms() -> int:
+    """The coordinator's clock."""
+    return time.time_ns() // 1_000_000
+
+
+def join_string(config: Config, round_id: str) -> str:
+    """What an operator hands to volunteers: where to go, and whom to trust."""
+    url = config.round.public_url or f"http://{config.round.listen}"
+    return f"{url}#{round_id}"
+
+
+def _open_metadata(config: Config, folder: Path) -> SignedMetadata:
+    keys, metadata = folder / "keys", folder / "metadata"
+    lifetime_s = config.publish.timestamp_lifetime_s
+    if (metadata / "timestamp.json").exists():
+        return SignedMetadata(keys, metadata, lifetime_s)
+    return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+
+
+def _open_token(folder: Path) -> str:
+    path = folder / "operator.token"
+    if not path.exists():
+        write_durably(path, secrets.token_hex(32).encode(), private=True)
+    return path.read_text()
+
+
+def _deposit(connection: sa.Connection, budget_micros: int, moment_ms: int) -> None:
+    if budget_micros:
+        store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)

@@ -1,0 +1,116 @@
+"""What the round looks like from outside: status, leaderboard and rejections, each read in one transaction."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator import publish
+from coordinator.leases import latest_batch
+from coordinator.state import get_fact
+from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
+from ledger import store
+from ledger.accounts import BUDGET
+
+
+def status(connection: sa.Connection) -> dict[str, Any]:
+    """Where the round stands."""
+    version, version_update = publish.newest_version(connection)
+    idle_s, busy_s = get_fact(connection, "learner_s", [0.0, 0.0])
+    progress = get_fact(connection, "progress", {})
+    return {
+        "phase": progress.get("phase", "starting"),
+        "fraction": progress.get("fraction", 0.0),
+        "detail": progress.get("detail", ""),
+        "accuracy_before": progress.get("accuracy_before"),
+        "accuracy_after": progress.get("accuracy_after"),
+        "finished": bool(get_fact(connection, "finished", False)),
+        "version": version,
+        "version_update": version_update,
+        "update": _reported_update(connection),
+        "batch": latest_batch(connection),
+        "max_staleness": connection.execute(sa.select(sa.func.max(batches.c.max_staleness))).scalar() or 0,
+        "learner_idle_s": idle_s,
+        "learner_busy_s": busy_s,
+        "learner_idle_share": idle_s / (idle_s + busy_s) if idle_s + busy_s else 0.0,
+        "rollouts": _rollouts(connection),
+        "rejected": _rejected(connection),
+        "leases": _counts(connection, leases.c.state),
+        "budget_micros": store.balances(connection).get(BUDGET, 0),
+        "nodes": len(leaderboard(connection)),
+    }
+
+
+def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
+    """One row per node, the best earner first."""
+    earned = {total.node_id: total for total in store.node_totals(connection)}
+    moved = {
+        row.node_id: row
+        for row in connection.execute(
+            sa.select(
+                transfers.c.node_id,
+                *(sa.func.sum(transfers.c[name]).label(name) for name in MOVED),
+            ).group_by(transfers.c.node_id)
+        )
+    }
+    accused: dict[str, int] = dict(
+        connection.execute(sa.select(blames.c.accused, sa.func.count()).group_by(blames.c.accused)).tuples().all()
+    )
+    refused: dict[str, int] = dict(
+        connection.execute(
+            sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
+        ).tuples()
+    )
+    accepted: dict[str, int] = dict(
+        connection.execute(sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id)).tuples().all()
+    )
+    rows = []
+    for row in connection.execute(sa.select(nodes)).mappings():
+        node_id = row["node_id"]
+        total = earned.get(node_id)
+        traffic = moved.get(node_id)
+        rows.append(
+            {
+                "node_id": node_id,
+                "name": row["name"],
+                "posted_micros": total.posted_micros if total else 0,
+                "pending_micros": total.pending_micros if total else 0,
+                "voided_micros": total.voided_micros if total else 0,
+                "validated_tokens": total.posted_tokens if total else 0,
+                "accepted_rollouts": accepted.get(node_id, 0),
+                "rejected_rollouts": int(refused.get(node_id, 0)),
+                "blamed": accused.get(node_id, 0),
+                "price_micros_per_mtok": row["price_micros_per_mtok"],
+                "tokens_per_s": row["tokens_per_s"],
+                "version": row["version"],
+                "last_seen_ms": row["last_seen_ms"],
+                **{name: int(getattr(traffic, name)) if traffic else 0 for name in MOVED},
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["posted_micros"] - row["pending_micros"], row["node_id"]))
+
+
+MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
+"""Counters of chunk bytes, as in `protocol.messages.Transfer`."""
+
+
+def _rollouts(connection: sa.Connection) -> dict[str, int]:
+    """Samples by what became of them: a lease's group counts as many."""
+    generated, accepted = connection.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(rollouts.c.rewards)), 0))
+    ).one()
+    return {"groups": generated, "samples": int(accepted) // 4, **_counts(connection, rollouts.c.state)}
+
+
+def _rejected(connection: sa.Connection) -> dict[str, int]:
+    by_code = sa.select(rejections.c.code, sa.func.sum(rejections.c.count)).group_by(rejections.c.code)
+    return {code: int(count) for code, count in connection.execute(by_code)}
+
+
+def _counts(connection: sa.Connection, column: sa.Column[str]) -> dict[str, int]:
+    return dict(connection.execute(sa.select(column, sa.func.count()).group_by(column)).tuples().all())
+
+
+def _reported_update(connection: sa.Connection) -> int:
+    """The last update the learner reported."""
+    done = sa.select(sa.func.max(batches.c.batch)).where(batches.c.reported_ms.is_not(None))
+    return connection.execute(done).scalar() or 0

@@ -1,0 +1,136 @@
+"""The tables of a round's store, beside the ledger's own.
+
+- States are the values of the enums that name them; money is integer micro-units; times are milliseconds.
+- What must be unique is a constraint here, not a check elsewhere: nonces, one rollout per lease, one entry per claim.
+"""
+
+import sqlalchemy as sa
+
+from protocol.lease import State
+
+metadata = sa.MetaData()
+
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
+    sa.Column("addresses", sa.JSON, nullable=False),
+    sa.Column("registered_ms", sa.BigInteger, nullable=False),
+    sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False, default=0),
+    sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
+)
+
+transfers = sa.Table(
+    "transfers",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("session", sa.String, primary_key=True),
+    sa.Column("from_peers", sa.BigInteger, nullable=False),
+    sa.Column("from_seeder", sa.BigInteger, nullable=False),
+    sa.Column("from_http", sa.BigInteger, nullable=False),
+    sa.Column("to_peers", sa.BigInteger, nullable=False),
+)
+
+blames = sa.Table(
+    "blames",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("accuser", sa.String, nullable=False),
+    sa.Column("accused", sa.String, nullable=False),
+    sa.Column("chunk", sa.String, nullable=False),
+    sa.Column("got", sa.String, nullable=False),
+    sa.Column("recorded_ms", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("accuser", "accused", "chunk"),
+)
+
+nonces = sa.Table(
+    "nonces",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("nonce", sa.LargeBinary, primary_key=True),
+    sa.Column("sent_ms", sa.BigInteger, nullable=False, index=True),
+)
+
+groups = sa.Table(
+    "groups",
+    metadata,
+    sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
+)
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("lease_id", sa.String, primary_key=True),
+    sa.Column("group_no", sa.Integer, nullable=False),
+    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
+    sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
+    sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
+    sa.Column("issued_ms", sa.BigInteger, nullable=False),
+    sa.Column("expires_ms", sa.BigInteger, nullable=False),
+)
+# Almost every lease is over: what is looked up all the time is the few that are open.
+sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state == State.OPEN.value)
+
+rollouts = sa.Table(
+    "rollouts",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("group_no", sa.Integer, nullable=False),
+    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("credit_micros", sa.BigInteger, nullable=False),
+    sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
+    sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
+    sa.Column("accepted_ms", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale
+    sa.Column("batch", sa.Integer, nullable=True),
+)
+sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
+
+# One row per node and code, however often it happens: a stranger cannot fill the disk with refusals.
+rejections = sa.Table(
+    "rejections",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("code", sa.String, primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("last_lease_id", sa.String, nullable=False),
+    sa.Column("last_message", sa.String, nullable=False),
+    sa.Column("last_ms", sa.BigInteger, nullable=False),
+)
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("batch", sa.Integer, primary_key=True, autoincrement=False),  # the update it leads to
+    sa.Column("formed_ms", sa.BigInteger, nullable=False),
+    sa.Column("max_staleness", sa.Integer, nullable=False),
+    sa.Column("reported_ms", sa.BigInteger, nullable=True),
+    sa.Column("metrics", sa.JSON, nullable=True),
+)
+
+versions = sa.Table(
+    "versions",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("policy_update", sa.Integer, nullable=False),
+    sa.Column("manifest_digest", sa.String, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("published_ms", sa.BigInteger, nullable=False),
+)
+
+facts = sa.Table(
+    "facts",
+    metadata,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("value", sa.JSON, nullable=False),
+)

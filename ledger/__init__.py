@@ -1,0 +1,22 @@
+"""Who is owed what: a double-entry book in integer micro-units.
+
+Glossary:
+
+- **micros**: a millionth of the round's unit of credit; every amount is an integer number of them.
+- **entry**: one thing that happened, as canonical bytes: a deposit, a pending credit, its post or its void.
+- **content hash**: the BLAKE3 hash of an entry's bytes, and its name.
+- **effect**: what an entry does that may be done only once: one deposit reference, one pending credit per claim,
+  one settlement per claim.
+- **account**: `outside` (where deposits come from), `budget` (the operator's money still free),
+  `pending:<node>` (credited, not yet settled), `payable:<node>` (validated, owed).
+- **claim**: one signed rollout that is paid for; absent → pending → posted or voided.
+- **outcome**: the named result of applying an entry; only `APPLIED` changes anything.
+
+Rules:
+
+- Every applied entry moves one amount from one account to another, so the accounts always sum to zero.
+- Only `outside` may be below zero.
+- Entries are never changed or removed: a void is a new entry.
+- `accounts`, `entry` and `book` are pure; `store` alone reads and writes, and only through its caller's transaction.
+- The store decides nothing: it asks `book.step` and writes down the answer.
+"""

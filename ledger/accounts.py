@@ -1,0 +1,73 @@
+"""Account names as typed values.
+
+- `outside` and `budget` exist once; `pending` and `payable` exist once per node.
+- `str(account)` and `Account.parse` are inverses; the written form is what the store and the pages show.
+- Only `outside` may be below zero: its balance is minus everything that was ever deposited and not yet taken out.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from protocol import ids
+from protocol.errors import MalformedMessage
+from protocol.ids import NodeId
+
+
+class AccountKind(StrEnum):
+    """What an account's balance means."""
+
+    OUTSIDE = "outside"
+    BUDGET = "budget"
+    PENDING = "pending"
+    PAYABLE = "payable"
+
+
+OF_A_NODE = frozenset({AccountKind.PENDING, AccountKind.PAYABLE})
+"""The kinds that exist once per node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account of the book."""
+
+    kind: AccountKind
+    node_id: NodeId | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind in OF_A_NODE) != (self.node_id is not None):
+            raise MalformedMessage(f"Account {self.kind}: only {' and '.join(sorted(OF_A_NODE))} belong to a node.")
+
+    def __str__(self) -> str:
+        return self.kind.value if self.node_id is None else f"{self.kind}:{self.node_id}"
+
+    @property
+    def may_be_negative(self) -> bool:
+        return self.kind is AccountKind.OUTSIDE
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """The account of a written name."""
+        kind, colon, node = name.partition(":")
+        if kind not in set(AccountKind):
+            raise MalformedMessage(
+                f"{name[:80]!r} is not an account.",
+                hint="Accounts are outside, budget, pending:<node>, payable:<node>.",
+            )
+        if colon:
+            ids.public_key(NodeId(node))
+        return cls(AccountKind(kind), NodeId(node) if colon else None)
+
+
+OUTSIDE = Account(AccountKind.OUTSIDE)
+BUDGET = Account(AccountKind.BUDGET)
+
+
+def pending(node: NodeId) -> Account:
+    """What a node was credited and what is not settled yet."""
+    return Account(AccountKind.PENDING, node)
+
+
+def payable(node: NodeId) -> Account:
+    """What a node is owed for good."""
+    return Account(AccountKind.PAYABLE, node)

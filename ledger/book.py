@@ -1,0 +1,191 @@
+"""The book: what an entry does to the accounts and to its claim, or why it does nothing.
+
+- Everything here is pure: a state and an entry in, the changed values and a named outcome out.
+- Only `APPLIED` changes anything; a refused entry leaves every account and claim as it was.
+- The life of a claim is the table `TRANSITIONS`; a test walks all of it.
+- Conservation is asserted twice: `step` on the accounts it moves, which keeps it for the whole book by induction;
+  `check` over a whole book, with every account of a node against its claims. `apply` does both.
+- A broken invariant is our bug or a damaged store, never anybody's claim: it raises `BookBroken` and stops the program.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+
+from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, payable, pending
+from ledger.entry import DEPOSITS_MAX_MICROS, Deposit, Entry, Pending, Post, Void
+from protocol.ids import Digest, NodeId
+
+
+class Outcome(StrEnum):
+    """What became of an entry."""
+
+    APPLIED = "applied"
+    ALREADY_APPLIED = "already_applied"  # the very same deposit or pending credit is in the book
+    ALREADY_POSTED = "already_posted"  # the claim was posted before: a void now comes too late
+    ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post now comes too late
+    UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
+    BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
+    DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
+    CONFLICT = "conflict"  # the same reference or claim is in the book with other content
+
+
+class ClaimState(StrEnum):
+    """Where a claim stands; `ABSENT` is never stored."""
+
+    ABSENT = "absent"
+    PENDING = "pending"
+    POSTED = "posted"
+    VOIDED = "voided"
+
+
+TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | Outcome] = {
+    (ClaimState.ABSENT, "pending"): ClaimState.PENDING,
+    (ClaimState.ABSENT, "post"): Outcome.UNKNOWN_CLAIM,
+    (ClaimState.ABSENT, "void"): Outcome.UNKNOWN_CLAIM,
+    (ClaimState.PENDING, "pending"): Outcome.ALREADY_APPLIED,
+    (ClaimState.PENDING, "post"): ClaimState.POSTED,
+    (ClaimState.PENDING, "void"): ClaimState.VOIDED,
+    (ClaimState.POSTED, "pending"): Outcome.ALREADY_APPLIED,
+    (ClaimState.POSTED, "post"): Outcome.ALREADY_POSTED,
+    (ClaimState.POSTED, "void"): Outcome.ALREADY_POSTED,
+    (ClaimState.VOIDED, "pending"): Outcome.ALREADY_APPLIED,
+    (ClaimState.VOIDED, "post"): Outcome.ALREADY_VOIDED,
+    (ClaimState.VOIDED, "void"): Outcome.ALREADY_VOIDED,
+}
+"""Claim state × kind of entry → the next state, or why there is none."""
+
+
+class BookBroken(RuntimeError):
+    """An invariant of the ledger does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim and where it stands; `entry_hash` names its Pending entry."""
+
+    node_id: NodeId
+    state: ClaimState
+    amount_micros: int
+    tokens: int
+    entry_hash: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The book, or the part of it that one entry reads or changes."""
+
+    balances: Mapping[Account, int] = field(default_factory=dict)
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    deposits: Mapping[str, Digest] = field(default_factory=dict)
+
+    def balance(self, account: Account) -> int:
+        return self.balances.get(account, 0)
+
+
+def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
+    """The whole book after an entry, checked."""
+    changed, outcome = step(state, entry)
+    after = State(
+        {**state.balances, **changed.balances},
+        {**state.claims, **changed.claims},
+        {**state.deposits, **changed.deposits},
+    )
+    check(after)
+    return after, outcome
+
+
+def fold(entries: Iterable[tuple[int, Entry]]) -> tuple[State, dict[int, Outcome]]:
+    """The book after many numbered entries, in linear time, and the numbers that were not applied."""
+    balances: dict[Account, int] = {}
+    claims: dict[str, Claim] = {}
+    deposits: dict[str, Digest] = {}
+    state = State(balances, claims, deposits)
+    refused: dict[int, Outcome] = {}
+    for number, entry in entries:
+        changed, outcome = step(state, entry)
+        if outcome is not Outcome.APPLIED:
+            refused[number] = outcome
+        balances.update(changed.balances)
+        claims.update(changed.claims)
+        deposits.update(changed.deposits)
+    return state, refused
+
+
+def step(state: State, entry: Entry) -> tuple[State, Outcome]:
+    """The new values of only what an entry changes; reads only its claim or deposit and the accounts of its `route`."""
+    if isinstance(entry, Deposit):
+        return _deposit(state, entry)
+    known = state.claims.get(entry.claim_id)
+    if isinstance(entry, Pending) and known is not None and known.entry_hash != entry.content_hash:
+        return State(), Outcome.CONFLICT
+    target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
+    if isinstance(target, Outcome):
+        return State(), target
+    if isinstance(entry, Pending):
+        if state.balance(BUDGET) < entry.amount_micros:
+            return State(), Outcome.BUDGET_EXHAUSTED
+        claim = Claim(entry.node_id, target, entry.amount_micros, entry.tokens, entry.content_hash)
+    elif known is not None:
+        claim = replace(known, state=target)
+    else:
+        raise BookBroken(f"The table lets a {entry.kind} change an absent claim.")
+    balances = _moved(state, route(entry, claim.node_id), claim.amount_micros)
+    return State(balances, {entry.claim_id: claim}), Outcome.APPLIED
+
+
+def route(entry: Entry, node: NodeId | None) -> tuple[Account, Account]:
+    """From which account to which an entry moves its amount; `node` is the claim's."""
+    if isinstance(entry, Deposit):
+        return OUTSIDE, BUDGET
+    if node is None:
+        raise BookBroken(f"A {entry.kind} needs the node of its claim.")
+    match entry:
+        case Pending():
+            return BUDGET, pending(node)
+        case Post():
+            return pending(node), payable(node)
+        case Void():
+            return pending(node), BUDGET
+        case _:
+            assert_never(entry)
+
+
+def check(state: State) -> None:
+    """Assert conservation over a whole book: nothing was made, nothing was lost."""
+    owed: dict[Account, int] = {}
+    for claim in state.claims.values():
+        if claim.state is not ClaimState.VOIDED:
+            account = pending(claim.node_id) if claim.state is ClaimState.PENDING else payable(claim.node_id)
+            owed[account] = owed.get(account, 0) + claim.amount_micros
+    for account in owed.keys() | state.balances.keys():
+        balance = state.balance(account)
+        if balance < 0 and not account.may_be_negative:
+            raise BookBroken(f"Account {account} is at {balance} micros, below zero.")
+        if account.kind in (AccountKind.PENDING, AccountKind.PAYABLE) and balance != owed.get(account, 0):
+            raise BookBroken(f"Account {account} is at {balance} micros, its claims sum to {owed.get(account, 0)}.")
+    if total := sum(state.balances.values()):
+        raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
+
+
+def _deposit(state: State, entry: Deposit) -> tuple[State, Outcome]:
+    known = state.deposits.get(entry.reference)
+    if known is not None:
+        return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
+    if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
+        return State(), Outcome.DEPOSIT_LIMIT
+    balances = _moved(state, route(entry, None), entry.amount_micros)
+    return State(balances, deposits={entry.reference: entry.content_hash}), Outcome.APPLIED
+
+
+def _moved(state: State, accounts: tuple[Account, Account], amount_micros: int) -> dict[Account, int]:
+    """The two balances after a movement; asserts that it conserves and leaves no debt inside."""
+    source, sink = accounts
+    after = {source: state.balance(source) - amount_micros, sink: state.balance(sink) + amount_micros}
+    if sum(after.values()) != state.balance(source) + state.balance(sink):
+        raise BookBroken(f"Moving {amount_micros} micros from {source} to {sink} does not conserve their sum.")
+    for account, balance in after.items():
+        if balance < 0 and not account.may_be_negative:
+            raise BookBroken(f"Account {account} would fall to {balance} micros; the book or its store is damaged.")
+    return after

@@ -1,0 +1,135 @@
+"""The kinds of entry, their one byte form, and the amount that a claim is worth.
+
+- An entry's bytes are canonical MessagePack with its `kind` inside; its content hash is their BLAKE3 hash.
+- `effect` names what may happen only once. Post and Void of a claim share one: a claim is settled once.
+- A Pending carries tokens, price *and* amount, and is refused where they disagree: anyone can redo the sum.
+- An entry holds no time and no chance, so a retry makes the same bytes.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from protocol import canonical, chunks, ids, limits
+from protocol.errors import MalformedMessage
+from protocol.ids import Digest, Hex32, Hex64, NodeId
+from protocol.message import Message
+
+ENTRY_MAX_BYTES = 65_535
+"""One entry: the most that a static log tile can hold (two length bytes)."""
+
+CLAIM_MAX_TOKENS = limits.SAMPLES_MAX * limits.TOKENS_MAX
+"""Tokens of one claim: a whole group of the longest samples; times the highest price it stays below 2^63."""
+
+DEPOSITS_MAX_MICROS = 2**62
+"""Everything ever deposited: no other balance can exceed it, and it fits into 63 bits."""
+
+MTOK = 1_000_000
+"""Prices are per million tokens."""
+
+
+def amount(tokens: int, price_micros_per_mtok: int) -> int:
+    """Micro-units for so many tokens at a price, rounded down."""
+    if not 0 <= tokens <= CLAIM_MAX_TOKENS:
+        raise ValueError(f"A claim has 0 to {CLAIM_MAX_TOKENS} tokens, not {tokens}")
+    if not 0 <= price_micros_per_mtok <= limits.PRICE_MAX_MICROS_PER_MTOK:
+        raise ValueError(
+            f"A price is 0 to {limits.PRICE_MAX_MICROS_PER_MTOK} micros per million tokens, not {price_micros_per_mtok}"
+        )
+    return tokens * price_micros_per_mtok // MTOK
+
+
+def _named(node: NodeId) -> NodeId:
+    ids.public_key(node)
+    return node
+
+
+NamedNode = Annotated[NodeId, AfterValidator(_named)]
+Reference = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,100}$")]
+ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
+
+class _Hashed(Message):
+    """What has a content hash."""
+
+    @property
+    def content_hash(self) -> Digest:
+        return chunks.digest(self.to_bytes())
+
+
+class Deposit(_Hashed):
+    """The operator's money comes in: outside → budget."""
+
+    kind: Literal["deposit"] = "deposit"
+    reference: Reference
+    amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
+
+    @property
+    def effect(self) -> str:
+        return f"deposit:{self.reference}"
+
+
+class Pending(_Hashed):
+    """A node is credited for an accepted rollout, until it is settled: budget → pending."""
+
+    kind: Literal["pending"] = "pending"
+    claim_id: Hex64
+    lease_id: Hex32
+    node_id: NamedNode
+    tokens: int = Field(gt=0, le=CLAIM_MAX_TOKENS)
+    price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
+    amount_micros: int
+
+    @model_validator(mode="after")
+    def _amount_follows(self) -> Self:
+        if self.amount_micros != amount(self.tokens, self.price_micros_per_mtok):
+            raise ValueError("amount_micros is not tokens times price, rounded down")
+        return self
+
+    @property
+    def effect(self) -> str:
+        return f"pending:{self.claim_id}"
+
+
+class _Settlement(_Hashed):
+    """The end of a pending claim, of which there is one."""
+
+    claim_id: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"settle:{self.claim_id}"
+
+
+class Post(_Settlement):
+    """A pending claim is validated: pending → payable."""
+
+    kind: Literal["post"] = "post"
+
+
+class Void(_Settlement):
+    """A pending claim is refused after all, for a reason: pending → budget."""
+
+    kind: Literal["void"] = "void"
+    reason_code: ReasonCode
+
+
+Entry = Deposit | Pending | Post | Void
+
+KINDS: dict[str, type[Deposit] | type[Pending] | type[Post] | type[Void]] = {
+    "deposit": Deposit,
+    "pending": Pending,
+    "post": Post,
+    "void": Void,
+}
+"""Kind on the wire → model."""
+
+
+def parse(data: bytes) -> Entry:
+    """The entry of canonical bytes."""
+    value = canonical.decode(data, max_bytes=ENTRY_MAX_BYTES)
+    kind = value.get("kind") if isinstance(value, dict) else None
+    model = KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        raise MalformedMessage(f"{str(kind)[:40]!r} is not a kind of ledger entry.")
+    return model.from_value(value)

@@ -1,0 +1,81 @@
+"""The proof that a store's tables say what its entries say: fold everything again and compare.
+
+- Pure: `store.rebuild` brings the rows.
+- Every difference is reported, none is repaired: which side is right is for a person to decide.
+- Entries are read one at a time; only the folded book is held.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
+
+from ledger import book
+from ledger.book import BookBroken, Outcome
+from ledger.entry import Entry, parse
+from protocol import chunks
+from protocol.errors import SwarmError
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a table does not say what the entries, or an entry's own bytes, say it should."""
+
+    where: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A row of the log, not yet believed."""
+
+    index: int
+    content_hash: str
+    effect: str
+    kind: str
+    body: bytes
+    recorded_ms: int
+
+
+def differences(
+    size: int,
+    stored: Iterable[StoredEntry],
+    balances: Mapping[str, int],
+    claims: Mapping[str, tuple[object, ...]],
+) -> list[Difference]:
+    """Everything wrong with a store: its log of so many entries, its balances, its claims."""
+    found: list[Difference] = []
+    try:
+        state, refused = book.fold(_readable(size, stored, found))
+        book.check(state)
+    except BookBroken as error:
+        return [*found, Difference("fold of the entries", "conservation", str(error))]
+    found += [Difference(f"entry {index}", Outcome.APPLIED.value, outcome.value) for index, outcome in refused.items()]
+    found += _compare("account", {str(account): micros for account, micros in state.balances.items()}, balances)
+    found += _compare("claim", {claim_id: astuple(claim) for claim_id, claim in state.claims.items()}, claims)
+    return found
+
+
+def _readable(size: int, stored: Iterable[StoredEntry], found: list[Difference]) -> Iterator[tuple[int, Entry]]:
+    """Every entry that can be read; notes the ones that are missing, unreadable, or not what their row says."""
+    expected = 0
+    for row in stored:
+        if row.index != expected:
+            found.append(Difference("index", str(expected), str(row.index)))
+        expected = row.index + 1
+        try:
+            entry = parse(row.body)
+        except SwarmError as error:
+            found.append(Difference(f"entry {row.index}", "the bytes of a ledger entry", str(error)))
+            continue
+        follows = (chunks.digest(row.body), entry.effect, entry.kind)
+        if follows != (row.content_hash, row.effect, row.kind):
+            found.append(Difference(f"entry {row.index}", str(follows), str((row.content_hash, row.effect, row.kind))))
+        yield row.index, entry
+    if expected != size:
+        found.append(Difference("head", str(expected), str(size)))
+
+
+def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, object]) -> Iterator[Difference]:
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            yield Difference(f"{what} {name}", str(expected.get(name)), str(found.get(name)))

@@ -1,0 +1,16 @@
+"""The bytes of Echo Swarm and what they mean: shared by every program, pure of input and output.
+
+Glossary (the same words in code, API, pages and docs):
+
+- **round**: one training run: one model, one task, one coordinator, one trust root.
+- **policy version**: published weights, numbered 1, 2, 3 …; its *update* is how many optimizer updates went into it.
+- **manifest**: the signed description of a policy version: its files, their chunks, how to sample, the task.
+- **chunk**: at most `chunk_size_bytes` of a file, named by its BLAKE3 hash.
+- **group**: one prompt and the samples drawn for it; what GRPO compares.
+- **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline.
+- **rollout claim**: a node's signed answer to a lease: the tokens and their log-probabilities.
+- **staleness** (S): how many updates a group may lie behind the learner when it is trained on.
+- **accepted**: durably stored; a retry is told so and nothing is counted twice.
+- **credit**: integer micro-units owed to a node; pending at acceptance, posted or voided at settlement.
+- **origin**: the coordinator's own copy of the chunks (its seeder, or plain HTTP); **peers** are other nodes.
+"""

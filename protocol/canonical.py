@@ -1,0 +1,128 @@
+"""The one deterministic MessagePack encoding: equal values have equal bytes, so bytes can be hashed and signed.
+
+Rules:
+
+- Values are None, bool, 64-bit int, finite float (always 64 bits), str, bytes, list, and dict with str keys.
+- Map keys are sorted by their UTF-8 bytes, every length and number takes its shortest form, nothing follows the value.
+- Decoding walks the headers first and applies size, depth, count and string limits before any object is built;
+  then it encodes the result again and demands the very same bytes.
+"""
+
+import math
+from typing import Any
+
+import msgpack
+
+from protocol import limits
+from protocol.errors import MalformedMessage, MessageTooLarge, NonFiniteNumber, NotCanonical
+
+Value = Any
+"""Any value the rules above allow."""
+
+_FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+"""Header byte → payload bytes of nil, booleans, float64 and integers."""
+
+_COUNTED = {
+    0xC4: ("bytes", 1), 0xC5: ("bytes", 2), 0xC6: ("bytes", 4),
+    0xD9: ("str", 1), 0xDA: ("str", 2), 0xDB: ("str", 4),
+    0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map", 2), 0xDF: ("map", 4),
+}  # fmt: skip
+"""Header byte → what it announces, and how many bytes its length takes."""
+
+
+def encode(value: Value) -> bytes:
+    """The canonical bytes of a value."""
+    packed = msgpack.packb(_ordered(value, 0), use_bin_type=True)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def decode(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
+    """The value of canonical bytes; anything else is a named error and costs no memory."""
+    if len(data) > max_bytes:
+        raise MessageTooLarge(f"The message has {len(data)} bytes; at most {max_bytes} are read here.")
+    end = _measure(data)
+    if end != len(data):
+        raise MalformedMessage(f"{len(data) - end} bytes follow the end of the message.")
+    try:
+        value = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, UnicodeDecodeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"The message is not MessagePack: {error}.") from error
+    if encode(value) != data:
+        raise NotCanonical("The message is not in its canonical encoding.", hint="Sort map keys, use shortest forms.")
+    return value
+
+
+def _ordered(value: Value, depth: int) -> Value:
+    """The value with sorted maps; refuses what the encoding does not know."""
+    if depth > limits.MESSAGE_MAX_DEPTH:
+        raise MessageTooLarge(f"The message nests deeper than {limits.MESSAGE_MAX_DEPTH} levels.")
+    if value is None or isinstance(value, bool | str | bytes):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise MalformedMessage("An integer does not fit into 64 bits.")
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise NonFiniteNumber(f"{value} is not a finite number.")
+        return value
+    if isinstance(value, list | tuple):
+        return [_ordered(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise MalformedMessage("A map key is not a string.")
+        # UTF-8 keeps code point order, so sorting the strings sorts their bytes.
+        return {key: _ordered(value[key], depth + 1) for key in sorted(value)}
+    raise MalformedMessage(f"A {type(value).__name__} has no canonical encoding.")
+
+
+def _measure(data: bytes) -> int:
+    """The end of the first value, found by its headers alone, with every limit applied on the way."""
+    position, items = 0, 0
+    remaining = [1]  # values still to come, per open container
+    while remaining:
+        if remaining[-1] == 0:
+            remaining.pop()
+            continue
+        remaining[-1] -= 1
+        items += 1
+        if items > limits.MESSAGE_MAX_ITEMS:
+            raise MessageTooLarge(f"The message has more than {limits.MESSAGE_MAX_ITEMS} values.")
+        position, children = _header(data, position)
+        if position > len(data) or children > len(data) - position:
+            raise MalformedMessage("The message ends in the middle of a value.")
+        if children:
+            remaining.append(children)
+            if len(remaining) > limits.MESSAGE_MAX_DEPTH + 1:
+                raise MessageTooLarge(f"The message nests deeper than {limits.MESSAGE_MAX_DEPTH} levels.")
+    return position
+
+
+def _header(data: bytes, position: int) -> tuple[int, int]:
+    """Read one header: where its value ends, and how many child values follow."""
+    if position >= len(data):
+        raise MalformedMessage("The message ends in the middle of a value.")
+    first, position = data[position], position + 1
+    if first <= 0x7F or first >= 0xE0:
+        return position, 0
+    if first <= 0x8F:
+        return position, 2 * (first & 0x0F)
+    if first <= 0x9F:
+        return position, first & 0x0F
+    if first <= 0xBF:
+        return position + (first & 0x1F), 0
+    if first in _FIXED:
+        return position + _FIXED[first], 0
+    if first not in _COUNTED:
+        raise NotCanonical(f"MessagePack type 0x{first:02x} is not part of this protocol.")
+    kind, width = _COUNTED[first]
+    if position + width > len(data):
+        raise MalformedMessage("The message ends in the middle of a length.")
+    count = int.from_bytes(data[position : position + width])
+    position += width
+    if kind == "str" and count > limits.STRING_MAX_BYTES:
+        raise MessageTooLarge(f"A string has {count} bytes; at most {limits.STRING_MAX_BYTES} are read.")
+    if kind in ("str", "bytes"):
+        return position + count, 0
+    return position, count if kind == "list" else 2 * count

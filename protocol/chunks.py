@@ -1,0 +1,41 @@
+"""Chunks: pieces of files named by the BLAKE3 hash of their bytes.
+
+- A name is checked before the bytes are written, announced or served, by everyone, every time they arrive.
+- The same bytes have the same name in every version, so what did not change is never fetched twice.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from blake3 import blake3
+
+from protocol.errors import ChunkMismatch
+from protocol.ids import ChunkId, Digest
+
+
+def digest(data: bytes) -> Digest:
+    """The BLAKE3 hash of a whole document or file, as 64 hex digits."""
+    return Digest(blake3(data).hexdigest())
+
+
+def chunk_id(data: bytes) -> ChunkId:
+    """The name of a chunk."""
+    return ChunkId(blake3(data).hexdigest())
+
+
+def verify(chunk: ChunkId, data: bytes) -> None:
+    """Raise `ChunkMismatch` unless the bytes are the ones the name promises."""
+    actual = chunk_id(data)
+    if actual != chunk:
+        raise ChunkMismatch(f"Chunk {chunk[:12]}… was promised, bytes of {actual[:12]}… came.")
+
+
+def split(data: bytes, chunk_size_bytes: int) -> Iterator[bytes]:
+    """Cut a file into chunks; an empty file has none."""
+    for start in range(0, len(data), chunk_size_bytes):
+        yield data[start : start + chunk_size_bytes]
+
+
+def blob_path(chunk: ChunkId) -> PurePosixPath:
+    """Where a chunk lies below a blob folder: two hex digits, then the whole name."""
+    return PurePosixPath(chunk[:2], chunk)

@@ -1,0 +1,258 @@
+"""Every named failure of the swarm: what it is called on the wire, its HTTP status, and whose side it is on.
+
+- The message says what happened; the hint says what to do next. Both are meant for people.
+- `code` is for programs and never changes its meaning; `docs/protocol.md` lists the table.
+- A normal outcome ("already accepted") is a result, not an error, and has no place here.
+"""
+
+from typing import ClassVar, Literal
+
+Fault = Literal["node", "peer", "coordinator", "operator", "network"]
+
+
+class SwarmError(Exception):
+    """A failure with a name; raise a subclass."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    fault: ClassVar[Fault] = "coordinator"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+    def to_wire(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+    @staticmethod
+    def from_wire(value: object) -> "SwarmError":
+        """Rebuild the error a server named; an unknown code stays readable as a plain `SwarmError`."""
+        fields = value if isinstance(value, dict) else {}
+        known = ERRORS.get(str(fields.get("code")), SwarmError)
+        message = str(fields.get("message", "The other side failed without saying why."))
+        return known(message[:500], hint=str(fields.get("hint", ""))[:500])
+
+
+class MalformedMessage(SwarmError):
+    """The bytes are not the message they should be."""
+
+    code, http_status, fault = "malformed_message", 400, "node"
+
+
+class MessageTooLarge(SwarmError):
+    """A size, count or depth limit of `protocol.limits` is passed."""
+
+    code, http_status, fault = "message_too_large", 413, "node"
+
+
+class NotCanonical(SwarmError):
+    """The bytes mean something, but are not the one encoding of it."""
+
+    code, http_status, fault = "not_canonical", 400, "node"
+
+
+class NonFiniteNumber(SwarmError):
+    """A NaN or an infinity where a number is needed."""
+
+    code, http_status, fault = "non_finite_number", 422, "node"
+
+
+class BadSignature(SwarmError):
+    """The signature does not belong to the message and the key."""
+
+    code, http_status, fault = "bad_signature", 401, "node"
+
+
+class WrongAudience(SwarmError):
+    """A signed request that was made for another round or another path."""
+
+    code, http_status, fault = "wrong_audience", 401, "node"
+
+
+class RequestExpired(SwarmError):
+    """A signed request too far from the coordinator's clock."""
+
+    code, http_status, fault = "request_expired", 401, "node"
+
+
+class NonceReplayed(SwarmError):
+    """A signed request that was already used once."""
+
+    code, http_status, fault = "nonce_replayed", 409, "node"
+
+
+class NotAuthorised(SwarmError):
+    """The operator's credential is missing or wrong."""
+
+    code, http_status, fault = "not_authorised", 401, "operator"
+
+
+class UnknownNode(SwarmError):
+    """The key is sound, but has not registered in this round."""
+
+    code, http_status, fault = "unknown_node", 403, "node"
+
+
+class PriceTooHigh(SwarmError):
+    """The node's price is above what this round pays."""
+
+    code, http_status, fault = "price_too_high", 422, "node"
+
+
+class UnknownLease(SwarmError):
+    """No such lease was ever given out."""
+
+    code, http_status, fault = "unknown_lease", 404, "node"
+
+
+class LeaseOfAnother(SwarmError):
+    """The lease belongs to another node."""
+
+    code, http_status, fault = "lease_of_another", 403, "node"
+
+
+class LeaseClosed(SwarmError):
+    """The lease has expired or was given up; its group went to somebody else."""
+
+    code, http_status, fault = "lease_closed", 409, "node"
+
+
+class LeaseConflict(SwarmError):
+    """The lease was already answered with other content."""
+
+    code, http_status, fault = "lease_conflict", 409, "node"
+
+
+class LeaseMismatch(SwarmError):
+    """A claim that does not repeat its lease: another round, version, seed or number of samples."""
+
+    code, http_status, fault = "lease_mismatch", 422, "node"
+
+
+class StaleVersion(SwarmError):
+    """A rollout of a policy version that is now more than S updates behind the learner."""
+
+    code, http_status, fault = "stale_version", 409, "node"
+
+
+class TokensInvalid(SwarmError):
+    """Tokens that the policy could not have produced: out of vocabulary, too many, no end, or after the end."""
+
+    code, http_status, fault = "tokens_invalid", 422, "node"
+
+
+class LogprobsInvalid(SwarmError):
+    """Log-probabilities that are missing, positive, or not numbers."""
+
+    code, http_status, fault = "logprobs_invalid", 422, "node"
+
+
+class BudgetExhausted(SwarmError):
+    """The operator's deposit does not cover another lease."""
+
+    code, http_status, fault = "budget_exhausted", 402, "operator"
+
+
+class UnknownTask(SwarmError):
+    """No task of that name is built in."""
+
+    code, http_status, fault = "unknown_task", 422, "operator"
+
+
+class UnknownChunk(SwarmError):
+    """This side does not hold the chunk."""
+
+    code, http_status, fault = "unknown_chunk", 404, "peer"
+
+
+class NotFound(SwarmError):
+    """Nothing lives at this address."""
+
+    code, http_status, fault = "not_found", 404, "node"
+
+
+class OutOfOrder(SwarmError):
+    """The learner asked for a step that does not follow the last one."""
+
+    code, http_status, fault = "out_of_order", 409, "operator"
+
+
+class ChunkMismatch(SwarmError):
+    """The bytes are not those the chunk's name promises."""
+
+    code, http_status, fault = "chunk_mismatch", 422, "peer"
+
+
+class PeerFault(SwarmError):
+    """A peer broke the exchange protocol, stalled or vanished."""
+
+    code, http_status, fault = "peer_fault", 502, "peer"
+
+
+class ManifestInvalid(SwarmError):
+    """A policy manifest that contradicts itself, its name or its predecessor."""
+
+    code, http_status, fault = "manifest_invalid", 422, "coordinator"
+
+
+class UntrustedRoot(SwarmError):
+    """The coordinator's root is not the one in the join string."""
+
+    code, http_status, fault = "untrusted_root", 401, "coordinator"
+
+
+class UntrustedMetadata(SwarmError):
+    """Trust metadata with a wrong signature, hash or shape."""
+
+    code, http_status, fault = "untrusted_metadata", 401, "coordinator"
+
+
+class RolledBack(SwarmError):
+    """Older trust metadata than what was already seen."""
+
+    code, http_status, fault = "rolled_back", 409, "coordinator"
+
+
+class MetadataExpired(SwarmError):
+    """Trust metadata past its date: somebody withholds news, or a clock is wrong."""
+
+    code, http_status, fault = "metadata_expired", 409, "coordinator"
+
+
+class DiskFull(SwarmError):
+    """No room left to store what must be stored."""
+
+    code, http_status, fault = "disk_full", 507, "node"
+
+
+class EngineFailed(SwarmError):
+    """The sampling engine crashed, hung, or could not load the policy."""
+
+    code, http_status, fault = "engine_failed", 500, "node"
+
+
+class Unreachable(SwarmError):
+    """The coordinator did not answer in time."""
+
+    code, http_status, fault = "unreachable", 503, "network"
+
+
+class ConfigInvalid(SwarmError):
+    """A setting that is unknown or out of range."""
+
+    code, http_status, fault = "config_invalid", 422, "operator"
+
+
+def _table(base: type[SwarmError]) -> dict[str, type[SwarmError]]:
+    table = {base.code: base}
+    for child in base.__subclasses__():
+        table |= _table(child)
+    return table
+
+
+ERRORS: dict[str, type[SwarmError]] = _table(SwarmError)
+"""Wire code → error class."""

@@ -1,0 +1,75 @@
+"""What the learner and the coordinator say to each other: a batch in, a report and a new version out.
+
+- The learner is a client like any other, with the operator's credential instead of a node key.
+- Batch n leads from update n - 1 to update n; asking twice gives the same batch.
+"""
+
+from pydantic import Field
+
+from protocol import limits
+from protocol.ids import Hex64
+from protocol.manifest import FileEntry
+from protocol.message import Message
+
+
+class TrainingSample(Message):
+    """One completion with the coordinator's reward."""
+
+    tokens: bytes
+    logprobs: bytes
+    reward: float
+
+
+class TrainingGroup(Message):
+    """One prompt and its samples, as one node drew them from one version."""
+
+    claim_id: Hex64
+    prompt: bytes
+    policy_update: int
+    samples: tuple[TrainingSample, ...]
+
+
+class Batch(Message):
+    """The groups of one update."""
+
+    number: int = Field(ge=1)
+    groups: tuple[TrainingGroup, ...]
+
+
+class Report(Message):
+    """What the learner did with a batch."""
+
+    number: int = Field(ge=1)
+    mismatched: tuple[Hex64, ...]
+    """Claims whose log-probabilities are far from what the policy gives the same tokens."""
+    metrics: dict[str, float]
+    idle_s: float = Field(ge=0)
+    """Seconds the learner waited for this batch."""
+    busy_s: float = Field(ge=0)
+    """Seconds from the batch to this report, publishing included."""
+
+
+class Progress(Message):
+    """What the learner is doing, for whoever watches."""
+
+    phase: str = Field(max_length=40)
+    fraction: float = Field(ge=0, le=1)
+    detail: str = Field(max_length=200)
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+
+
+class Publication(Message):
+    """A version whose files were uploaded: publish it."""
+
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    update: int = Field(ge=0, le=limits.VERSION_MAX)
+    files: tuple[FileEntry, ...]
+
+
+class LearnerState(Message):
+    """Where the round stands, for a learner that starts or comes back."""
+
+    newest_version: int
+    newest_update: int
+    finished: bool

@@ -1,0 +1,68 @@
+"""Every bound of the protocol in one place, each with its reason.
+
+- A limit is checked before the thing it limits is built: bytes before parsing, counts before allocation.
+- Raising one changes what a stranger can cost us: say here why the new value is safe.
+"""
+
+KIB = 1024
+MIB = 1024 * KIB
+
+MESSAGE_MAX_BYTES = 8 * MIB
+"""Any canonical message: 64 samples x 8,192 tokens x 8 bytes is 4 MiB, and the envelope must fit beside it."""
+
+REQUEST_MAX_BYTES = MESSAGE_MAX_BYTES + 64 * KIB
+"""A signed request: the largest message and the words around it."""
+
+MESSAGE_MAX_DEPTH = 8
+"""No message nests deeper than offer → lease → field; eight leaves room and stops nesting bombs."""
+
+MESSAGE_MAX_ITEMS = 100_000
+"""Containers and scalars in one message: tokens travel as packed bytes, so even a manifest stays below."""
+
+STRING_MAX_BYTES = 4 * KIB
+"""Names, hints and addresses; long text travels as tokens."""
+
+SAMPLES_MAX = 64
+"""Samples in one group; papers use 8 to 16."""
+
+TOKENS_MAX = 32_768
+"""Tokens of one prompt or completion; the longest contexts that consumer cards sample."""
+
+CHUNK_MAX_BYTES = 4 * MIB
+"""One chunk: large enough that hashing and framing cost nothing, small enough to lose one to a liar."""
+
+MANIFEST_MAX_BYTES = 4 * MIB
+"""A manifest of 4 MiB chunks at 40 bytes each describes 400 GB of weights."""
+
+MANIFEST_MAX_FILES = 256
+"""Files of one policy: shards, tokenizer, configuration."""
+
+MANIFEST_MAX_CHUNKS = 90_000
+"""Chunks of one policy; 360 GB at full chunk size, and below `MESSAGE_MAX_ITEMS`."""
+
+METADATA_MAX_BYTES = 256 * KIB
+"""One trust document: four roles, a dozen targets."""
+
+ROOT_ROTATIONS_MAX = 64
+"""New roots followed in one refresh, so that an endless chain cannot hold a node."""
+
+VERSION_MAX = 2**40
+"""Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
+
+LEASES_PER_REQUEST_MAX = 64
+"""Groups one node may take at once."""
+
+ADDRESSES_MAX = 8
+"""Addresses a node may register; more would make every other node dial for it."""
+
+CLOCK_SKEW_MAX_S = 90
+"""How far a node's clock may differ; a nonce is remembered for twice as long."""
+
+NONCE_BYTES = 16
+"""Random enough that two honest requests never meet."""
+
+PRICE_MAX_MICROS_PER_MTOK = 10**12
+"""A million units per million tokens: above any market, and far from overflowing 64 bits when multiplied."""
+
+EXCHANGE_WANTS_MAX = 16
+"""Unanswered WANTs on one stream: four fill a local link, eight one of 50 ms; a WANT costs us a chunk in memory."""

@@ -1,0 +1,43 @@
+"""The base of every typed message: strict, frozen, and with exactly one byte form.
+
+- Unknown fields, missing fields and coerced types are refused: a message means one thing or nothing.
+- `from_bytes` checks size, then encoding, then schema, in that order.
+"""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from protocol import canonical, limits
+from protocol.errors import MalformedMessage
+
+
+class Message(BaseModel):
+    """A value with a schema and canonical bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def to_bytes(self) -> bytes:
+        return canonical.encode(self.model_dump())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
+        return cls.from_value(canonical.decode(data, max_bytes=max_bytes))
+
+    @classmethod
+    def from_value(cls, value: canonical.Value) -> Self:
+        try:
+            return cls.model_validate(_tuples(value))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or cls.__name__
+            raise MalformedMessage(f"{cls.__name__}: {where}: {first['msg']}.") from None
+
+
+def _tuples(value: canonical.Value) -> canonical.Value:
+    """Lists as tuples, the form that frozen models hold."""
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,159 @@
+"""What nodes and the coordinator say to each other over HTTP, beside leases and rollouts.
+
+- Every request of a node is one signed envelope around a `Request`; replies are plain canonical messages.
+- A request names its audience (round and path), carries a nonce that works once, and the sender's clock.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from protocol import canonical, limits
+from protocol.errors import RequestExpired, WrongAudience
+from protocol.ids import Hex64
+from protocol.lease import Lease
+from protocol.message import Message
+from protocol.signing import NodeKey, Signed, open_envelope
+
+PeerId = Annotated[str, StringConstraints(min_length=52, max_length=52)]
+HostPort = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.:\[\]-]{1,255}:[0-9]{1,5}$")]
+
+
+class Request(Message):
+    """The signed part of every request."""
+
+    round_id: Hex64
+    path: str = Field(max_length=100)
+    nonce: bytes = Field(min_length=limits.NONCE_BYTES, max_length=limits.NONCE_BYTES)
+    sent_ms: int
+    body: bytes = Field(max_length=limits.MESSAGE_MAX_BYTES)
+
+
+class Register(Message):
+    """A node introduces itself, or changes its price or addresses."""
+
+    name: str = Field(min_length=1, max_length=40)
+    price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
+    addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)
+    agent: str = Field(max_length=100)
+
+
+class Transfer(Message):
+    """Bytes of verified chunks a node has fetched since it started, by where they came from."""
+
+    from_peers: int = Field(ge=0)
+    from_seeder: int = Field(ge=0)
+    from_http: int = Field(ge=0)
+    to_peers: int = Field(ge=0)
+
+
+class Blame(Message):
+    """A node saw a peer send bytes that are not what their name promises."""
+
+    peer_id: PeerId
+    chunk: Hex64
+    got: Hex64
+
+
+class Heartbeat(Message):
+    """A node is alive: what it holds, how fast it samples, what it moved."""
+
+    session: str = Field(pattern=r"^[0-9a-f]{16}$")
+    """Random per start of the agent, so that counters that begin again at zero are told apart."""
+    version: int = Field(ge=0, le=limits.VERSION_MAX)
+    tokens_per_s: float = Field(ge=0)
+    transfer: Transfer
+    blames: tuple[Blame, ...] = Field(max_length=16)
+
+
+class HeartbeatReply(Message):
+    """The newest version's number: a hint to refresh, never a reason to trust."""
+
+    newest_version: int
+    heartbeat_s: float
+    finished: bool
+    """The round has ended; there is no more work."""
+
+
+class LeaseRequest(Message):
+    """A node asks for work for the version it has loaded."""
+
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
+
+
+class LeaseReply(Message):
+    """Work, or why there is none and when to ask again."""
+
+    leases: tuple[Lease, ...]
+    reason: Literal["", "ahead", "old_version", "budget", "finished"]
+    retry_s: float
+
+
+class ReturnLeases(Message):
+    """A node gives leases back that it will not answer."""
+
+    lease_ids: tuple[str, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
+
+
+class Submission(Message):
+    """Signed rollouts, each an envelope of the domain `rollout`."""
+
+    rollouts: tuple[bytes, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
+
+
+class Verdict(Message):
+    """What became of one submitted rollout."""
+
+    lease_id: str
+    outcome: Literal["accepted", "already_accepted", "rejected"]
+    code: str = ""
+    message: str = ""
+    tokens: int = 0
+    credit_micros: int = 0
+
+
+class SubmissionReply(Message):
+    """One verdict per rollout, in the order they were sent."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+class PlanRequest(Message):
+    """A node asks from whom it may fetch a version."""
+
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+
+
+class Peer(Message):
+    """Where chunks of the newest version can be had."""
+
+    peer_id: PeerId
+    address: HostPort
+    kind: Literal["peer", "seeder"]
+
+
+class Plan(Message):
+    """From whom to fetch; every entry is a hint, since chunks prove themselves."""
+
+    peers: tuple[Peer, ...]
+
+
+def seal_request(key: NodeKey, *, round_id: str, path: str, nonce: bytes, now_ms: int, body: Message) -> bytes:
+    """The bytes of one signed request."""
+    request = Request(round_id=round_id, path=path, nonce=nonce, sent_ms=now_ms, body=body.to_bytes())
+    return key.seal("request", request.to_bytes())
+
+
+def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple[Signed, Request]:
+    """Check a request's form, signature, audience and age; whether its nonce is new is for the caller to know."""
+    signed = open_envelope("request", data)
+    request = Request.from_value(canonical.decode(signed.payload, max_bytes=limits.REQUEST_MAX_BYTES))
+    if request.round_id != round_id or request.path != path:
+        raise WrongAudience("The request was signed for another round or another address.")
+    if abs(now_ms - request.sent_ms) > limits.CLOCK_SKEW_MAX_S * 1000:
+        raise RequestExpired(
+            f"The request was sent {(now_ms - request.sent_ms) / 1000:+.0f} s from the coordinator's clock.",
+            hint="Set this machine's clock (NTP) and try again.",
+        )
+    return signed, request

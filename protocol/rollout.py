@@ -1,0 +1,110 @@
+"""A rollout claim: what a node says it sampled for a lease, and the checks that need nothing else.
+
+- Tokens and log-probabilities travel as packed little-endian arrays: small, and checked in one stroke.
+- A claim repeats its lease, so the node's signature binds the answer to round, version and seed.
+- Counted is what is checked: tokens are decoded once, here, and everybody uses that array.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from protocol import limits
+from protocol.errors import LeaseMismatch, LogprobsInvalid, TokensInvalid
+from protocol.ids import Hex32, Hex64
+from protocol.lease import Lease
+from protocol.message import Message
+
+Tokens = npt.NDArray[np.uint32]
+Logprobs = npt.NDArray[np.float32]
+
+LOGPROB_SLACK = 1e-3
+"""How far above zero rounding may carry the log-probability of a sure token."""
+
+
+class Sample(Message):
+    """One completion: its tokens up to and with the end token, and how likely each was when it was drawn."""
+
+    tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
+    logprobs: bytes = Field(max_length=4 * limits.TOKENS_MAX)
+    finish: Literal["stop", "length"]
+
+
+class RolloutClaim(Message):
+    """A node's answer to one lease."""
+
+    round_id: Hex64
+    lease_id: Hex32
+    version: int
+    seed: int
+    samples: tuple[Sample, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
+
+
+@dataclass(frozen=True)
+class PolicyBounds:
+    """What the policy's own files say about the tokens it can produce."""
+
+    vocab_size: int
+    end_tokens: frozenset[int]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A sample that passed every check."""
+
+    tokens: Tokens
+    logprobs: Logprobs
+    finish: Literal["stop", "length"]
+
+
+def pack_tokens(tokens: list[int] | Tokens) -> bytes:
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+def pack_logprobs(logprobs: list[float] | Logprobs) -> bytes:
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> Tokens:
+    if len(data) % 4:
+        raise TokensInvalid(f"{len(data)} bytes are no array of 32-bit tokens.")
+    return np.frombuffer(data, dtype="<u4")
+
+
+def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: PolicyBounds) -> tuple[Completion, ...]:
+    """The claim's completions, if it answers this lease with tokens the policy could have produced."""
+    expected = (round_id, lease.lease_id, lease.version, lease.seed, lease.samples)
+    if (claim.round_id, claim.lease_id, claim.version, claim.seed, len(claim.samples)) != expected:
+        raise LeaseMismatch("The claim does not repeat its lease: round, version, seed or number of samples differ.")
+    return tuple(_check_sample(number, sample, bounds) for number, sample in enumerate(claim.samples))
+
+
+def _check_sample(number: int, sample: Sample, bounds: PolicyBounds) -> Completion:
+    tokens = unpack_tokens(sample.tokens)
+    if not 1 <= len(tokens) <= bounds.max_new_tokens:
+        raise TokensInvalid(f"Sample {number} has {len(tokens)} tokens; 1 to {bounds.max_new_tokens} are possible.")
+    if int(tokens.max()) >= bounds.vocab_size:
+        raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
+    ends = np.isin(tokens, list(bounds.end_tokens))
+    if ends[:-1].any():
+        raise TokensInvalid(f"Sample {number} goes on after its end token.")
+    if ends[-1] != (sample.finish == "stop"):
+        raise TokensInvalid(f"Sample {number} says it finished by {sample.finish}, its last token says otherwise.")
+    if sample.finish == "length" and len(tokens) != bounds.max_new_tokens:
+        raise TokensInvalid(f"Sample {number} stops after {len(tokens)} tokens: neither ended nor full.")
+    return Completion(tokens, _check_logprobs(number, sample.logprobs, len(tokens)), sample.finish)
+
+
+def _check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
+    if len(data) != 4 * count:
+        raise LogprobsInvalid(f"Sample {number} has {count} tokens, but {len(data)} bytes of log-probabilities.")
+    logprobs = np.frombuffer(data, dtype="<f4")
+    if not np.isfinite(logprobs).all():
+        raise LogprobsInvalid(f"Sample {number} has a log-probability that is not a finite number.")
+    if float(logprobs.max()) > LOGPROB_SLACK:
+        raise LogprobsInvalid(f"Sample {number} has the log-probability {float(logprobs.max()):.4g}, above zero.")
+    return logprobs

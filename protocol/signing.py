@@ -1,0 +1,67 @@
+"""Ed25519 signatures over canonical messages, separated by domain so that one can never pass for another.
+
+- What is signed: `echo-swarm/1/<domain>` + a zero byte + the payload bytes.
+- The type changes when the check passes: `bytes → Envelope → Signed`; only `open_envelope` makes a `Signed`.
+- A node signs with the key that its node id names; there is no other binding to look up.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protocol import ids, limits
+from protocol.errors import BadSignature
+from protocol.ids import NodeId
+from protocol.message import Message
+
+Domain = Literal["request", "rollout"]
+
+
+class Envelope(Message):
+    """A payload, who signs it, and the signature: not yet checked."""
+
+    signer: str
+    payload: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A payload whose signature was checked."""
+
+    signer: NodeId
+    payload: bytes
+
+
+class NodeKey:
+    """A node's private key; it signs, and never shows itself in a repr or log."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.node_id = ids.node_id(self._key.public_key().public_bytes_raw())
+
+    def __repr__(self) -> str:
+        return f"NodeKey({self.node_id})"
+
+    def seal(self, domain: Domain, payload: bytes) -> bytes:
+        """The envelope bytes of a payload signed for one purpose."""
+        signature = self._key.sign(_to_sign(domain, payload))
+        return Envelope(signer=self.node_id, payload=payload, signature=signature).to_bytes()
+
+
+def open_envelope(domain: Domain, data: bytes, *, max_bytes: int = limits.REQUEST_MAX_BYTES) -> Signed:
+    """Check an envelope's form and signature."""
+    envelope = Envelope.from_bytes(data, max_bytes=max_bytes)
+    signer = NodeId(envelope.signer)
+    key = Ed25519PublicKey.from_public_bytes(ids.public_key(signer))
+    try:
+        key.verify(envelope.signature, _to_sign(domain, envelope.payload))
+    except InvalidSignature:
+        raise BadSignature(f"The signature of this {domain} is not {signer[:16]}…'s.") from None
+    return Signed(signer, envelope.payload)
+
+
+def _to_sign(domain: Domain, payload: bytes) -> bytes:
+    return b"echo-swarm/1/" + domain.encode() + b"\0" + payload

@@ -1,0 +1,213 @@
+"""From a pinned fingerprint to the newest policy manifest: TUF's client workflow as a pure conversation.
+
+`refresh` is a generator: it yields the document it wants next, is sent the bytes, and returns what can be trusted.
+The caller fetches and persists; every decision is here, in this order:
+
+1. the root is the pinned one, or was reached from it by signed rotations, one version at a time;
+2. the timestamp is signed, not older than the stored one, and not expired;
+3. the snapshot has the hash the timestamp names, and no role in it went backwards;
+4. the targets have the version the snapshot names;
+5. the newest policy is not older than the one already seen;
+6. its manifest has the length and hash the targets name, and belongs to this round.
+
+- Persist `Refreshed.documents` only after `refresh` returned; a failed refresh changes nothing.
+- An expired timestamp is not a nuisance but a finding: somebody may be withholding newer versions.
+"""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from tuf.api.exceptions import (
+    BadVersionNumberError,
+    EqualVersionNumberError,
+    ExpiredMetadataError,
+    LengthOrHashMismatchError,
+    RepositoryError,
+)
+from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
+from tuf.ngclient.config import EnvelopeType
+
+from protocol import limits
+from protocol.errors import MetadataExpired, RolledBack, UntrustedMetadata, UntrustedRoot
+from protocol.manifest import PolicyManifest, open_manifest, target_path, version_of
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The trust state of a node: signed documents exactly as they were served."""
+
+    round_id: str
+    root: bytes
+    timestamp: bytes | None = None
+    snapshot: bytes | None = None
+    targets: bytes | None = None
+    manifest: bytes | None = None
+    policy_version: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A document to fetch; `optional` ones may not exist, and then None is sent back."""
+
+    name: str
+    max_bytes: int
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What a completed refresh proved; no manifest means that nothing was published yet."""
+
+    documents: Documents
+    manifest: PolicyManifest | None
+
+
+Conversation = Generator[Wanted, bytes | None, Refreshed]
+
+
+def fingerprint(root: bytes) -> str:
+    """The SHA-256 of a round's first root document; it names the round, and the join string carries it."""
+    return hashlib.sha256(root).hexdigest()
+
+
+def pin(root: bytes, expected: str) -> Documents:
+    """Step 1 for a newcomer: accept the first root because the join string names it."""
+    if fingerprint(root) != expected:
+        raise UntrustedRoot(
+            f"The coordinator's root has fingerprint {fingerprint(root)[:16]}…, the join string says {expected[:16]}….",
+            hint="Copy the whole join string again; if it is right, somebody answers in the coordinator's place.",
+        )
+    return Documents(round_id=expected, root=root)
+
+
+def refresh(stored: Documents, now: datetime) -> Conversation:
+    """Bring the stored documents up to date; see the module's numbered steps."""
+    with _named():
+        trusted = TrustedMetadataSet(stored.root, EnvelopeType.METADATA)
+    trusted.reference_time = now
+    root = yield from _follow_roots(trusted, stored.root)
+    timestamp = yield from _newest_timestamp(trusted, stored.timestamp)
+    snapshot = yield from _snapshot(trusted, stored.snapshot)
+    targets = yield from _targets(trusted, stored.targets)
+    version = _newest_policy(trusted, stored.policy_version)
+    data: bytes | None = None
+    manifest: PolicyManifest | None = None
+    if version:
+        data = yield from _manifest_bytes(trusted, target_path(version), stored.manifest)
+        manifest = open_manifest(data, round_id=stored.round_id, version=version)
+    documents = Documents(stored.round_id, root, timestamp, snapshot, targets, data, version)
+    return Refreshed(documents, manifest)
+
+
+def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[Wanted, bytes | None, bytes]:
+    """(1) Walk the chain of signed root rotations to its end."""
+    for _ in range(limits.ROOT_ROTATIONS_MAX):
+        name = f"{trusted.root.version + 1}.root.json"
+        data = yield Wanted(name, limits.METADATA_MAX_BYTES, optional=True)
+        if data is None:
+            break
+        with _named():
+            trusted.update_root(data)
+        root = data
+    return root
+
+
+def _newest_timestamp(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wanted, bytes | None, bytes]:
+    """(2) The stored timestamp sets the floor, even when it is expired; the fetched one must be sound and fresh."""
+    if stored is not None:
+        _load_as_floor(trusted.update_timestamp, stored)
+    data = yield Wanted("timestamp.json", limits.METADATA_MAX_BYTES)
+    assert data is not None
+    try:
+        with _named():
+            trusted.update_timestamp(data)
+    except _Unchanged:
+        assert stored is not None
+        if trusted.timestamp.is_expired(trusted.reference_time):
+            raise MetadataExpired(
+                f"The coordinator's timestamp ran out at {trusted.timestamp.expires:%Y-%m-%d %H:%M:%S} UTC.",
+                hint=_FROZEN,
+            ) from None
+        return stored
+    return data
+
+
+def _snapshot(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wanted, bytes | None, bytes]:
+    """(3) Keep the stored snapshot if it is still the named one, else fetch that."""
+    wanted = trusted.timestamp.snapshot_meta.version
+    if stored is not None:
+        _load_as_floor(lambda data: trusted.update_snapshot(data, trusted=True), stored)
+        if "snapshot" in trusted and trusted.snapshot.version == wanted:
+            return stored
+    data = yield Wanted(f"{wanted}.snapshot.json", limits.METADATA_MAX_BYTES)
+    assert data is not None
+    with _named():
+        trusted.update_snapshot(data)
+    return data
+
+
+def _targets(trusted: TrustedMetadataSet, stored: bytes | None) -> Generator[Wanted, bytes | None, bytes]:
+    """(4) The same for the targets."""
+    if stored is not None:
+        _load_as_floor(trusted.update_targets, stored)
+        if "targets" in trusted:
+            return stored
+    data = yield Wanted(f"{trusted.snapshot.meta['targets.json'].version}.targets.json", limits.METADATA_MAX_BYTES)
+    assert data is not None
+    with _named():
+        trusted.update_targets(data)
+    return data
+
+
+def _newest_policy(trusted: TrustedMetadataSet, seen: int) -> int:
+    """(5) The highest policy version among the targets; 0 before the first."""
+    newest = max((version_of(path) or 0 for path in trusted.targets.targets), default=0)
+    if newest < seen:
+        raise RolledBack(f"The newest policy on offer is version {newest}, but version {seen} was already published.")
+    return newest
+
+
+def _manifest_bytes(
+    trusted: TrustedMetadataSet, path: str, stored: bytes | None
+) -> Generator[Wanted, bytes | None, bytes]:
+    """(6) The manifest's bytes, from the store if they are the same."""
+    entry = trusted.targets.targets[path]
+    with suppress(LengthOrHashMismatchError):
+        entry.verify_length_and_hashes(stored or b"")
+        return stored or b""
+    data = yield Wanted(path, min(entry.length, limits.MANIFEST_MAX_BYTES))
+    assert data is not None
+    with _named():
+        entry.verify_length_and_hashes(data)
+    return data
+
+
+class _Unchanged(Exception):
+    """The timestamp on offer is the one already stored."""
+
+
+_FROZEN = "Newer versions may be withheld, or a clock is wrong: compare this machine's clock, then ask the operator."
+
+
+def _load_as_floor(load: Callable[[bytes], object], data: bytes) -> None:
+    """Load a stored document for rollback protection; it may be expired, superseded, or signed by a rotated key."""
+    with suppress(RepositoryError):
+        load(data)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """TUF's errors under this swarm's names."""
+    try:
+        yield
+    except EqualVersionNumberError:
+        raise _Unchanged from None
+    except BadVersionNumberError as error:
+        raise RolledBack(f"Older trust metadata was served: {error}.") from error
+    except ExpiredMetadataError as error:
+        raise MetadataExpired(f"The coordinator's trust metadata is out of date: {error}.", hint=_FROZEN) from error
+    except RepositoryError as error:
+        raise UntrustedMetadata(f"The coordinator's trust metadata is not sound: {error}.") from error

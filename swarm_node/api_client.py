@@ -1,0 +1,119 @@
+"""The coordinator's HTTP API as the node sees it: signed requests out, bounded replies in, errors by name.
+
+- Every request is signed afresh, with a new nonce: a retry is a new request, never a replay.
+- A reply is read up to its limit and no further; whatever it says, trust comes from signatures and hashes elsewhere.
+- No answer, or one from a broken proxy, is `Unreachable`: the caller waits and tries again.
+"""
+
+import secrets
+import time
+from typing import TypeVar
+
+import httpx
+
+from protocol import canonical, limits
+from protocol.errors import MalformedMessage, MessageTooLarge, NotFound, SwarmError, UnknownChunk, Unreachable
+from protocol.ids import ChunkId
+from protocol.message import Message
+from protocol.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Plan,
+    PlanRequest,
+    Register,
+    ReturnLeases,
+    Submission,
+    SubmissionReply,
+    seal_request,
+)
+from protocol.signing import NodeKey
+
+M = TypeVar("M", bound=Message)
+
+TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+
+PLAIN = {"Accept-Encoding": "identity"}
+"""No compression: a small reply must not be able to unfold into a large one."""
+
+
+class Coordinator:
+    """A round's coordinator, called in the name of one node."""
+
+    def __init__(self, url: str, round_id: str, key: NodeKey) -> None:
+        self.url = url
+        self._round_id = round_id
+        self._key = key
+        self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False)
+
+    async def register(self, message: Register) -> HeartbeatReply:
+        return await self._call("/v1/nodes", message, HeartbeatReply)
+
+    async def heartbeat(self, message: Heartbeat) -> HeartbeatReply:
+        return await self._call("/v1/heartbeat", message, HeartbeatReply)
+
+    async def lease(self, message: LeaseRequest) -> LeaseReply:
+        return await self._call("/v1/leases", message, LeaseReply)
+
+    async def give_back(self, message: ReturnLeases) -> HeartbeatReply:
+        return await self._call("/v1/leases/return", message, HeartbeatReply)
+
+    async def submit(self, message: Submission) -> SubmissionReply:
+        return await self._call("/v1/rollouts", message, SubmissionReply)
+
+    async def plan(self, message: PlanRequest) -> Plan:
+        return await self._call("/v1/plan", message, Plan)
+
+    async def document(self, name: str, max_bytes: int) -> bytes | None:
+        """A trust document, or None if there is none of that name."""
+        try:
+            return await self._read("GET", f"/v1/metadata/{name}", None, max_bytes)
+        except NotFound:
+            return None
+
+    async def chunk(self, chunk: ChunkId) -> bytes:
+        """A chunk from the origin; unverified."""
+        try:
+            return await self._read("GET", f"/v1/chunks/{chunk}", None, limits.CHUNK_MAX_BYTES)
+        except NotFound as error:
+            raise UnknownChunk(error.message, hint=error.hint) from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _call(self, path: str, message: Message, kind: type[M]) -> M:
+        request = seal_request(
+            self._key,
+            round_id=self._round_id,
+            path=path,
+            nonce=secrets.token_bytes(limits.NONCE_BYTES),
+            now_ms=time.time_ns() // 1_000_000,
+            body=message,
+        )
+        return kind.from_bytes(await self._read("POST", path, request, limits.MESSAGE_MAX_BYTES))
+
+    async def _read(self, method: str, path: str, body: bytes | None, max_bytes: int) -> bytes:
+        try:
+            async with self._client.stream(method, path, content=body) as response:
+                data = bytearray()
+                async for piece in response.aiter_raw():
+                    data += piece
+                    if len(data) > max_bytes:
+                        raise MessageTooLarge(f"{path} answers with more than {max_bytes} bytes.")
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise Unreachable(
+                f"The coordinator at {self.url} does not answer ({type(error).__name__}: {error}).",
+                hint="The node keeps trying; check the network if this lasts.",
+            ) from error
+        if response.status_code // 100 == 2:
+            return bytes(data)
+        raise _named_error(path, response.status_code, bytes(data))
+
+
+def _named_error(path: str, status: int, data: bytes) -> SwarmError:
+    """The error a coordinator's reply names; anything else comes from something that is no coordinator."""
+    try:
+        return SwarmError.from_wire(canonical.decode(data, max_bytes=16 * limits.KIB))
+    except (MalformedMessage, MessageTooLarge):
+        return Unreachable(f"{path} answers with status {status} and no reason; is this the coordinator?")

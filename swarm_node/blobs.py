@@ -1,0 +1,75 @@
+"""The chunk store of a node: a folder of verified chunks, named by their hashes.
+
+- Bytes are verified before they are written and again each time they are read, so neither a peer nor a bad disk can
+  make us serve or assemble anything else.
+- Every file is whole: it is written beside, synced, then renamed. What a crash leaves behind is removed by `clean`.
+- One process owns the folder (writes, cleans, prunes); others may read along, as the seeder does.
+- All methods block; callers on an event loop use a thread.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from protocol.chunks import blob_path, verify
+from protocol.errors import ChunkMismatch, UnknownChunk
+from protocol.ids import ChunkId
+from swarm_node.disk import full_disk_named, write_durably
+
+_TEMP = "incoming"
+"""Subfolder of unfinished files; no two hex digits, so no chunk can lie there."""
+
+
+class BlobStore:
+    """Chunks below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def clean(self) -> None:
+        """Prepare the folder for its owner: make it, and remove what an earlier run left unfinished."""
+        with full_disk_named(self.root):
+            (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
+        for leftover in (self.root / _TEMP).iterdir():
+            leftover.unlink(missing_ok=True)
+
+    def path(self, chunk: ChunkId) -> Path:
+        return self.root / blob_path(chunk)
+
+    def has(self, chunk: ChunkId) -> bool:
+        return self.path(chunk).is_file()
+
+    def read(self, chunk: ChunkId) -> bytes:
+        """The verified bytes; a file that no longer is its name is removed and counts as absent."""
+        try:
+            data = self.path(chunk).read_bytes()
+            verify(chunk, data)
+        except FileNotFoundError:
+            raise UnknownChunk(f"Chunk {chunk[:12]}… is not stored here.") from None
+        except ChunkMismatch as error:
+            self.path(chunk).unlink(missing_ok=True)
+            raise UnknownChunk(
+                f"Chunk {chunk[:12]}… went bad on the disk and was removed.",
+                hint="It will be fetched again; if this repeats, check the disk.",
+            ) from error
+        return data
+
+    def write(self, chunk: ChunkId, data: bytes) -> None:
+        """Store bytes under their name; writing a chunk twice changes nothing."""
+        verify(chunk, data)
+        if not self.has(chunk):
+            with full_disk_named(self.root):
+                (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
+            write_durably(self.path(chunk), data, temp_folder=self.root / _TEMP)
+
+    def prune(self, keep: Collection[ChunkId]) -> int:
+        """Remove all chunks but these; returns how many went."""
+        wanted = set(keep)
+        gone = [path for path in self._files() if path.name not in wanted]
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone)
+
+    def _files(self) -> Iterator[Path]:
+        for folder in self.root.iterdir() if self.root.is_dir() else ():
+            if folder.is_dir() and folder.name != _TEMP:
+                yield from folder.iterdir()

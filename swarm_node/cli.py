@@ -1,0 +1,129 @@
+"""The commands of `swarm-node`."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protocol.errors import ConfigInvalid, SwarmError
+
+app = typer.Typer(
+    help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
+
+EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
+
+
+@app.command(epilog=EXIT_CODES)
+def join(
+    join_string: Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")],
+    price: Annotated[
+        int, typer.Option(help="Your price: millionths of a unit per million validated tokens.")
+    ] = 1_000_000,
+    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default the end of its id.")] = "",
+    home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
+    listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
+    advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
+    groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every version and batch.")] = False,
+) -> None:
+    """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues."""
+    import trio
+
+    from swarm_node import app as agent
+    from swarm_node import identity
+    from swarm_node import join_string as joining
+    from swarm_node.engine.client import default_command
+
+    _log_to_stderr(verbose)
+    home.mkdir(parents=True, exist_ok=True)
+    me = identity.load_or_create(home / "node.key").key.node_id
+    settings = agent.Settings(
+        join=joining.parse(join_string),
+        home=home,
+        name=name or f"node-{me[-6:]}",
+        price_micros_per_mtok=price,
+        listen=listen,
+        advertise=advertise,
+        groups_per_request=groups,
+        engine_command=default_command(threads),
+    )
+    earnings = trio.run(agent.run, settings)
+    if as_json:
+        typer.echo(json.dumps(vars(earnings)))
+        return
+    rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
+    typer.echo(
+        f"Accepted {earnings.accepted} rollouts of {earnings.tokens} tokens, worth {earnings.credit_micros} micro-units"
+        + (f"; rejected: {rejected}." if rejected else ".")
+    )
+
+
+@app.command()
+def seed(
+    blobs: Annotated[Path, typer.Option(help="Folder of chunks, as a coordinator or a node keeps it.")],
+    key: Annotated[Path, typer.Option(help="File of the seeder's key; made if it is not there.")],
+    listen: Annotated[str, typer.Option(help="Where to serve; port 0 takes any.")] = "127.0.0.1:0",
+) -> None:
+    """Serve a folder of chunks over libp2p until standard input ends; the first line printed says where, as JSON."""
+    import trio
+
+    from swarm_node import identity
+    from swarm_node.seed import seed as serve
+
+    _log_to_stderr(False)
+    host, _, port = listen.rpartition(":")
+    trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def engine(context: typer.Context) -> None:
+    """The sampling engine's process, started by the agent."""
+    from swarm_node.engine.child import main as run_child
+
+    _log_to_stderr(False)
+    raise typer.Exit(run_child(context.args))
+
+
+def main() -> None:
+    """Run a command; a named error becomes one line and an exit code."""
+    try:
+        app()
+    except SwarmError as error:
+        typer.echo(f"swarm-node: {error} [{error.code}]", err=True)
+        sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
+    except BaseExceptionGroup as group:
+        errors, rest = group.split(SwarmError)
+        if rest is not None or errors is None:
+            raise
+        for leaf in _leaves(errors):
+            typer.echo(f"swarm-node: {leaf} [{getattr(leaf, 'code', 'internal')}]", err=True)
+        sys.exit(1)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    for noisy in ("httpx", "httpcore", "libp2p", "multiaddr"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)

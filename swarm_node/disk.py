@@ -1,0 +1,58 @@
+"""Durable files: what is written here is whole or absent after a crash, and a full disk has a name.
+
+- A file gets its final name only when its bytes are on the disk: write → fsync → rename → fsync of the folder.
+- A write that fails leaves nothing behind.
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.errors import DiskFull
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Raise `DiskFull` in the place of the operating system's error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DiskFull(
+            f"There is no room left below {folder} ({os.strerror(error.errno or 0)}).",
+            hint="Free some space there, or move the node's folder to a larger disk; work goes on by itself then.",
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_durably(target: Path, data: bytes, *, temp_folder: Path) -> None:
+    """Write a whole file under its final name; `temp_folder` lies on the same file system."""
+    with full_disk_named(target.parent):
+        handle, name = tempfile.mkstemp(dir=temp_folder)
+        temp = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            target.parent.mkdir(exist_ok=True)
+            temp.replace(target)
+        except BaseException:
+            temp.unlink(missing_ok=True)
+            raise
+        sync_folder(target.parent)

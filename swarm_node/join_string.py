@@ -1,0 +1,27 @@
+"""The join string: where a coordinator is, and the fingerprint of the root that its round must have."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from protocol.errors import ConfigInvalid
+
+
+@dataclass(frozen=True)
+class JoinString:
+    """`http://host:port#<64 hex digits>`, taken apart."""
+
+    url: str
+    round_id: str
+
+
+def parse(text: str) -> JoinString:
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigInvalid(f"{text[:80]!r} is no join string.", hint="It looks like http://host:port#fingerprint.")
+    if not re.fullmatch(r"[0-9a-f]{64}", parts.fragment):
+        raise ConfigInvalid(
+            "The join string has no root fingerprint after its #.",
+            hint="Copy all of it: the fingerprint is what lets this node trust the coordinator.",
+        )
+    return JoinString(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", parts.fragment)

@@ -1,0 +1,228 @@
+"""Bring all chunks of a version into the store, from many sources at once.
+
+- The picker decides, one upstream per source acts, this loop carries news between them; it ends when every chunk is
+  stored, when the picker gives up (`NoSource`), or when this node itself cannot go on (its own error, e.g. `DiskFull`).
+- Chunks that are stored already are not fetched: an interrupted download resumes by itself.
+- The origin is a function of the caller; its bytes are verified like anybody's.
+- Cancelling is safe at any time and leaves only whole chunks behind.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+import trio
+
+from protocol.chunks import chunk_id
+from protocol.errors import ChunkMismatch, DiskFull, SwarmError
+from protocol.ids import ChunkId
+from protocol.manifest import PolicyManifest
+from protocol.messages import Blame, Peer
+from swarm_node.blobs import BlobStore
+from swarm_node.p2p.fetch import Broke, Deadlines, Delivered, Failed, Lied, Outcome, Refused, Upstream
+from swarm_node.p2p.host import Host
+from swarm_node.picker import ORIGIN, Assignment, Picker, PickerRules, Source
+
+Origin = Callable[[ChunkId], Awaitable[bytes]]
+
+
+class NoSource(SwarmError):
+    """A version cannot be completed: nobody is left who could deliver what is missing."""
+
+    code, http_status, fault = "no_source", 503, "network"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a download is."""
+
+    chunks_done: int
+    chunks: int
+    bytes_done: int
+    bytes: int
+
+
+@dataclass
+class FetchReport:
+    """Where a version came from, and who is to blame for what went wrong."""
+
+    bytes_from: Counter[str] = field(default_factory=Counter)
+    """By kind of source: peer, seeder, origin."""
+    bytes_from_node: Counter[str] = field(default_factory=Counter)
+    bytes_on_disk: int = 0
+    """Needed, but stored already."""
+    blames: list[Blame] = field(default_factory=list)
+    retries: int = 0
+    """Chunks asked for again, after a refusal, a failure or a lie."""
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class FetchRules:
+    """Deadlines and choices of a download; tests shorten them."""
+
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    picker: PickerRules = field(default_factory=PickerRules)
+    failures_kept: int = 20
+
+
+async def fetch_version(
+    manifest: PolicyManifest,
+    sources: Iterable[Peer],
+    *,
+    host: Host,
+    blobs: BlobStore,
+    rng: Random,
+    origin: Origin | None = None,
+    blames: Mapping[str, int] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    rules: FetchRules | None = None,
+) -> FetchReport:
+    """Return once every chunk of the manifest is verified and stored."""
+    download = _Download(manifest, list(sources), host, blobs, origin, on_progress, rules or FetchRules())
+    await download.run(rng, blames or {})
+    return download.report
+
+
+class _Download:
+    """One version on its way in."""
+
+    def __init__(
+        self,
+        manifest: PolicyManifest,
+        peers: list[Peer],
+        host: Host,
+        blobs: BlobStore,
+        origin: Origin | None,
+        on_progress: Callable[[Progress], None] | None,
+        rules: FetchRules,
+    ) -> None:
+        self._sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes().items()}
+        self._peers = {peer.peer_id: peer for peer in peers}
+        self._kinds = {peer.peer_id: peer.kind for peer in peers} | {ORIGIN: ORIGIN}
+        self._host, self._blobs, self._origin = host, blobs, origin
+        self._on_progress, self._rules = on_progress, rules
+        self._upstreams: dict[str, Upstream] = {}
+        self._news_in, self._news = trio.open_memory_channel[Outcome](0)
+        self._asked: Counter[ChunkId] = Counter()
+        self._bytes_done = self._chunks_done = 0
+        self.report = FetchReport()
+
+    async def run(self, rng: Random, blames: Mapping[str, int]) -> None:
+        started = trio.current_time()
+        missing = await trio.to_thread.run_sync(self._missing)
+        self._progressed(sum(self._sizes.values()) - sum(self._sizes[chunk] for chunk in missing), len(missing))
+        self.report.bytes_on_disk = self._bytes_done
+        picker = Picker(
+            missing,
+            self._sources(),
+            me=self._host.node_id,
+            rng=rng,
+            now=started,
+            rules=self._rules.picker,
+            blames=blames,
+        )
+        error: SwarmError | None = None
+        async with trio.open_nursery() as nursery:
+            error = await self._drive(picker, nursery)
+            if error is not None:
+                nursery.cancel_scope.cancel()
+            for upstream in self._upstreams.values():
+                upstream.finish()
+        self.report.seconds = trio.current_time() - started
+        if error is not None:
+            raise error
+
+    def _missing(self) -> list[ChunkId]:
+        return [chunk for chunk in self._sizes if not self._blobs.has(chunk)]
+
+    def _sources(self) -> list[Source]:
+        origin = [Source(ORIGIN, "origin")] if self._origin is not None else []
+        return [Source(peer.peer_id, peer.kind) for peer in self._peers.values()] + origin
+
+    async def _drive(self, picker: Picker, nursery: trio.Nursery) -> SwarmError | None:
+        while picker.missing:
+            now = trio.current_time()
+            if picker.hopeless(now):
+                return self._no_source(picker)
+            for assignment in picker.next(now):
+                self._assign(assignment, nursery)
+            with trio.move_on_at(picker.wake_at(now)):
+                news = await self._news.receive()
+                if isinstance(news, Broke):
+                    return news.error
+                self._take(news, picker)
+        return None
+
+    def _assign(self, assignment: Assignment, nursery: trio.Nursery) -> None:
+        name, chunk = assignment.source, assignment.chunk
+        self.report.retries += 1 if self._asked[chunk] else 0
+        self._asked[chunk] += 1
+        if name == ORIGIN:
+            nursery.start_soon(self._ask_origin, chunk)
+            return
+        if name not in self._upstreams:
+            self._upstreams[name] = Upstream(
+                self._host, self._peers[name], self._blobs, self._sizes, self._news_in, self._rules.deadlines
+            )
+            nursery.start_soon(self._upstreams[name].run)
+        self._upstreams[name].ask(chunk)
+
+    def _take(self, news: Delivered | Refused | Failed | Lied, picker: Picker) -> None:
+        now = trio.current_time()
+        if isinstance(news, Delivered):
+            picker.delivered(news.source, news.chunk, now)
+            self.report.bytes_from[self._kinds[news.source]] += news.size_bytes
+            self.report.bytes_from_node[news.source] += news.size_bytes
+            self._progressed(news.size_bytes, picker.missing)
+        elif isinstance(news, Refused):
+            picker.refused(news.source, news.chunk, news.reason, now)
+        elif isinstance(news, Lied):
+            self._upstreams.pop(news.source, None)
+            picker.lied(news.source, now)
+            if news.source != ORIGIN:
+                self.report.blames.append(Blame(peer_id=news.source, chunk=news.chunk, got=news.got))
+            self._note(f"{news.source} sent {news.got[:12]}… for chunk {news.chunk[:12]}…")
+        else:
+            self._upstreams.pop(news.source, None)
+            picker.failed(news.source, now)
+            self._note(news.error.message)
+
+    async def _ask_origin(self, chunk: ChunkId) -> None:
+        """One chunk of the origin, under the same rules as a peer's."""
+        assert self._origin is not None
+        news: Outcome
+        data = b""
+        try:
+            with trio.fail_after(self._rules.deadlines.chunk_s):
+                data = await self._origin(chunk)
+            await trio.to_thread.run_sync(self._blobs.write, chunk, data)
+        except ChunkMismatch:
+            news = Lied(ORIGIN, chunk, chunk_id(data))
+        except trio.TooSlowError:
+            news = Failed(ORIGIN, SwarmError("The origin did not answer in time."))
+        except SwarmError as error:
+            news = Broke(error) if isinstance(error, DiskFull) else Failed(ORIGIN, error)
+        else:
+            news = Delivered(ORIGIN, chunk, len(data))
+        await self._news_in.send(news)
+
+    def _progressed(self, size_bytes: int, missing: int) -> None:
+        self._bytes_done += size_bytes
+        self._chunks_done = len(self._sizes) - missing
+        if self._on_progress is not None:
+            total = sum(self._sizes.values())
+            self._on_progress(Progress(self._chunks_done, len(self._sizes), self._bytes_done, total))
+
+    def _note(self, failure: str) -> None:
+        if len(self.report.failures) < self._rules.failures_kept:
+            self.report.failures.append(failure)
+
+    def _no_source(self, picker: Picker) -> NoSource:
+        tried = "; ".join(self.report.failures[-3:]) or "no source is known"
+        return NoSource(
+            f"{picker.missing} of {len(self._sizes)} chunks are missing and nobody delivers them ({tried}).",
+            hint="The download resumes from what is stored; it will be tried again with a new plan.",
+        )

@@ -1,0 +1,191 @@
+"""Ask one upstream for chunks, several at a time, and store what proves itself.
+
+- The peer at the other end is authenticated; its chunks are verified before they are written.
+- The oldest unanswered WANT bounds the wait (`chunk_s`), and so does silence while one is open (`stall_s`).
+- The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`.
+- Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
+"""
+
+import math
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from protocol import limits
+from protocol.chunks import chunk_id
+from protocol.errors import ChunkMismatch, PeerFault, SwarmError
+from protocol.exchange import Bye, Chunk, Farewell, Reason, Reject, Requester
+from protocol.ids import ChunkId
+from protocol.messages import Peer
+from swarm_node.blobs import BlobStore
+from swarm_node.p2p.host import Host
+from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long one upstream may keep us waiting."""
+
+    dial_s: float = 10.0
+    chunk_s: float = 60.0
+    """Per answer: 4 MiB at 70 kB/s, the slowest peer worth having."""
+    stall_s: float = 20.0
+    """Without a byte while an answer is due."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A chunk is verified and on the disk."""
+
+    source: str
+    chunk: ChunkId
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The upstream answered without the chunk."""
+
+    source: str
+    chunk: ChunkId
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The upstream is lost; everything asked of it and not delivered is open again."""
+
+    source: str
+    error: SwarmError
+
+
+@dataclass(frozen=True)
+class Lied:
+    """The upstream sent other bytes under a chunk's name: the evidence."""
+
+    source: str
+    chunk: ChunkId
+    got: ChunkId
+
+
+@dataclass(frozen=True)
+class Broke:
+    """This node cannot go on: its disk is full, or worse."""
+
+    error: SwarmError
+
+
+Outcome = Delivered | Refused | Failed | Lied | Broke
+
+
+class _Liar(Exception):
+    def __init__(self, chunk: ChunkId, got: ChunkId) -> None:
+        self.chunk, self.got = chunk, got
+
+
+class Upstream:
+    """One connection to one peer; `ask` names chunks, `run` brings them in and reports outcomes."""
+
+    def __init__(
+        self,
+        host: Host,
+        peer: Peer,
+        blobs: BlobStore,
+        sizes: Mapping[ChunkId, int],
+        outcomes: trio.MemorySendChannel[Outcome],
+        deadlines: Deadlines,
+    ) -> None:
+        self._host, self._peer, self._blobs, self._sizes = host, peer, blobs, sizes
+        self._outcomes, self._deadlines = outcomes, deadlines
+        self._wants_in, self._wants = trio.open_memory_channel[ChunkId](limits.EXCHANGE_WANTS_MAX)
+        self._requester = Requester()
+        self._patience = trio.CancelScope()
+        self._answer_due = math.inf
+        self._failure: Exception | None = None
+
+    def ask(self, chunk: ChunkId) -> None:
+        """Name one more chunk; at most `EXCHANGE_WANTS_MAX` may be undelivered."""
+        self._wants_in.send_nowait(chunk)
+
+    def finish(self) -> None:
+        """There is nothing more to ask: say goodbye and end."""
+        self._wants_in.close()
+
+    async def run(self) -> None:
+        """Serve `ask` until `finish` or the first failure, which is reported and not raised."""
+        try:
+            link = await self._host.connect(
+                self._peer,
+                dial_s=self._deadlines.dial_s,
+                chunk_max_bytes=max(self._sizes.values(), default=0),
+            )
+            await self._use(link)
+        except _Liar as liar:
+            await self._outcomes.send(Lied(self._peer.peer_id, liar.chunk, liar.got))
+        except PeerFault as error:
+            await self._outcomes.send(Failed(self._peer.peer_id, error))
+        except SwarmError as error:
+            await self._outcomes.send(Broke(error))
+
+    async def _use(self, link: Link) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._or_end, nursery, self._send_wants(link, nursery.cancel_scope))
+                nursery.start_soon(self._or_end, nursery, self._take_answers(link, nursery))
+        finally:
+            if isinstance(self._failure, PeerVanished):
+                await link.abort()
+            else:
+                await link.close(Farewell.FAULT if self._failure else Farewell.DONE)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _or_end(self, nursery: trio.Nursery, step: Coroutine[None, None, None]) -> None:
+        """Run one part of the conversation; the first failure of any part ends all of them."""
+        try:
+            await step
+        except (SwarmError, _Liar) as error:
+            self._failure = self._failure or error
+            nursery.cancel_scope.cancel()
+
+    async def _send_wants(self, link: Link, conversation: trio.CancelScope) -> None:
+        async for chunk in self._wants:
+            want = self._requester.want(chunk, self._sizes[chunk])
+            if self._requester.unanswered == 1:
+                self._expect_answer()
+            await link.send(want, stall_s=self._deadlines.stall_s)
+        conversation.cancel()
+
+    async def _take_answers(self, link: Link, nursery: trio.Nursery) -> None:
+        while True:
+            with trio.CancelScope() as self._patience:
+                self._be_patient()
+                messages = await link.receive()
+            if self._patience.cancelled_caught:
+                raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
+            for message in messages:
+                answer = self._requester.receive(message)
+                self._expect_answer()
+                if isinstance(answer, Bye):
+                    raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
+                if isinstance(answer, Reject):
+                    await self._outcomes.send(Refused(link.peer, answer.chunk, answer.reason))
+                else:
+                    nursery.start_soon(self._or_end, nursery, self._store(answer))
+
+    async def _store(self, answer: Chunk) -> None:
+        try:
+            await trio.to_thread.run_sync(self._blobs.write, answer.chunk, answer.data)
+        except ChunkMismatch:
+            raise _Liar(answer.chunk, chunk_id(answer.data)) from None
+        await self._outcomes.send(Delivered(self._peer.peer_id, answer.chunk, len(answer.data)))
+
+    def _expect_answer(self) -> None:
+        """The next answer, if one is owed, has its full time from now on."""
+        self._answer_due = trio.current_time() + self._deadlines.chunk_s if self._requester.unanswered else math.inf
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        silence_ends = trio.current_time() + self._deadlines.stall_s if self._requester.unanswered else math.inf
+        self._patience.deadline = min(self._answer_due, silence_ends)

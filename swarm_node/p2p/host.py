@@ -1,0 +1,215 @@
+"""A node's libp2p host: its key on the wire, one listening port, and links to peers.
+
+- The peer id is the node id; a connection to anybody else than the expected one is refused (`WrongPeer`).
+- TCP, Noise, Yamux; nothing is discovered, announced or mapped: whom to dial comes from the coordinator's plan.
+- A dial has a deadline that covers everything up to the negotiated stream.
+- A connection that carried no stream for `idle_s` is cut, so frozen peers do not add up.
+- Leaving the context cuts all connections first: nothing waits for a peer to agree.
+"""
+
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from libp2p import new_host
+from libp2p.abc import INetConn, INetStream
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
+
+from protocol import exchange, limits
+from protocol.errors import ConfigInvalid, PeerFault
+from protocol.ids import NodeId
+from protocol.messages import Peer
+from swarm_node.p2p import workarounds
+from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+
+_EXCHANGE = TProtocol(exchange.PROTOCOL_ID)
+
+LinkHandler = Callable[[Link], Awaitable[None]]
+
+
+class WrongPeer(PeerFault):
+    """Somebody else than the expected peer answered at its address."""
+
+    code = "wrong_peer"
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Bounds of one host."""
+
+    connections_max: int = 256
+    """Each costs about 70 kB and six tasks."""
+    streams_max: int = 1024
+    upgrade_s: float = 10.0
+    """For a newcomer's handshakes; silent sockets hold a slot no longer."""
+    idle_s: float = 180.0
+
+
+class Host:
+    """A running host; made by `open_host`."""
+
+    def __init__(self, host: BasicHost) -> None:
+        self._host = host
+        self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
+        self.node_id = NodeId(host.get_id().to_base58())
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, as `host:port`."""
+        bound = (address for listener in self._swarm.listeners.values() for address in listener.get_addrs())
+        return tuple(_host_port(address) for address in bound)
+
+    def connected(self) -> set[NodeId]:
+        """The peers at the other end of live connections."""
+        return {NodeId(peer.to_base58()) for peer, conns in self._swarm.connections.items() if conns}
+
+    def serve(self, handler: LinkHandler) -> None:
+        """Answer every incoming exchange stream with this handler; its failures end the stream, never the host."""
+
+        async def on_stream(stream: INetStream) -> None:
+            # A responder expects no chunks: any CHUNK frame is too large for it.
+            await handler(Link(stream, NodeId(stream.muxed_conn.peer_id.to_base58()), chunk_max_bytes=0))
+
+        self._host.set_stream_handler(_EXCHANGE, workarounds.guard(on_stream))
+
+    async def connect(self, peer: Peer, *, dial_s: float, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> Link:
+        """Open an exchange stream to a peer, over the connection there is or a new one."""
+        peer_id = ID.from_base58(peer.peer_id)
+        try:
+            with trio.fail_after(dial_s):
+                if not self._swarm.get_connections(peer_id):
+                    workarounds.know_only(self._host, peer_id, _multiaddr(peer.address))
+                    await self._swarm.dial_peer(peer_id)
+                stream = await self._host.new_stream(peer_id, [_EXCHANGE])
+        except trio.TooSlowError:
+            await self.disconnect(NodeId(peer.peer_id))
+            raise PeerStalled(f"Peer {peer.peer_id} at {peer.address} did not answer for {dial_s:g} s.") from None
+        except Exception as error:  # py-libp2p lets any layer's exception through
+            if "Peer ID mismatch" in _whole_story(error):
+                raise WrongPeer(f"Somebody else than peer {peer.peer_id} answers at {peer.address}.") from error
+            raise PeerVanished(f"Peer {peer.peer_id} at {peer.address} cannot be reached: {error}.") from error
+        return Link(stream, NodeId(peer.peer_id), chunk_max_bytes=chunk_max_bytes)
+
+    async def disconnect(self, node: NodeId) -> None:
+        """Cut every connection to a peer."""
+        for connection in list(self._swarm.get_connections(ID.from_base58(node))):
+            await workarounds.cut(connection)
+
+    async def cut_all(self) -> None:
+        """Cut every connection at once."""
+        async with trio.open_nursery() as nursery:
+            for connection in self._connections():
+                nursery.start_soon(workarounds.cut, connection)
+
+    async def cut_idle(self, idle_s: float) -> None:
+        """Cut connections that had no stream since the last look, for ever."""
+        idle: set[INetConn] = set()
+        while True:
+            await trio.sleep(idle_s)
+            now_idle = {connection for connection in self._connections() if not connection.get_streams()}
+            for connection in idle & now_idle:
+                await workarounds.cut(connection)
+            idle = now_idle - idle
+
+    def _connections(self) -> list[INetConn]:
+        return [connection for connections in self._swarm.connections.values() for connection in connections]
+
+
+@asynccontextmanager
+async def open_host(key_seed: bytes, host: str, port: int, settings: HostSettings | None = None) -> AsyncIterator[Host]:
+    """Run a host on `host:port` (port 0: any free one) for the duration of the context."""
+    workarounds.install()
+    settings = settings or HostSettings()
+    _refuse_taken_port(host, port)
+    basic = _basic_host(key_seed, settings)
+    workarounds.ask_nobody(basic)
+    workarounds.guard_streams(basic)
+    async with basic.run([_multiaddr(f"{host}:{port}" if ":" not in host else f"[{host}]:{port}")]):
+        running = Host(basic)
+        if not running.addresses:
+            raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.cut_idle, settings.idle_s)
+            try:
+                yield running
+            finally:
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await running.cut_all()
+
+
+def _basic_host(key_seed: bytes, settings: HostSettings) -> BasicHost:
+    key_pair = create_new_key_pair(key_seed)
+    connection_config = ConnectionConfig(
+        max_connections=settings.connections_max,
+        min_connections=0,
+        low_watermark=0,  # above 0, connections are dialled unasked
+        high_watermark=settings.connections_max,
+        max_connections_per_peer=2,
+        inbound_upgrade_timeout=settings.upgrade_s,
+        outbound_upgrade_timeout=settings.upgrade_s,
+    )
+    host = new_host(
+        key_pair=key_pair,
+        sec_opt=workarounds.noise_only(key_pair),
+        muxer_opt={TProtocol(YAMUX_PROTOCOL_ID): Yamux},
+        resource_manager=workarounds.resource_manager(
+            connections_max=settings.connections_max, streams_max=settings.streams_max
+        ),
+        connection_config=connection_config,
+        disable_identify_address_discovery=True,
+    )
+    assert isinstance(host, BasicHost)
+    swarm: Any = host.get_network()
+    swarm.retry_config = RetryConfig(max_retries=0)  # whether and when to try again is the picker's decision
+    return host
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    """libp2p listens with SO_REUSEPORT, so a second node on the same port would silently take half the connections."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigInvalid(
+                f"Cannot listen on {host}:{port}: {error.strerror}.", hint="Choose another port; 0 takes any free one."
+            ) from error
+
+
+def _multiaddr(address: str) -> Multiaddr:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        family = "dns"
+    return Multiaddr(f"/{family}/{host}/tcp/{port}")
+
+
+def _host_port(address: Multiaddr) -> str:
+    parts = {protocol.name: value for protocol, value in address.items()}
+    return f"[{parts['ip6']}]:{parts['tcp']}" if "ip6" in parts else f"{parts['ip4']}:{parts['tcp']}"
+
+
+def _whole_story(error: BaseException) -> str:
+    """The texts of an exception and everything it was made from."""
+    parts = [str(error)]
+    below = [*getattr(error, "errors", ()), *getattr(error, "exceptions", ()), error.__cause__ or error.__context__]
+    parts += [_whole_story(cause) for cause in below if cause is not None]
+    return " · ".join(parts)

@@ -1,0 +1,87 @@
+"""Exchange frames over one libp2p stream, to one authenticated peer.
+
+- Whatever goes wrong below (reset, end, a torn connection) is a `PeerVanished`; bad frames keep their own names.
+- `send` has a deadline for every slice, so a slow peer may take its time and a frozen one may not.
+- A send that is cut short has torn the encrypted stream, so it takes the connection with it.
+- `receive` may be cancelled at any time: bytes are read by the connection's own task.
+"""
+
+import trio
+from libp2p.abc import INetStream
+
+from protocol import limits
+from protocol.errors import PeerFault
+from protocol.exchange import Bye, Farewell, FrameReader, Message, encode
+from protocol.ids import NodeId
+from swarm_node.p2p import workarounds
+
+READ_BYTES = 256 * 1024
+WRITE_BYTES = 256 * 1024
+"""One slice under one deadline; also the window that stock Yamux opens with."""
+
+
+class PeerVanished(PeerFault):
+    """The stream or the connection ended before the exchange did."""
+
+    code = "peer_vanished"
+
+
+class PeerStalled(PeerFault):
+    """The peer is connected, but neither reads nor answers."""
+
+    code = "peer_stalled"
+
+
+class Link:
+    """One stream of messages to one peer."""
+
+    def __init__(self, stream: INetStream, peer: NodeId, *, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> None:
+        self.peer = peer
+        self._stream = stream
+        self._frames = FrameReader(chunk_max_bytes)
+
+    async def send(self, message: Message, *, stall_s: float) -> None:
+        """Write one frame; every slice of it must get through within `stall_s`."""
+        frame = memoryview(encode(message))
+        try:
+            for start in range(0, len(frame), WRITE_BYTES):
+                with trio.fail_after(stall_s):
+                    await self._stream.write(bytes(frame[start : start + WRITE_BYTES]))
+        except trio.TooSlowError:
+            await workarounds.cut_stream(self._stream)
+            raise PeerStalled(f"Peer {self.peer} took no bytes for {stall_s:g} s.") from None
+        except trio.Cancelled:
+            await workarounds.cut_stream(self._stream)
+            raise
+        except Exception as error:  # py-libp2p lets any layer's exception through; none of ours can occur in here
+            raise PeerVanished(f"The connection to peer {self.peer} broke ({_name(error)}).") from error
+
+    async def receive(self) -> list[Message]:
+        """The messages completed by the next bytes that arrive; none if they complete nothing."""
+        try:
+            data = await self._stream.read(READ_BYTES)
+        except Exception as error:  # as above
+            raise PeerVanished(f"The connection to peer {self.peer} ended ({_name(error)}).") from error
+        if not data:
+            raise PeerVanished(f"The connection to peer {self.peer} ended.")
+        return self._frames.feed(data)
+
+    async def close(self, reason: Farewell = Farewell.DONE) -> None:
+        """Say goodbye and close the stream; a peer that does not take it is cut off."""
+        with trio.CancelScope(shield=True):
+            try:
+                with trio.fail_after(workarounds.CLOSE_PATIENCE_S):
+                    await self._stream.write(encode(Bye(reason)))
+                    await self._stream.close()
+            except trio.TooSlowError:
+                await workarounds.cut_stream(self._stream)
+            except Exception:  # it is gone already
+                await workarounds.reset(self._stream)
+
+    async def abort(self) -> None:
+        """End the stream without a word."""
+        await workarounds.reset(self._stream)
+
+
+def _name(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,176 @@
+"""Defects of py-libp2p 0.8.1 and what we do about each; nothing else in this project touches its internals.
+
+- Pinned: `install` refuses any other version, so an upgrade begins by reading this file.
+- Each function's docstring says the upstream defect first, then the cure; a test shows the cure at work.
+- Not cured here, because they need a muxer of our own: the receive window is not enforced (a peer may fill our
+  memory as fast as its link allows), and a writer gives up when a reader pauses for 5 seconds.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+import trio
+from libp2p.abc import INetConn, INetStream, ISecureTransport
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.network import swarm as swarm_module
+from libp2p.network.connection import swarm_connection
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.rcmgr import ResourceLimits, ResourceManager
+from libp2p.rcmgr.connection_limits import ConnectionLimits
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux import yamux
+from multiaddr import Multiaddr
+
+log = logging.getLogger(__name__)
+
+PINNED_VERSION = "0.8.1"
+NOISE_PLAINTEXT_MAX_BYTES = 65519
+CLOSE_PATIENCE_S = 1.0
+ADDRESS_KEPT_S = 120
+
+StreamHandler = Callable[[INetStream], Awaitable[None]]
+
+
+def install() -> None:
+    """Apply the module-wide cures; safe to call again."""
+    found = version("libp2p")
+    if found != PINNED_VERSION:
+        raise RuntimeError(f"libp2p is {found}, but the workarounds are written for {PINNED_VERSION}: see {__name__}")
+    _silence_logging()
+    # `dial_peer` waits the whole happy-eyeballs delay (250 ms) even after the first address has connected.
+    swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
+    # A Yamux frame of 64 KiB is one byte range over Noise's limit and travels as two messages, two system calls.
+    yamux.MAX_MESSAGE_SIZE = NOISE_PLAINTEXT_MAX_BYTES
+    # A window update (encrypted, own system call) follows nearly every read; once per half window is enough.
+    yamux._yamux_release_on_read = _never
+    Swarm._do_handle_inbound_connection = _serve_inbound_connection  # type: ignore[method-assign]  # see there
+
+
+def _never() -> bool:
+    return False
+
+
+def _silence_logging() -> None:
+    """Frames are described at DEBUG and every peer's departure is an ERROR: we report what matters ourselves."""
+    root = logging.getLogger("libp2p")
+    root.handlers = [logging.NullHandler()]
+    root.propagate = False
+    root.setLevel(logging.CRITICAL + 1)
+    # This module logs through the root logger, which attaches a handler to stderr on first use.
+    swarm_connection.logging = root  # type: ignore[attr-defined, assignment]  # has what it calls
+
+
+async def _serve_inbound_connection(
+    self: Swarm, read_write_closer: ReadWriteCloser, maddr: Multiaddr, failure_event: Any
+) -> None:
+    """The accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up every slot.
+
+    Ours ends with its connection, and thereby frees slot and task.
+    """
+    raw_conn = RawConnection(read_write_closer, False)
+    try:
+        muxed_conn: Any = await self.upgrade_inbound_raw_conn(raw_conn, maddr)
+        await muxed_conn.event_closed.wait()
+    except Exception as error:  # the other side decides what goes wrong here; it costs that connection only
+        log.debug("inbound connection ended: %s", error)
+    finally:
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
+            await raw_conn.close()
+
+
+def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:
+    """By default plaintext and secio are offered too, so anyone may claim any peer id: offer Noise and nothing else."""
+    static_key = create_new_x25519_key_pair().private_key
+    return {NOISE_PROTOCOL_ID: NoiseTransport(key_pair, noise_privkey=static_key)}
+
+
+def resource_manager(*, connections_max: int, streams_max: int) -> ResourceManager:
+    """The default one has a circuit breaker, shrinking limits and a rate limit that honest bursts trip: bounds only."""
+    return ResourceManager(
+        limits=ResourceLimits(max_connections=2 * connections_max, max_streams=streams_max),
+        connection_limits=ConnectionLimits(
+            max_established_inbound=connections_max,
+            max_established_outbound=connections_max,
+            max_established_per_peer=4,
+            max_established_total=connections_max,
+        ),
+        enable_metrics=False,
+        enable_memory_limits=False,
+        enable_circuit_breaker=False,
+        enable_graceful_degradation=False,
+        enable_rate_limiting=False,
+    )
+
+
+def guard_streams(host: BasicHost) -> None:
+    """An exception in a stream handler, or in the negotiation before it, ends the whole host: keep it in its stream."""
+    swarm = host.get_network()
+    swarm.set_stream_handler(guard(host._swarm_stream_handler))
+
+
+def guard(handler: StreamHandler) -> StreamHandler:
+    """The same handler, whose failures reset its stream and go no further."""
+
+    async def guarded(stream: INetStream) -> None:
+        try:
+            await handler(stream)
+        except* Exception as group:
+            for error in group.exceptions:
+                log.debug("a stream handler failed: %r", error)
+            await reset(stream)
+
+    return guarded
+
+
+def ask_nobody(host: BasicHost) -> None:
+    """Identify runs unasked in system tasks, where an escaping error ends the program, and stores whatever addresses a
+    peer claims for later dials: we answer identify, but ask nobody."""
+    swarm: Any = host.get_network()
+    for notifee in list(swarm.notifees):
+        if isinstance(notifee, _IdentifyNotifee):
+            swarm.remove_notifee(notifee)
+
+
+def know_only(host: BasicHost, peer: ID, address: Multiaddr) -> None:
+    """Only one address per transport is dialled, a loopback one never if another is known, and a peer that failed once
+    is refused for 60 s: make this address the only one known, and forget the failure."""
+    swarm: Any = host.get_network()
+    host.get_peerstore().clear_addrs(peer)
+    host.get_peerstore().add_addr(peer, address, ADDRESS_KEPT_S)
+    swarm.unblock_peer(peer)
+
+
+async def reset(stream: INetStream) -> None:
+    """A reset is a write, and writes to a frozen peer never return: cut the connection when it takes too long."""
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(CLOSE_PATIENCE_S) as patience:
+            await stream.reset()
+        if patience.cancelled_caught:
+            await cut(_connection_of(stream))
+
+
+def _connection_of(stream: INetStream) -> INetConn:
+    connection: INetConn = stream.swarm_conn  # type: ignore[attr-defined]  # of every NetStream, not of the interface
+    return connection
+
+
+async def cut_stream(stream: INetStream) -> None:
+    """Cut the connection under a stream."""
+    await cut(_connection_of(stream))
+
+
+async def cut(connection: INetConn) -> None:
+    """Closing a connection first writes a farewell, behind any writer that hangs; and a write that was cancelled half
+    way has torn the Noise stream. Close the socket under it, and let the reader of the connection clean up."""
+    muxed: Any = connection.muxed_conn
+    with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
+        await muxed.secured_conn.close()

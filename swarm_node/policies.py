@@ -1,0 +1,164 @@
+"""Follows the round's policy: refresh the trust state, fetch what is new, rebuild it, offer it to the worker.
+
+- Work goes on with the old version while the new one is fetched; the worker swaps between two batches.
+- If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes.
+- A version that became old while it was being fetched is given up for the newest.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import trio
+
+from protocol.errors import DiskFull, NotFound, SwarmError, Unreachable
+from protocol.ids import ChunkId
+from protocol.manifest import PolicyManifest
+from protocol.messages import Blame, PlanRequest, Transfer
+from swarm_node import assemble
+from swarm_node.api_client import Coordinator
+from swarm_node.blobs import BlobStore
+from swarm_node.p2p.download import FetchReport, fetch_version
+from swarm_node.p2p.host import Host
+from swarm_node.updater import Updater
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 20.0
+"""Without a hint, how often the trust state is checked: a withheld version shows within this time."""
+
+RETRY_S = 1.0
+"""After a failed refresh or download."""
+
+BLAMES_KEPT = 16
+"""Evidence waiting for the next heartbeat."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A version whose files are on this disk, complete and verified."""
+
+    manifest: PolicyManifest
+    folder: Path
+
+
+@dataclass
+class Traffic:
+    """Bytes and blames since the agent started."""
+
+    from_peers: int = 0
+    from_seeder: int = 0
+    from_http: int = 0
+    blames: list[Blame] = field(default_factory=list)
+
+    def add(self, report: FetchReport) -> None:
+        self.from_peers += report.bytes_from["peer"]
+        self.from_seeder += report.bytes_from["seeder"]
+        self.from_http += report.bytes_from["origin"]
+        self.blames = (self.blames + report.blames)[-BLAMES_KEPT:]
+
+    def message(self, to_peers: int) -> Transfer:
+        return Transfer(
+            from_peers=self.from_peers, from_seeder=self.from_seeder, from_http=self.from_http, to_peers=to_peers
+        )
+
+
+class PolicyFollower:
+    """Keeps `ready` at the newest version this node has proved and fetched."""
+
+    def __init__(
+        self, *, coordinator: Coordinator, updater: Updater, blobs: BlobStore, folder: Path, host: Host, rng: Random
+    ) -> None:
+        self._coordinator = coordinator
+        self._updater = updater
+        self._blobs = blobs
+        self._folder = folder
+        self._host = host
+        self._rng = rng
+        self._hint = trio.Event()
+        self._changed = trio.Event()
+        self._announced = 0
+        self.ready: Policy | None = None
+        self.distrust: SwarmError | None = None
+        self.traffic = Traffic()
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        while True:
+            patience_s = REFRESH_S
+            try:
+                await self._follow()
+                self._judge(None)
+            except (Unreachable, NotFound) as error:
+                log.info("no news from the coordinator reason=%r", error.message)
+                patience_s = RETRY_S
+            except DiskFull as error:
+                log.error("cannot store the new version: %s", error)
+                patience_s = 10 * RETRY_S
+            except SwarmError as error:
+                self._judge(error)
+                patience_s = RETRY_S
+            with trio.move_on_after(patience_s):
+                await self._hint.wait()
+
+    def hint(self, newest_version: int) -> None:
+        """Somebody says that there is a newer version; worth a look, no more."""
+        if newest_version > self._announced:
+            self._announced = newest_version
+            self._hint.set()
+
+    async def usable(self) -> Policy:
+        """The version to work with, once there is one and nothing speaks against it."""
+        while self.ready is None or self.distrust is not None:
+            await self._changed.wait()
+        return self.ready
+
+    async def _follow(self) -> None:
+        self._hint = trio.Event()
+        manifest = await self._updater.refresh()
+        if manifest is None or (self.ready and self.ready.manifest == manifest):
+            return
+        self._announced = max(self._announced, manifest.version)
+        folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
+        if folder is None:
+            await self._fetch(manifest)
+            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs)
+        previous, self.ready = self.ready, Policy(manifest, folder)
+        self._tell()
+        kept = [policy for policy in (previous, self.ready) if policy]
+        await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
+        wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
+        await trio.to_thread.run_sync(self._blobs.prune, wanted)
+
+    async def _fetch(self, manifest: PolicyManifest) -> None:
+        plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+        report = await fetch_version(
+            manifest, plan.peers, host=self._host, blobs=self._blobs, rng=self._rng, origin=self._coordinator.chunk
+        )
+        self.traffic.add(report)
+        log.info(
+            "version fetched version=%d seconds=%.2f from_peers=%d from_seeder=%d from_http=%d on_disk=%d",
+            manifest.version,
+            report.seconds,
+            report.bytes_from["peer"],
+            report.bytes_from["seeder"],
+            report.bytes_from["origin"],
+            report.bytes_on_disk,
+        )
+        for blame in report.blames:
+            log.warning("peer sent wrong bytes peer=%s chunk=%s", blame.peer_id, blame.chunk)
+
+    def _judge(self, error: SwarmError | None) -> None:
+        """Take or give up trust, and say so once."""
+        if (error and error.code) != (self.distrust and self.distrust.code):
+            if error:
+                log.error("work stopped code=%s: %s", error.code, error)
+            else:
+                log.info("work goes on: the coordinator can be trusted again")
+        self.distrust = error
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

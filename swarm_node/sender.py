@@ -1,0 +1,74 @@
+"""The sender: brings the outbox to the coordinator and takes note of each verdict.
+
+- A rollout leaves the outbox only for a verdict on it; a lost answer means sending it again, which is harmless.
+- Every rejection is told to the owner with its code and reason.
+"""
+
+import logging
+from collections import Counter
+
+import trio
+
+from protocol.errors import SwarmError, Unreachable
+from protocol.ids import LeaseId
+from protocol.messages import Submission, Verdict
+from swarm_node.api_client import Coordinator
+from swarm_node.outbox import Outbox
+
+log = logging.getLogger(__name__)
+
+ROLLOUTS_PER_REQUEST = 8
+PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Between attempts while the coordinator does not take rollouts; the last is repeated."""
+
+
+class Sender:
+    """Sends what is in the outbox; `wake` it when something was put there."""
+
+    def __init__(self, coordinator: Coordinator, outbox: Outbox) -> None:
+        self._coordinator = coordinator
+        self._outbox = outbox
+        self._woken = trio.Event()
+        self.verdicts: Counter[str] = Counter()
+        """Outcome, or the code of a rejection → how often."""
+        self.tokens = 0
+        self.credit_micros = 0
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Send for ever."""
+        failures = 0
+        while True:
+            self._woken = trio.Event()
+            try:
+                sent = await self.send_some()
+                failures = 0
+            except SwarmError as error:
+                level = logging.INFO if isinstance(error, Unreachable) else logging.WARNING
+                log.log(level, "rollouts wait code=%s: %s", error.code, error)
+                await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                failures += 1
+                continue
+            if not sent:
+                await self._woken.wait()
+
+    async def send_some(self) -> int:
+        """Send the oldest rollouts; how many were judged."""
+        waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST)
+        if not waiting:
+            return 0
+        reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
+        for lease_id, verdict in zip(waiting, reply.verdicts, strict=True):
+            self._note(lease_id, verdict)
+            await trio.to_thread.run_sync(self._outbox.remove, lease_id)
+        return len(waiting)
+
+    def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
+        self.verdicts[verdict.code or verdict.outcome] += 1
+        if verdict.outcome == "rejected":
+            log.warning("rollout rejected lease=%s code=%s: %s", lease_id, verdict.code, verdict.message)
+            return
+        self.tokens += verdict.tokens
+        self.credit_micros += verdict.credit_micros

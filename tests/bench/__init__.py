@@ -1,0 +1,1 @@
+"""The bench harness: what it records, prints and returns."""

@@ -1,0 +1,148 @@
+"""The pure book: the whole transition table, refusals that change nothing, conservation that notices."""
+
+import itertools
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+
+from ledger import book
+from ledger.accounts import BUDGET, OUTSIDE, payable, pending
+from ledger.book import TRANSITIONS, BookBroken, ClaimState, Outcome, State
+from ledger.entry import DEPOSITS_MAX_MICROS, KINDS, Entry
+from tests.ledger.values import claim, credit, deposit, node, post, void
+
+EVENTS: dict[str, Entry] = {"pending": credit(1), "post": post(1), "void": void(1)}
+
+PATHS: dict[ClaimState, list[Entry]] = {
+    ClaimState.ABSENT: [],
+    ClaimState.PENDING: [credit(1)],
+    ClaimState.POSTED: [credit(1), post(1)],
+    ClaimState.VOIDED: [credit(1), void(1)],
+}
+"""How a claim gets into each state."""
+
+
+def after(*entries: Entry) -> State:
+    """The book after entries that must all be applied."""
+    state = State()
+    for entry in entries:
+        state, outcome = book.apply(state, entry)
+        assert outcome is Outcome.APPLIED
+    return state
+
+
+def test_the_table_is_complete() -> None:
+    claim_kinds = KINDS.keys() - {"deposit"}
+    assert set(TRANSITIONS) == set(itertools.product(ClaimState, claim_kinds))
+
+
+@pytest.mark.parametrize(("state", "kind"), list(TRANSITIONS), ids=lambda value: str(value))
+def test_every_pair_of_the_table_does_what_it_says(state: ClaimState, kind: str) -> None:
+    before = after(deposit(1_000), *PATHS[state])
+    found, outcome = book.apply(before, EVENTS[kind])
+    target = TRANSITIONS[state, kind]
+    if isinstance(target, ClaimState):
+        assert outcome is Outcome.APPLIED
+        assert found.claims[claim(1)].state is target
+    else:
+        assert (found, outcome) == (before, target)
+
+
+def test_every_state_but_absent_is_reached_and_the_last_two_are_final() -> None:
+    targets = [target for target in TRANSITIONS.values() if isinstance(target, ClaimState)]
+    assert set(targets) == set(ClaimState) - {ClaimState.ABSENT}
+    for state in (ClaimState.POSTED, ClaimState.VOIDED):
+        assert all(isinstance(TRANSITIONS[state, kind], Outcome) for kind in EVENTS)
+
+
+def test_balances_follow_a_claim() -> None:
+    state = after(deposit(1_000), credit(1), credit(2), credit(3, of=2))
+    assert state.balances == {OUTSIDE: -1_000, BUDGET: 100, pending(node(1)): 600, pending(node(2)): 300}
+    settlements: list[Entry] = [post(1), void(2)]
+    state = reduce(lambda seen, entry: book.apply(seen, entry)[0], settlements, state)
+    assert state.balances == {
+        OUTSIDE: -1_000,
+        BUDGET: 400,
+        pending(node(1)): 0,
+        payable(node(1)): 300,
+        pending(node(2)): 300,
+    }
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS.values() if path], ids=lambda path: path[-1].kind)
+def test_claim_resubmitted_for_more_tokens_or_another_node_is_a_conflict(path: list[Entry]) -> None:
+    before = after(deposit(1_000), *path)
+    assert book.apply(before, credit(1, tokens=101)) == (before, Outcome.CONFLICT)
+    assert book.apply(before, credit(1, of=2)) == (before, Outcome.CONFLICT)
+
+
+def test_deposit_counts_once_and_its_reference_means_one_amount() -> None:
+    before = after(deposit(1_000))
+    assert book.apply(before, deposit(1_000)) == (before, Outcome.ALREADY_APPLIED)
+    assert book.apply(before, deposit(999)) == (before, Outcome.CONFLICT)
+    assert after(deposit(1_000), deposit(1_000, "wire-2")).balance(BUDGET) == 2_000
+
+
+@pytest.mark.parametrize(
+    ("budget", "outcome"),
+    [
+        (299, Outcome.BUDGET_EXHAUSTED),  # one micro short
+        (300, Outcome.APPLIED),  # to the last micro
+        (301, Outcome.APPLIED),
+    ],
+)
+def test_budget_is_spent_to_the_last_micro_and_no_further(budget: int, outcome: Outcome) -> None:
+    before = after(deposit(budget))
+    state, found = book.apply(before, credit(1))
+    assert found is outcome
+    assert state.balance(BUDGET) == (budget if outcome is Outcome.BUDGET_EXHAUSTED else budget - 300)
+
+
+def test_an_exhausted_budget_still_pays_volunteers_and_settles() -> None:
+    state = after(deposit(300), credit(1), credit(2, price=0), post(2), post(1))
+    assert state.balance(BUDGET) == 0
+    assert state.balance(payable(node(1))) == 300
+
+
+def test_deposits_stop_before_any_balance_could_overflow() -> None:
+    before = after(deposit(DEPOSITS_MAX_MICROS - 1))
+    assert book.apply(before, deposit(2, "wire-2")) == (before, Outcome.DEPOSIT_LIMIT)
+    assert after(deposit(DEPOSITS_MAX_MICROS - 1), deposit(1, "wire-2")).balance(OUTSIDE) == -DEPOSITS_MAX_MICROS
+
+
+def test_fold_is_apply_repeated() -> None:
+    entries: list[Entry] = [credit(9), deposit(1_000), credit(1), deposit(1_000), post(1), void(1), credit(2), void(2)]
+    state, refused = book.fold(enumerate(entries))
+    assert state == reduce(lambda seen, entry: book.apply(seen, entry)[0], entries, State())
+    assert refused == {0: Outcome.BUDGET_EXHAUSTED, 3: Outcome.ALREADY_APPLIED, 5: Outcome.ALREADY_POSTED}
+
+
+def test_step_reads_only_the_accounts_of_its_route() -> None:
+    """What the store relies on when it reads a slice of the book."""
+    whole = after(deposit(1_000), credit(1), credit(2, of=2))
+    accounts = book.route(post(1), node(1))
+    part = State({account: whole.balance(account) for account in accounts}, {claim(1): whole.claims[claim(1)]})
+    assert book.step(part, post(1)) == book.step(whole, post(1))
+
+
+def test_conservation_check_notices_a_micro_made_of_nothing() -> None:
+    sound = after(deposit(1_000), credit(1))
+    book.check(sound)
+    for account in sound.balances:
+        with pytest.raises(BookBroken):
+            book.check(replace(sound, balances={**sound.balances, account: sound.balance(account) + 1}))
+
+
+def test_conservation_check_notices_money_moved_between_nodes() -> None:
+    sound = after(deposit(1_000), credit(1), credit(2, of=2))
+    thief, victim = pending(node(1)), pending(node(2))
+    moved = {**sound.balances, thief: sound.balance(thief) + 1, victim: sound.balance(victim) - 1}
+    with pytest.raises(BookBroken, match="its claims sum to"):
+        book.check(replace(sound, balances=moved))
+
+
+def test_settling_from_a_damaged_pending_account_stops_the_program() -> None:
+    sound = after(deposit(1_000), credit(1))
+    with pytest.raises(BookBroken, match="would fall"):
+        book.step(replace(sound, balances={**sound.balances, pending(node(1)): 299}), post(1))

@@ -1,0 +1,203 @@
+"""The store's contract: what is told, what is written, and what its checks notice."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, delete, insert, update
+from sqlalchemy.exc import IntegrityError
+
+from ledger import store
+from ledger.accounts import BUDGET, OUTSIDE, payable, pending
+from ledger.book import BookBroken, Outcome
+from ledger.entry import Entry
+from ledger.store import NodeTotals, balances_table, claims_table, entries_table, head_table
+from tests.ledger.engines import sqlite_memory
+from tests.ledger.values import claim, credit, deposit, node, post, void
+
+NOW_MS = 1_700_000_000_000
+
+LIFE: list[Entry] = [deposit(1_000), credit(1), credit(2), credit(3, of=2), post(1), void(2)]
+
+
+def append(engine: Engine, *entries: Entry) -> list[Outcome]:
+    """Each entry in a transaction of its own."""
+    outcomes = []
+    for entry in entries:
+        with engine.begin() as conn:
+            outcomes.append(store.append(conn, entry, NOW_MS))
+    return outcomes
+
+
+def contents(engine: Engine) -> list[list[Any]]:
+    with engine.connect() as conn:
+        return [
+            [tuple(row) for row in conn.execute(table.select().order_by(*table.primary_key))]
+            for table in store.metadata.sorted_tables
+        ]
+
+
+def test_a_life_of_entries(engine: Engine) -> None:
+    assert append(engine, *LIFE) == [Outcome.APPLIED] * len(LIFE)
+    with engine.begin() as conn:
+        assert store.balances(conn) == {
+            OUTSIDE: -1_000,
+            BUDGET: 400,
+            pending(node(1)): 0,
+            payable(node(1)): 300,
+            pending(node(2)): 300,
+        }
+        assert store.node_totals(conn) == [
+            NodeTotals(node(1), pending_micros=0, posted_micros=300, voided_micros=300, posted_tokens=100),
+            NodeTotals(node(2), pending_micros=300, posted_micros=0, voided_micros=0, posted_tokens=0),
+        ]
+        recorded = store.entries(conn, 0, 100)
+        assert [row.entry for row in recorded] == LIFE
+        assert [row.index for row in recorded] == list(range(len(LIFE)))
+        assert all(row.content_hash == row.entry.content_hash and row.recorded_ms == NOW_MS for row in recorded)
+        assert store.rebuild(conn) == []
+
+
+def test_an_empty_ledger(engine: Engine) -> None:
+    with engine.begin() as conn:
+        assert store.balances(conn) == {}
+        assert store.node_totals(conn) == []
+        assert store.entries(conn, 0, 100) == []
+        assert store.rebuild(conn) == []
+
+
+def test_create_again_keeps_everything(engine: Engine) -> None:
+    append(engine, *LIFE)
+    before = contents(engine)
+    with engine.begin() as conn:
+        store.create(conn)
+    assert contents(engine) == before
+
+
+def test_entries_come_in_pages(engine: Engine) -> None:
+    append(engine, *LIFE)
+    with engine.connect() as conn:
+        assert [row.entry for row in store.entries(conn, 1, 2)] == LIFE[1:3]
+        assert [row.entry for row in store.entries(conn, 5, 2)] == LIFE[5:]
+        assert store.entries(conn, 6, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "outcome"),
+    [
+        (deposit(1_000), Outcome.ALREADY_APPLIED),
+        (deposit(1), Outcome.CONFLICT),
+        (deposit(2**62, "wire-2"), Outcome.DEPOSIT_LIMIT),
+        (credit(3, of=2), Outcome.ALREADY_APPLIED),
+        (credit(1), Outcome.ALREADY_APPLIED),
+        (credit(2), Outcome.ALREADY_APPLIED),
+        (credit(3), Outcome.CONFLICT),
+        (credit(4, tokens=200), Outcome.BUDGET_EXHAUSTED),
+        (post(1), Outcome.ALREADY_POSTED),
+        (void(1), Outcome.ALREADY_POSTED),
+        (post(2), Outcome.ALREADY_VOIDED),
+        (void(2), Outcome.ALREADY_VOIDED),
+        (void(2, "stale"), Outcome.ALREADY_VOIDED),
+        (post(4), Outcome.UNKNOWN_CLAIM),
+        (void(4), Outcome.UNKNOWN_CLAIM),
+    ],
+    ids=str,
+)
+def test_refused_entry_changes_not_a_byte(engine: Engine, entry: Entry, outcome: Outcome) -> None:
+    append(engine, *LIFE)
+    before = contents(engine)
+    assert append(engine, entry) == [outcome]
+    assert contents(engine) == before
+
+
+def test_a_refusal_leaves_no_gap_in_the_log(engine: Engine) -> None:
+    append(engine, deposit(1_000), post(7), credit(1))
+    with engine.connect() as conn:
+        assert [row.index for row in store.entries(conn, 0, 10)] == [0, 1]
+
+
+def test_the_callers_rollback_takes_everything_back(engine: Engine) -> None:
+    append(engine, deposit(1_000))
+    before = contents(engine)
+    with engine.connect() as conn:
+        assert store.append(conn, credit(1), NOW_MS) is Outcome.APPLIED
+        conn.rollback()
+    assert contents(engine) == before
+    assert append(engine, credit(1)) == [Outcome.APPLIED]
+
+
+def test_many_entries_in_one_transaction(engine: Engine) -> None:
+    with engine.begin() as conn:
+        assert {store.append(conn, entry, NOW_MS) for entry in LIFE} == {Outcome.APPLIED}
+    with engine.begin() as conn:
+        assert store.rebuild(conn) == []
+
+
+def test_without_a_head_row_nothing_is_written() -> None:
+    engine = sqlite_memory()
+    with engine.begin() as conn:
+        store.metadata.create_all(conn)
+        with pytest.raises(BookBroken, match="no head row"):
+            store.append(conn, deposit(1), NOW_MS)
+    engine.dispose()
+
+
+SECOND_SETTLEMENT = {"index": 99, "content_hash": "0" * 64, "kind": "void", "body": b"", "recorded_ms": 0}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        insert(entries_table).values({**SECOND_SETTLEMENT, "effect": post(1).effect}),
+        insert(entries_table).values(
+            {**SECOND_SETTLEMENT, "effect": "settle:other", "content_hash": post(1).content_hash}
+        ),
+        update(balances_table).where(balances_table.c.account == "budget").values(micros=-1),
+        insert(claims_table).values((claim(1), node(1), "pending", 1, 1, "0" * 64)),
+        insert(head_table).values(id=1, size=0),
+    ],
+    ids=["second settlement", "same content", "debt", "same claim", "second head"],
+)
+def test_the_database_itself_refuses(engine: Engine, write: Any) -> None:
+    append(engine, *LIFE)
+    with engine.connect() as conn, pytest.raises(IntegrityError):
+        conn.execute(write)
+
+
+@pytest.mark.parametrize(
+    ("damage", "where"),
+    [
+        (update(balances_table).where(balances_table.c.account == "budget").values(micros=401), "account budget"),
+        (
+            delete(balances_table).where(balances_table.c.account == str(payable(node(1)))),
+            f"account {payable(node(1))}",
+        ),
+        (update(claims_table).where(claims_table.c.claim_id == claim(3)).values(state="posted"), f"claim {claim(3)}"),
+        (update(claims_table).where(claims_table.c.claim_id == claim(3)).values(node_id=node(9)), f"claim {claim(3)}"),
+        (insert(claims_table).values((claim(9), node(1), "pending", 1, 1, "0" * 64)), f"claim {claim(9)}"),
+        (update(entries_table).where(entries_table.c.index == 3).values(kind="post"), "entry 3"),
+        (update(entries_table).where(entries_table.c.index == 3).values(effect="settle:x"), "entry 3"),
+        (update(entries_table).where(entries_table.c.index == 3).values(content_hash="0" * 64), "entry 3"),
+        (update(entries_table).where(entries_table.c.index == 3).values(body=credit(3).to_bytes()), "entry 3"),
+        (update(entries_table).where(entries_table.c.index == 3).values(body=b"?"), "entry 3"),
+        (update(entries_table).where(entries_table.c.index == 5).values(body=post(1).to_bytes()), "entry 5"),
+        (delete(entries_table).where(entries_table.c.index == 2), "index"),
+        (delete(entries_table).where(entries_table.c.index == 5), "head"),
+        (update(head_table).values(size=7), "head"),
+    ],
+)
+def test_rebuild_finds_damage_and_repairs_nothing(engine: Engine, damage: Any, where: str) -> None:
+    append(engine, *LIFE)
+    with engine.begin() as conn:
+        conn.execute(damage)
+    before = contents(engine)
+    with engine.begin() as conn:
+        assert where in {difference.where for difference in store.rebuild(conn)}
+    assert contents(engine) == before
+
+
+def test_rebuild_reads_more_than_a_page(engine: Engine) -> None:
+    with engine.begin() as conn:
+        for number in range(store.PAGE_ENTRIES + 1):
+            store.append(conn, deposit(1, f"wire-{number}"), NOW_MS)
+        assert store.rebuild(conn) == []
+        assert store.balances(conn)[BUDGET] == store.PAGE_ENTRIES + 1

@@ -1,0 +1,156 @@
+"""Random histories: the store, the pure book, and an auditor who never saw either, must tell the same story.
+
+- The auditor keeps a plain list of what was applied and counts it again from the start for every question.
+- Histories hold duplicates, conflicts, rollbacks of the caller's transaction and reopened connections.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sqlalchemy import Engine
+
+from ledger import book, store
+from ledger.accounts import BUDGET
+from ledger.book import Outcome, State
+from ledger.entry import Deposit, Entry, Pending, Post, Void
+from tests.ledger.engines import sqlite_file, sqlite_memory
+from tests.ledger.values import credit, deposit, node, post, void
+
+NUMBERS = st.integers(1, 6)
+"""Few claims, so that they meet again."""
+
+ENTRIES: st.SearchStrategy[Entry] = st.one_of(
+    st.builds(deposit, st.sampled_from([1, 500, 2_000]), st.sampled_from(["wire-1", "wire-2", "wire-3"])),
+    st.builds(
+        credit, NUMBERS, of=st.integers(1, 2), tokens=st.sampled_from([1, 100]), price=st.sampled_from([0, 3_000_000])
+    ),
+    st.builds(post, NUMBERS),
+    st.builds(void, NUMBERS, st.sampled_from(["stale", "replay_mismatch"])),
+)
+
+
+class Auditor:
+    """Counts by hand: no tables, no hashes, no states, only the list of what happened."""
+
+    def __init__(self) -> None:
+        self.happened: list[Entry] = []
+
+    def budget(self) -> int:
+        deposited = sum(entry.amount_micros for entry in self.happened if isinstance(entry, Deposit))
+        spent = [entry for entry in self.happened if isinstance(entry, Pending) and not self.ended(entry, Void)]
+        return deposited - sum(entry.amount_micros for entry in spent)
+
+    def ended(self, pending: Pending, how: type[Post] | type[Void]) -> bool:
+        return any(isinstance(entry, how) and entry.claim_id == pending.claim_id for entry in self.happened)
+
+    def of_node(self, number: int) -> tuple[int, int]:
+        """Pending and payable micros of a node."""
+        mine = [entry for entry in self.happened if isinstance(entry, Pending) and entry.node_id == node(number)]
+        posted = [entry for entry in mine if self.ended(entry, Post)]
+        waiting = [entry for entry in mine if not self.ended(entry, Post) and not self.ended(entry, Void)]
+        return sum(entry.amount_micros for entry in waiting), sum(entry.amount_micros for entry in posted)
+
+    def allows(self, entry: Entry) -> bool:
+        """Whether an honest clerk would book it."""
+        if isinstance(entry, Deposit):
+            return not any(isinstance(old, Deposit) and old.reference == entry.reference for old in self.happened)
+        same = [old for old in self.happened if not isinstance(old, Deposit) and old.claim_id == entry.claim_id]
+        if isinstance(entry, Pending):
+            return not same and self.budget() >= entry.amount_micros
+        return len(same) == 1
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """One history on one store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = self.open_engine()
+        with self.engine.begin() as conn:
+            store.create(conn)
+        self.book = State()
+        self.auditor = Auditor()
+
+    def open_engine(self) -> Engine:
+        return sqlite_memory()
+
+    def teardown(self) -> None:
+        with self.engine.begin() as conn:
+            assert store.rebuild(conn) == []
+        self.engine.dispose()
+
+    @rule(entry=ENTRIES)
+    def append(self, entry: Entry) -> None:
+        with self.engine.begin() as conn:
+            outcome = store.append(conn, entry, 0)
+        self._expect(entry, outcome)
+
+    @rule(entries=st.lists(ENTRIES, min_size=2, max_size=5))
+    def append_in_one_transaction(self, entries: list[Entry]) -> None:
+        with self.engine.begin() as conn:
+            outcomes = [store.append(conn, entry, 0) for entry in entries]
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            self._expect(entry, outcome)
+
+    @rule(entries=st.lists(ENTRIES, min_size=1, max_size=3))
+    def append_and_roll_back(self, entries: list[Entry]) -> None:
+        with self.engine.connect() as conn:
+            for entry in entries:
+                store.append(conn, entry, 0)
+            conn.rollback()
+
+    @precondition(lambda self: self.auditor.happened)
+    @rule(data=st.data())
+    def append_again(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.auditor.happened))
+        with self.engine.begin() as conn:
+            outcome = store.append(conn, entry, 0)
+        assert outcome in {Outcome.ALREADY_APPLIED, Outcome.ALREADY_POSTED, Outcome.ALREADY_VOIDED}
+        self._expect(entry, outcome)
+
+    def _expect(self, entry: Entry, outcome: Outcome) -> None:
+        self.book, expected = book.apply(self.book, entry)
+        assert outcome is expected
+        assert (outcome is Outcome.APPLIED) == self.auditor.allows(entry)
+        if outcome is Outcome.APPLIED:
+            self.auditor.happened.append(entry)
+
+    @invariant()
+    def all_three_agree(self) -> None:
+        with self.engine.connect() as conn:
+            balances = store.balances(conn)
+            totals = {row.node_id: row for row in store.node_totals(conn)}
+            recorded = [row.entry for row in store.entries(conn, 0, 1_000)]
+        assert balances == self.book.balances
+        assert recorded == self.auditor.happened
+        assert sum(balances.values()) == 0
+        assert self.book.balance(BUDGET) == self.auditor.budget()
+        for number in (1, 2):
+            row = totals.get(node(number))
+            assert ((row.pending_micros, row.posted_micros) if row else (0, 0)) == self.auditor.of_node(number)
+
+
+class LedgerOnDiskMachine(LedgerMachine):
+    """The same on a file, whose connections are closed now and then."""
+
+    def open_engine(self) -> Engine:
+        self.folder = TemporaryDirectory()
+        return sqlite_file(Path(self.folder.name) / "ledger.sqlite")
+
+    @rule()
+    def reopen(self) -> None:
+        self.engine.dispose()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+TestLedgerOnDisk = LedgerOnDiskMachine.TestCase
+TestLedgerOnDisk.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)

@@ -1,0 +1,89 @@
+"""Two connections, one ledger: whoever comes second is told so, and nothing happens twice."""
+
+from collections import Counter
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+from sqlalchemy import Engine
+
+from ledger import store
+from ledger.book import Outcome
+from ledger.entry import Entry
+from tests.ledger.engines import sqlite_file
+from tests.ledger.values import credit, deposit, post, void
+
+ROUNDS = 10
+"""Fresh claims to fight over; each round is another chance to meet in the middle."""
+
+
+def race(path: Path, left: Entry, right: Entry) -> list[Outcome]:
+    """Append both at once from two threads with a connection each; their outcomes in the order of the arguments."""
+    barrier = Barrier(2)
+    outcomes: dict[int, Outcome] = {}
+
+    def run(side: int, engine: Engine, entry: Entry) -> None:
+        with engine.connect() as conn:
+            barrier.wait(timeout=30)
+            outcomes[side] = store.append(conn, entry, 0)
+            conn.commit()
+
+    engines = [sqlite_file(path), sqlite_file(path)]
+    threads = [Thread(target=run, args=(side, engines[side], entry)) for side, entry in enumerate((left, right))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for engine in engines:
+        engine.dispose()
+    return [outcomes[0], outcomes[1]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a deposit for exactly two claims per round, and a pending claim for each round."""
+    made = tmp_path / "ledger.sqlite"
+    engine = sqlite_file(made)
+    with engine.begin() as conn:
+        store.create(conn)
+        store.append(conn, deposit(300 * ROUNDS), 0)
+        for number in range(ROUNDS):
+            store.append(conn, credit(number, tokens=50), 0)
+    engine.dispose()
+    return made
+
+
+def assert_sound(path: Path, size: int) -> None:
+    engine = sqlite_file(path)
+    with engine.begin() as conn:
+        assert store.rebuild(conn) == []
+        assert len(store.entries(conn, 0, 1_000)) == size
+    engine.dispose()
+
+
+def test_same_post_from_two_connections_pays_once(path: Path) -> None:
+    for number in range(ROUNDS):
+        assert sorted(race(path, post(number), post(number))) == [Outcome.ALREADY_POSTED, Outcome.APPLIED]
+    assert_sound(path, 1 + 2 * ROUNDS)
+
+
+def test_post_against_void_has_one_winner_and_the_loser_hears_of_it(path: Path) -> None:
+    for number in range(ROUNDS):
+        found = race(path, post(number), void(number))
+        assert found in ([Outcome.APPLIED, Outcome.ALREADY_POSTED], [Outcome.ALREADY_VOIDED, Outcome.APPLIED])
+    assert_sound(path, 1 + 2 * ROUNDS)
+
+
+def test_same_rollout_submitted_twice_at_once_is_credited_once(path: Path) -> None:
+    for number in range(ROUNDS, ROUNDS + 5):
+        found = race(path, credit(number), credit(number))
+        assert sorted(found) == [Outcome.ALREADY_APPLIED, Outcome.APPLIED]
+    assert_sound(path, 1 + ROUNDS + 5)
+
+
+def test_last_of_the_budget_is_spent_once(path: Path) -> None:
+    """150 × ROUNDS are left and each side wants more than half of it."""
+    tokens = 50 * ROUNDS - 1
+    found = race(path, credit(ROUNDS, tokens=tokens), credit(ROUNDS + 1, tokens=tokens, of=2))
+    assert Counter(found) == {Outcome.APPLIED: 1, Outcome.BUDGET_EXHAUSTED: 1}
+    assert_sound(path, 1 + ROUNDS + 1)

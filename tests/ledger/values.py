@@ -1,0 +1,38 @@
+"""Short names for entries that tests write often."""
+
+from ledger.entry import Deposit, Pending, Post, Void, amount
+from protocol import ids
+from protocol.ids import NodeId
+
+PRICE_MICROS_PER_MTOK = 3_000_000
+
+
+def node(number: int) -> NodeId:
+    return ids.node_id(number.to_bytes(32))
+
+
+def claim(number: int) -> str:
+    return f"{number:064x}"
+
+
+def deposit(amount_micros: int, reference: str = "wire-1") -> Deposit:
+    return Deposit(reference=reference, amount_micros=amount_micros)
+
+
+def credit(number: int, *, of: int = 1, tokens: int = 100, price: int = PRICE_MICROS_PER_MTOK) -> Pending:
+    return Pending(
+        claim_id=claim(number),
+        lease_id=f"{number:032x}",
+        node_id=node(of),
+        tokens=tokens,
+        price_micros_per_mtok=price,
+        amount_micros=amount(tokens, price),
+    )
+
+
+def post(number: int) -> Post:
+    return Post(claim_id=claim(number))
+
+
+def void(number: int, reason_code: str = "replay_mismatch") -> Void:
+    return Void(claim_id=claim(number), reason_code=reason_code)

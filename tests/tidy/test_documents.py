@@ -1,0 +1,171 @@
+"""The documents tell the truth: the README's tree and commands, the command reference, the links.
+
+- README.md holds the tree between `<!-- tree -->` and `<!-- /tree -->`, in a fenced block. Two spaces indent a level,
+  folders end in `/`, two spaces or more stand before what the line is for. Every top-level folder and every module of
+  the rooms and of bench/ has a line; other lines are free, as long as what they name exists.
+- docs/commands.md gives every command a heading like ``### `swarm-node join` `` and, below it, names its options.
+"""
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+
+from tests.tidy.repository import ROOMS, ROOT, files, python_files, report, text, tree
+
+README = Path("README.md")
+COMMANDS = Path("docs/commands.md")
+PROGRAMS = {"swarm-coordinator": "coordinator.cli", "swarm-node": "swarm_node.cli"}
+ANY_SHELL = {"cd", "git", "export", "source"}
+
+
+def required_in_tree() -> set[str]:
+    """What a newcomer must find: every top-level folder, every folder and module of the rooms."""
+    required = {f"{path.parts[0]}/" for path in files() if len(path.parts) > 1 and not path.parts[0].startswith(".")}
+    for path in python_files(*ROOMS, "bench"):
+        required |= {f"{parent}/" for parent in path.parents if parent != Path()}
+        required |= {str(path)} if path.name != "__init__.py" else set()
+    return required
+
+
+def existing() -> set[str]:
+    """Every file and folder, folders with a slash at the end."""
+    return {str(path) for path in files()} | {f"{up}/" for path in files() for up in path.parents if up != Path()}
+
+
+def suggested_tree() -> str:
+    """The block as it could stand in the README, each module with the first line of its docstring."""
+    lines = []
+    for name in sorted(required_in_tree(), key=lambda name: Path(name).parts):
+        path = Path(name)
+        module = path / "__init__.py" if name.endswith("/") else path
+        purpose = (ast.get_docstring(tree(module)) or "").partition("\n")[0] if module in files() else ""
+        label = "  " * (len(path.parts) - 1) + path.name + ("/" if name.endswith("/") else "")
+        lines.append(f"{label:<24}  {purpose.rstrip('.')}".rstrip())
+    return "\n".join(lines)
+
+
+def readme_tree() -> dict[str, str]:
+    """What the README's tree lists: path → purpose."""
+    block = re.search(r"<!-- tree -->\s*```\w*\n(.*?)```\s*<!-- /tree -->", text(README), re.DOTALL)
+    assert block, f"README.md: no tree between <!-- tree --> and <!-- /tree -->. It could be:\n{suggested_tree()}"
+    listed: dict[str, str] = {}
+    folders: list[str] = []
+    for line in filter(str.strip, block[1].splitlines()):
+        match = re.fullmatch(r"((?:  )*)(\S+)(?: {2,}(\S.*))?", line.rstrip())
+        assert match, f"README.md: the tree has a line that is no entry: {line!r}"
+        folders[len(match[1]) // 2 :] = [match[2]]
+        listed["".join(folders)] = match[3] or ""
+    return listed
+
+
+def test_the_tree_in_the_readme_is_the_real_one() -> None:
+    listed = readme_tree()
+    problems = [f"{name}: not in the tree" for name in sorted(required_in_tree() - set(listed))]
+    problems += [f"{name}: not in the repository" for name in sorted(set(listed) - existing())]
+    problems += [f"{name}: for what?" for name, purpose in listed.items() if not purpose]
+    report(
+        [f"README.md: {problem}" for problem in problems] + ["The tree could be:", suggested_tree()] * bool(problems)
+    )
+
+
+def commands_of(program: str) -> dict[str, Any]:
+    """Every command of a program, hidden ones too: full name → what typer made of it."""
+    module = importlib.import_module(PROGRAMS[program])
+    apps = [value for value in vars(module).values() if isinstance(value, typer.Typer)]
+    assert apps, f"{module.__name__} holds no typer.Typer"
+    named = getattr(module, "app", apps[0])
+    return dict(walk(program, typer.main.get_command(named)))
+
+
+def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a command and its groups."""
+    children: Mapping[str, Any] | None = getattr(command, "commands", None)
+    if children is None:
+        yield name, command
+    else:
+        for child, below in children.items():
+            yield from walk(f"{name} {child}", below)
+
+
+def options_of(command: Any) -> set[str]:
+    """The long names of a command's options, `--no-` forms included."""
+    names = {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
+    return {name for name in names if name.startswith("--")} - {"--help"}
+
+
+def documented_commands() -> dict[str, str]:
+    """Every command that docs/commands.md gives a heading, and the text below it."""
+    parts = re.split(rf"^#+ `?((?:{'|'.join(PROGRAMS)})(?: [a-z][a-z-]*)*).*$", text(COMMANDS), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_command_and_option_is_documented_and_every_documented_one_exists() -> None:
+    real = {name: command for program in PROGRAMS for name, command in commands_of(program).items()}
+    groups = {" ".join(words) for name in real for words in prefixes(name.split())}
+    documented = documented_commands()
+    problems = [f"{name}: has no heading" for name in real if name not in documented]
+    problems += [f"{name}: no such command" for name in documented if name not in real and name not in groups]
+    for name in real.keys() & documented.keys():
+        said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", documented[name])) - {"--help"}
+        problems += [f"{name}: {option} is not explained" for option in sorted(options_of(real[name]) - said)]
+        problems += [f"{name}: {option} does not exist" for option in sorted(said - options_of(real[name]))]
+    report([f"{COMMANDS}: {problem}" for problem in problems])
+
+
+def prefixes(words: list[str]) -> Iterator[list[str]]:
+    """Every proper beginning of a list."""
+    yield from (words[:count] for count in range(1, len(words)))
+
+
+def make_targets() -> set[str]:
+    """What `make` knows by name; a bench counts if its file exists."""
+    named = set(re.findall(r"^([a-z][a-z-]*):", text(Path("Makefile")), re.MULTILINE))
+    benches = {path.stem for path in python_files("bench")} - {"__init__", "harness"}
+    return named | {f"bench-{name.replace('_', '-')}" for name in benches}
+
+
+def shell_lines(document: Path) -> Iterator[str]:
+    """The commands in the fenced shell blocks of a document."""
+    for block in re.findall(r"^```(?:sh|bash|shell|console)\n(.*?)^```", text(document), re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield line.strip().removeprefix("$ ")
+
+
+def what_is_wrong_with(line: str) -> str:
+    """Why a command line would not run here, or nothing."""
+    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
+    program = Path(words[0]).name if words else ""
+    if program == "make":
+        unknown = {word for word in words[1:] if not word.startswith("-")} - make_targets()
+        return f"no make target {', '.join(sorted(unknown))}" if unknown else ""
+    if program in PROGRAMS:
+        known = commands_of(program)
+        named = [" ".join([program, *words[1:count]]) for count in range(1, len(words) + 1)]
+        return "" if known.keys() & set(named) else f"{program} has no such command"
+    return "" if not program or program in ANY_SHELL else f"what is {program}?"
+
+
+def test_the_commands_in_readme_and_contributing_exist() -> None:
+    lines = [(document, line) for document in (README, Path("CONTRIBUTING.md")) for line in shell_lines(document)]
+    wrong = [f"{document}: {line}: {what}" for document, line in lines if (what := what_is_wrong_with(line))]
+    files_named = [(document, word) for document, line in lines for word in line.split() if word.endswith(".toml")]
+    wrong += [f"{document}: {word} does not exist" for document, word in files_named if Path(word) not in files()]
+    report(wrong)
+    assert any(document == README for document, _ in lines), "README.md shows no command to run"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    problems = []
+    for path in (path for path in files() if path.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(path)):
+            if "://" not in target and not target.startswith("mailto:") and not (ROOT / path.parent / target).exists():
+                problems.append(f"{path}: {target}")
+    report(problems)

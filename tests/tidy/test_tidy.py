@@ -1,0 +1,150 @@
+"""The rules of the house that a formatter cannot see, kept over every file of the repository.
+
+- A failure lists every place, so that one run is enough to mend them all.
+- An exception to a rule is a line in a table here, with its reason.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+from tests.tidy.repository import ROOMS, ROOT, calls, comments, files, imports, python_files, report, text, tree
+
+MODULE_MAX_LINES = 400
+FUNCTION_MAX_LINES = 60
+ADR_MAX_LINES = 60
+TWO_SCREENS_LINES = 100
+
+LONG_FUNCTIONS: dict[str, str] = {}
+"""`path:function` → why it reads better in one piece."""
+
+IMPURE_CALLS = ("open", "input", "print", "datetime.now", "datetime.utcnow", "datetime.today", "date.today")
+SEEDED_GENERATORS = {"Generator", "Philox", "SeedSequence"}
+
+HOME_LIKE = "|".join(["home", "root", "Users", "mnt", "srv", "opt", "work", "tmp", "private"])
+MACHINE_PATH = re.compile(rf"(?<![\w./:~$}}*-])/(?:{HOME_LIKE})/[\w.-]+")
+
+
+def test_every_module_says_what_it_is() -> None:
+    report([f"{path}: no docstring" for path in python_files() if not ast.get_docstring(tree(path))])
+
+
+def test_no_module_is_too_long_to_hold_in_mind() -> None:
+    counts = {path: len(text(path).splitlines()) for path in python_files()}
+    report([f"{path}: {lines} lines" for path, lines in counts.items() if lines > MODULE_MAX_LINES])
+
+
+def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How long a function is for its reader; explaining itself costs nothing."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None and first.end_lineno is not None:
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def test_no_function_is_too_long_to_hold_in_mind() -> None:
+    long = {
+        f"{path}:{node.name}": lines_without_docstring(node)
+        for path in python_files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and lines_without_docstring(node) > FUNCTION_MAX_LINES
+    }
+    report([f"{name}: {lines} lines" for name, lines in long.items() if name not in LONG_FUNCTIONS])
+    report([f"{name}: allowed to be long, but is not" for name in LONG_FUNCTIONS if name not in long])
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    """Else `import protocol` in a test may find `tests/protocol`, and mypy sees one file under two names."""
+    modules = python_files("tests", "bench", *ROOMS)
+    folders = {parent for path in modules for parent in path.parents if parent != Path()}
+    report([f"{folder}: no __init__.py" for folder in sorted(folders) if folder / "__init__.py" not in files()])
+
+
+def reason_in(comment: str) -> bool:
+    """Whether a comment says more than its directive."""
+    rest = re.sub(r"type:\s*ignore(\[[\w, -]*\])?|noqa(:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*)?|pragma:\s*no cover", "", comment)
+    return len(re.findall(r"[^\W\d_]{2,}", rest)) >= 2
+
+
+def test_every_ignore_gives_its_reason() -> None:
+    problems = []
+    for path in python_files():
+        said = comments(path)
+        for line, comment in said.items():
+            if re.search(r"#\s*(type:\s*ignore|noqa)", comment) and not reason_in(comment):
+                problems.append(f"{path}:{line}: {comment} (say why, on the same line)")
+    report(problems)
+
+
+def catches_everything(node: ast.AST) -> bool:
+    """Whether a handler swallows whatever comes; one that only cleans up and raises on does not."""
+    return (
+        isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
+        and ast.unparse(node.body[-1]) != "raise"
+    )
+
+
+def test_every_catch_of_everything_gives_its_reason() -> None:
+    problems = []
+    for path in python_files():
+        said = comments(path)
+        for node in filter(catches_everything, ast.walk(tree(path))):
+            assert isinstance(node, ast.ExceptHandler)
+            nearby = range(node.lineno - 1, node.body[0].lineno + 1)
+            if not any(reason_in(said.get(line, "")) for line in nearby):
+                problems.append(f"{path}:{node.lineno}: catches everything (say why in a comment beside it)")
+    report(problems)
+
+
+def test_tests_wait_for_events_and_not_for_time_to_pass() -> None:
+    banned = ("time.sleep", "sleep")
+    report([f"{p}:{line}: {name}" for p in python_files("tests") for line, name in calls(p) if name in banned])
+
+
+def test_tests_use_fakes_and_not_patches() -> None:
+    patches = ("unittest.mock", "mock.", "pytest_mock")
+    found = [(path, line, name) for path in python_files("tests") for line, name in imports(path)]
+    report([f"{path}:{line}: {name}" for path, line, name in found if name.startswith(patches)])
+
+
+def pure_modules() -> list[Path]:
+    """The modules that may not do I/O, read a clock, or draw from global randomness."""
+    return [path for path in python_files("protocol", "ledger") if path != Path("ledger/store.py")]
+
+
+def test_pure_rooms_touch_no_file_clock_or_global_chance() -> None:
+    """What import-linter can't see: builtins, and names inside modules that are fine otherwise."""
+    problems = [f"{p}:{line}: {name}()" for p in pure_modules() for line, name in calls(p) if name in IMPURE_CALLS]
+    for path in pure_modules():
+        for line, name in imports(path):
+            if name.startswith("pathlib") and name != "pathlib.PurePosixPath":
+                problems.append(f"{path}:{line}: {name} (only PurePosixPath names a file without touching it)")
+        for line, name in calls(path):
+            head, _, last = name.rpartition(".")
+            if head in ("np.random", "numpy.random") and last not in SEEDED_GENERATORS:
+                problems.append(f"{path}:{line}: {name}() (draw from a generator seeded by an argument)")
+    report(problems)
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    problems = []
+    for path in files():
+        for number, line in enumerate(text(path).splitlines(), 1):
+            problems += [f"{path}:{number}: {found}" for found in MACHINE_PATH.findall(line)]
+    report(problems)
+
+
+def test_decisions_are_numbered_and_short() -> None:
+    records = [path for path in files() if path.parent == Path("docs/adr")]
+    numbers = [path.name[:4] for path in records]
+    report([f"{path}: too long" for path in records if len(text(path).splitlines()) > ADR_MAX_LINES])
+    parts = [(path, part) for path in records for part in ("Context", "Decision", "Consequences")]
+    report([f"{path}: no {part}" for path, part in parts if f"## {part}" not in text(path)])
+    assert numbers == [f"{number:04}" for number in range(1, len(records) + 1)]
+
+
+def test_contributing_fits_on_two_screens() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= TWO_SCREENS_LINES

@@ -6,7 +6,6 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 
 from aiohttp import web
 
@@ -31,7 +30,7 @@ def build(round_: Round) -> web.Application:
     return app
 
 
-async def run(config: Config, *, config_file: Path, with_learner: bool) -> None:
+async def run(config: Config, *, with_learner: bool, announce: Callable[[str], None]) -> None:
     """Serve the round until it is told to stop."""
     round_ = Round(config)
     stop = asyncio.Event()
@@ -43,7 +42,8 @@ async def run(config: Config, *, config_file: Path, with_learner: bool) -> None:
     host, _, port = config.round.listen.rpartition(":")
     try:
         await web.TCPSite(runner, host, int(port)).start()
-        log.info("listening on http://%s, join with: %s", config.round.listen, join_string(config, round_.round_id))
+        announce(f"Leaderboard: http://{config.round.listen}")
+        announce(f"Join with:   swarm-node join {join_string(config, round_.round_id)}")
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(_every(1.0, lambda: _sweep(round_))),
@@ -51,7 +51,7 @@ async def run(config: Config, *, config_file: Path, with_learner: bool) -> None:
                 group.create_task(_seeder(round_)),
             ]
             if with_learner:
-                tasks.append(group.create_task(_learner(round_, config_file)))
+                tasks.append(group.create_task(_learner(round_)))
             await stop.wait()
             for task in tasks:
                 task.cancel()
@@ -91,6 +91,6 @@ async def _seeder(round_: Round) -> None:
     await keep_running("seeder", command, log_file=round_.folder / "logs" / "seeder.log", on_line=ready)
 
 
-async def _learner(round_: Round, config_file: Path) -> None:
-    command = [script("swarm-coordinator"), "learner", str(config_file)]
+async def _learner(round_: Round) -> None:
+    command = [script("swarm-coordinator"), "learner", str(round_.folder)]
     await keep_running("learner", command, log_file=round_.folder / "logs" / "learner.log")

@@ -116,6 +116,11 @@ class Config(Section):
     leases: LeasesSection = LeasesSection()
     publish: PublishSection = PublishSection()
 
+    def with_absolute_folder(self) -> "Config":
+        """The same with a folder that child processes find wherever they start."""
+        place = self.round.model_copy(update={"directory": self.round.directory.absolute()})
+        return self.model_copy(update={"round": place})
+
 
 def load(path: Path | None, settings: list[str]) -> Config:
     """The configuration of a file (or all defaults) with `section.key=value` settings on top."""
@@ -133,7 +138,7 @@ def load(path: Path | None, settings: list[str]) -> Config:
 def parse(table: dict[str, Any]) -> Config:
     """Check a table as a whole; the first mistake is told with its place."""
     try:
-        return Config.model_validate(table)
+        return Config.model_validate(table).with_absolute_folder()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         keys = [str(part) for part in first["loc"]]

@@ -18,7 +18,7 @@ from coordinator.tables import versions
 from protocol import chunks
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
-from protocol.learning import Publication
+from protocol.learning import Publication, Upload
 from protocol.manifest import FileEntry, PolicyManifest, Sampler, open_manifest, target_path
 
 
@@ -40,7 +40,7 @@ class Publisher:
     def publish(self, publication: Publication) -> tuple[PolicyManifest, str]:
         """Cut, describe and sign an uploaded version; returns the manifest and its digest."""
         folder = self.uploads / str(publication.version)
-        files = tuple(self._store(folder, entry) for entry in publication.files)
+        files = tuple(self._store(folder, upload) for upload in publication.files)
         parent = self._metadata.read(target_path(publication.version - 1)) if publication.version > 1 else None
         manifest = PolicyManifest(
             round_id=self._round_id,
@@ -86,11 +86,11 @@ class Publisher:
             raise ManifestInvalid(f"Version {version} has no file {name}.")
         return b"".join((self.blobs / chunks.blob_path(ChunkId(chunk))).read_bytes() for chunk in entry.chunks)
 
-    def _store(self, folder: Path, entry: FileEntry) -> FileEntry:
+    def _store(self, folder: Path, upload: Upload) -> FileEntry:
         """Write one file's chunks that are not there yet."""
-        data = (folder / entry.path).read_bytes()
-        if chunks.digest(data) != entry.digest:
-            raise ManifestInvalid(f"The upload of {entry.path} is damaged.", hint="Upload the version again.")
+        data = (folder / upload.path).read_bytes()
+        if chunks.digest(data) != upload.digest:
+            raise ManifestInvalid(f"The upload of {upload.path} is damaged.", hint="Upload the version again.")
         names = []
         for piece in chunks.split(data, self._chunk_size_bytes):
             name = chunks.chunk_id(piece)
@@ -98,7 +98,7 @@ class Publisher:
             if not path.exists():
                 write_durably(path, piece)
             names.append(name)
-        return FileEntry(path=entry.path, size_bytes=len(data), digest=entry.digest, chunks=tuple(names))
+        return FileEntry(path=upload.path, size_bytes=len(data), digest=upload.digest, chunks=tuple(names))
 
 
 def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:

@@ -1,7 +1,7 @@
 """One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
 
 - Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
-- The folder: `config.toml` is the operator's; `keys/`, `operator.token`, `metadata/`, `blobs/`, `uploads/`, `state.db`.
+- The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `logs/`, `state.db` …
 - Only an event for waiting learners lives in memory; everything counted is in the store.
 """
 
@@ -35,10 +35,11 @@ class Round:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.folder = config.round.directory.absolute()
+        self.folder = config.round.directory
         self.metadata = _open_metadata(config, self.folder)
         self.round_id = self.metadata.round_id
         self.operator_token = _open_token(self.folder)
+        write_durably(self.folder / "resolved.json", config.model_dump_json(indent=2).encode())
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
         self.publisher = Publisher(

@@ -42,7 +42,7 @@ class SignedMetadata:
             root.add_key(signer.public_key, role)
         self = cls(keys, folder, timestamp_lifetime_s)
         self._save("1.root.json", Metadata(root), "root")
-        self._publish(Targets(version=0), Snapshot(version=0), Timestamp(version=0), now)
+        self._publish(Targets(), Snapshot(), Timestamp(), now)
         return self
 
     @property
@@ -59,12 +59,16 @@ class SignedMetadata:
         known = sorted(path for path in targets.targets if version_of(path) is not None)
         for old in known[:-keep]:
             del targets.targets[old]
+        targets.version += 1
+        snapshot.version += 1
+        timestamp.version += 1
         self._publish(targets, snapshot, timestamp, now)
 
     def renew_timestamp(self, now: datetime) -> None:
         """Sign a fresh timestamp over the same snapshot."""
-        timestamp, _, _ = self._current()
-        self._sign_timestamp(timestamp, timestamp.snapshot_meta.version, now)
+        timestamp, snapshot, _ = self._current()
+        timestamp.version += 1
+        self._sign_timestamp(timestamp, snapshot.version, now)
 
     def read(self, name: str) -> bytes | None:
         """A document by its public name, or None."""
@@ -73,17 +77,14 @@ class SignedMetadata:
         return path.read_bytes() if plain and path.is_file() else None
 
     def _publish(self, targets: Targets, snapshot: Snapshot, timestamp: Timestamp, now: datetime) -> None:
-        targets.version += 1
         targets.expires = _whole(now + LONG_LIFETIME)
         self._save(f"{targets.version}.targets.json", Metadata(targets), "targets")
-        snapshot.version += 1
         snapshot.expires = _whole(now + LONG_LIFETIME)
         snapshot.meta = {"targets.json": MetaFile(version=targets.version)}
         self._save(f"{snapshot.version}.snapshot.json", Metadata(snapshot), "snapshot")
         self._sign_timestamp(timestamp, snapshot.version, now)
 
     def _sign_timestamp(self, timestamp: Timestamp, snapshot_version: int, now: datetime) -> None:
-        timestamp.version += 1
         timestamp.expires = _whole(now + self._timestamp_lifetime)
         timestamp.snapshot_meta = MetaFile(version=snapshot_version)
         self._save("timestamp.json", Metadata(timestamp), "timestamp")

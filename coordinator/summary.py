@@ -58,7 +58,9 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
     refused: dict[str, int] = dict(
         connection.execute(
             sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
-        ).tuples()
+        )
+        .tuples()
+        .all()
     )
     accepted: dict[str, int] = dict(
         connection.execute(sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id)).tuples().all()

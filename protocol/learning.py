@@ -8,7 +8,7 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.ids import Hex64
-from protocol.manifest import FileEntry
+from protocol.manifest import FileName
 from protocol.message import Message
 
 
@@ -59,12 +59,19 @@ class Progress(Message):
     accuracy_after: float | None = None
 
 
+class Upload(Message):
+    """A file of a policy folder as the learner sent it."""
+
+    path: FileName
+    digest: Hex64
+
+
 class Publication(Message):
     """A version whose files were uploaded: publish it."""
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     update: int = Field(ge=0, le=limits.VERSION_MAX)
-    files: tuple[FileEntry, ...]
+    files: tuple[Upload, ...] = Field(min_length=1, max_length=limits.MANIFEST_MAX_FILES)
 
 
 class LearnerState(Message):

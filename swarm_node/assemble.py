@@ -72,7 +72,7 @@ def prune(policies: Path, keep: Collection[Path]) -> int:
 
 
 def _safe_name(entry: FileEntry) -> str:
-    if PurePath(entry.path).name != entry.path or entry.path.startswith(".") or "\\" in entry.path:
+    if PurePath(entry.path).name != entry.path or entry.path[:1] in ("", ".") or "\\" in entry.path:
         raise ManifestInvalid(f"{entry.path!r} is not a bare file name.")
     return entry.path
 

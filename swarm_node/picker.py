@@ -3,10 +3,12 @@
 - Everyone who fetches the same version sorts the same names and gets an equal *share* of the chunks, so nodes begin
   with different chunks and can trade. A peer is asked for its own share first: that is what it has first.
 - The seeder is asked for our own share. Beyond it only when no peer delivered anything for `patience_s`, or for
-  `busy_patience_s` while one still owes us an answer: the seeder's uplink feeds everybody. The origin is the last resort: for chunks the seeder lacks, when nobody delivered anything for
-  `origin_patience_s`, and when no other source is left.
-- A chunk is asked of one source at a time; a source has at most `window` chunks to answer, and one while it pauses
-  after saying absent or busy.
+  `busy_patience_s` while one still owes us an answer: the seeder's uplink feeds everybody.
+- The origin is the last resort: for chunks the seeder lacks, when nobody delivered anything for `origin_patience_s`,
+  and when no other source is left.
+- A chunk is asked of one source at a time; when nothing else is left to ask, one that a source has owed us for
+  `overdue_s` is asked of a second one.
+- A source has at most `window` chunks to answer, and one while it pauses after saying absent or busy.
 - A source that failed pauses, longer each time, and is given up after `strikes_max` failures without a delivery.
   One that lied is never asked again.
 - Every chunk is delivered, or `hopeless` says that it never will be: no source is left, or none delivered anything
@@ -14,7 +16,7 @@
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -51,6 +53,7 @@ class PickerRules:
     patience_s: float = 1.0
     busy_patience_s: float = 5.0
     origin_patience_s: float = 3.0
+    overdue_s: float = 3.0
     pause_s: float = 0.03
     pause_max_s: float = 1.0
     failure_pause_s: float = 0.5
@@ -88,7 +91,8 @@ class _State:
     first: _Queue
     later: _Queue
     score: int
-    asked: set[ChunkId] = field(default_factory=set)
+    asked: dict[ChunkId, float] = field(default_factory=dict)
+    """What it owes us, and since when."""
     paused_until: float = -math.inf
     pauses: int = 0
     strikes: int = 0
@@ -150,33 +154,36 @@ class Picker:
         assignments = []
         for state in states:
             while state.free(now, self._rules.window) > 0 and (chunk := self._pick(state, now)):
-                self._open.remove(chunk)
-                state.asked.add(chunk)
+                self._open.discard(chunk)
+                state.asked[chunk] = now
                 assignments.append(Assignment(state.source.name, chunk))
         return assignments
 
     def wake_at(self, now: float) -> float:
         """When `next` may have more to say although nothing was reported."""
         times = [self._progress_at + self._rules.give_up_s]
+        times += [at + self._rules.overdue_s for state in self._states.values() for at in state.asked.values()]
         times += [state.paused_until for state in self._states.values() if not state.gone]
         times += [self._seeder_opens_at(), self._progress_at + self._rules.origin_patience_s]
         return min(time for time in times if time > now or time == times[0])
 
-    def delivered(self, name: str, chunk: ChunkId, now: float) -> None:
-        """The chunk is verified and stored."""
+    def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
+        """The chunk is verified and stored; says whether it was still missing."""
         state = self._states[name]
-        state.asked.discard(chunk)
+        state.asked.pop(chunk, None)
         state.pauses = state.strikes = 0
+        is_new = chunk in self._missing
         self._missing.discard(chunk)
         self._open.discard(chunk)
         self._progress_at = now
         if state.source.kind == "peer":
             self._peer_progress_at = now
+        return is_new
 
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
         """The source answered without the chunk: leave it alone for a while, longer each time."""
         state = self._states[name]
-        state.asked.discard(chunk)
+        state.asked.pop(chunk, None)
         if state.source.kind == "seeder" and reason is Reason.ABSENT:
             self._seeder_lacks.add(chunk)
         self._reopen(chunk)
@@ -191,8 +198,8 @@ class Picker:
         state.strikes += 1
         state.gone = state.gone or state.strikes >= self._rules.strikes_max
         state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
-        asked, state.asked = sorted(state.asked), set()
-        for chunk in asked:
+        owed, state.asked = list(state.asked), {}
+        for chunk in owed:
             self._reopen(chunk)
 
     def lied(self, name: str, now: float) -> None:
@@ -204,7 +211,17 @@ class Picker:
         chunk = state.first.pop(self._open)
         if chunk is None and self._may_go_further(state, now):
             chunk = state.later.pop(self._open)
-        return chunk
+        return chunk or self._overdue(state, now)
+
+    def _overdue(self, state: _State, now: float) -> ChunkId | None:
+        """What another source has owed us for too long, the oldest first, unless two are asked already."""
+        if state.source.kind == "origin" and not self._may_go_further(state, now):
+            return None
+        owed = [(at, chunk) for other in self._states.values() for chunk, at in other.asked.items()]
+        times = Counter(chunk for _, chunk in owed)
+        late = [(at, chunk) for at, chunk in owed if now - at >= self._rules.overdue_s and chunk in self._missing]
+        candidates = [(at, chunk) for at, chunk in late if times[chunk] == 1 and chunk not in state.asked]
+        return min(candidates)[1] if candidates else None
 
     def _may_go_further(self, state: _State, now: float) -> bool:
         """Whether the seeder may be asked beyond our share, and the origin for what others may still bring."""
@@ -220,7 +237,7 @@ class Picker:
         return any(not state.gone and state.source.kind in kinds for state in self._states.values())
 
     def _reopen(self, chunk: ChunkId) -> None:
-        if chunk in self._missing:
+        if chunk in self._missing and not any(chunk in state.asked for state in self._states.values()):
             self._open.add(chunk)
             for state in self._states.values():
                 self._enqueue(state, chunk)

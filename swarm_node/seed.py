@@ -32,7 +32,7 @@ async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
 
 async def _end_with_stdin(scope: trio.CancelScope) -> None:
     # A thread and a plain read: an event loop would make the parent's end of the stream non-blocking too.
-    while await trio.to_thread.run_sync(_read_stdin, abandon_on_cancel=True):  # type: ignore[call-arg]  # old stubs
+    while await trio.to_thread.run_sync(_read_stdin, abandon_on_cancel=True):
         pass
     scope.cancel()
 

@@ -21,7 +21,7 @@ async def page(_request: web.Request) -> web.Response:
     return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": _OWN_CODE_ONLY})
 
 
-_OWN_CODE_ONLY = "default-src 'self'; style-src 'unsafe-inline' 'self'; script-src 'unsafe-inline' 'self'"
+_OWN_CODE_ONLY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 @routes.get("/v1/leaderboard")
@@ -45,6 +45,7 @@ def _terms(request: web.Request) -> dict[str, object]:
         "staleness": config.staleness.max_updates,
         "publish_every": config.staleness.kappa,
         "max_updates": config.round.max_updates,
+        "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
     }
 

@@ -36,7 +36,8 @@ class Shape(NamedTuple):
     intermediate: int
 
 
-DEFAULT_SHAPE = Shape(hidden=192, layers=3, heads=3, intermediate=512)
+DEFAULT_SHAPE = Shape(hidden=128, layers=4, heads=4, intermediate=512)
+"""1.1 million parameters: deep and narrow learned sums in the least CPU time of the shapes tried."""
 
 
 def make_policy(folder: Path, *, seed: int, shape: Shape = DEFAULT_SHAPE) -> None:
@@ -63,7 +64,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers annotates half
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD
+    )
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = DEFAULT_SHAPE) -> Qwen3ForCausalLM:
@@ -77,7 +80,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = 
         head_dim=shape.hidden // shape.heads,
         intermediate_size=shape.intermediate,
         max_position_embeddings=512,
-        rope_theta=10_000.0,
+        # Prompts of a dozen tokens: a low base turns fast enough to tell neighbouring places apart.
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        # The usual 0.02 suits wide models; a narrow one leaves its plateau in half the steps with 1/sqrt(hidden).
+        initializer_range=0.07,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

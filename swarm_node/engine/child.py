@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         except BrokenPipeError:
             return 0
         except SwarmError as error:
-            answer(Failed(**error.to_wire()))
+            answer(Failed(code=error.code, message=error.message, hint=error.hint))
         except Exception as error:  # the agent must hear of any failure, and the next command may still succeed
             log.exception("command failed")
             answer(Failed(code=EngineFailed.code, message=f"{type(error).__name__}: {error}"[:1000], hint=""))
@@ -99,7 +99,7 @@ def _start_engine(threads: int) -> "TorchEngine":
 
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     return TorchEngine()
 
 

@@ -86,10 +86,10 @@ class TorchEngine:
 
     def _build(self, folder: Path) -> None:
         # No network and no code from the folder, whatever its configuration says.
-        model = AutoModelForCausalLM.from_pretrained(
+        self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
-        self._model = model.eval().requires_grad_(False)
+        self._model.eval().requires_grad_(False)
 
     def _swap(self, folder: Path) -> bool:
         """Copy the folder's tensors over the model's; false if they are not the same tensors."""

@@ -9,6 +9,7 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -52,6 +53,8 @@ class FetchReport:
     bytes_from_node: Counter[str] = field(default_factory=Counter)
     bytes_on_disk: int = 0
     """Needed, but stored already."""
+    bytes_twice: int = 0
+    """Asked of a second source because the first was late, and then delivered by both."""
     blames: list[Blame] = field(default_factory=list)
     retries: int = 0
     """Chunks asked for again, after a refusal, a failure or a lie."""
@@ -66,6 +69,8 @@ class FetchRules:
     deadlines: Deadlines = field(default_factory=Deadlines)
     picker: PickerRules = field(default_factory=PickerRules)
     failures_kept: int = 20
+    farewell_s: float = 0.5
+    """For goodbyes at the end; whoever is still being dialled is left alone."""
 
 
 async def fetch_version(
@@ -127,10 +132,11 @@ class _Download:
         error: SwarmError | None = None
         async with trio.open_nursery() as nursery:
             error = await self._drive(picker, nursery)
-            if error is not None:
-                nursery.cancel_scope.cancel()
+            self._news.close()
             for upstream in self._upstreams.values():
                 upstream.finish()
+            farewell_s = 0.0 if error else self._rules.farewell_s
+            nursery.cancel_scope.deadline = trio.current_time() + farewell_s
         self.report.seconds = trio.current_time() - started
         if error is not None:
             raise error
@@ -173,7 +179,9 @@ class _Download:
     def _take(self, news: Delivered | Refused | Failed | Lied, picker: Picker) -> None:
         now = trio.current_time()
         if isinstance(news, Delivered):
-            picker.delivered(news.source, news.chunk, now)
+            if not picker.delivered(news.source, news.chunk, now):
+                self.report.bytes_twice += news.size_bytes
+                return
             self.report.bytes_from[self._kinds[news.source]] += news.size_bytes
             self.report.bytes_from_node[news.source] += news.size_bytes
             self._progressed(news.size_bytes, picker.missing)
@@ -207,7 +215,8 @@ class _Download:
             news = Broke(error) if isinstance(error, DiskFull) else Failed(ORIGIN, error)
         else:
             news = Delivered(ORIGIN, chunk, len(data))
-        await self._news_in.send(news)
+        with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
+            await self._news_in.send(news)
 
     def _progressed(self, size_bytes: int, missing: int) -> None:
         self._bytes_done += size_bytes

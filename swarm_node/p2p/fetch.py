@@ -8,6 +8,7 @@
 
 import math
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -122,11 +123,11 @@ class Upstream:
             )
             await self._use(link)
         except _Liar as liar:
-            await self._outcomes.send(Lied(self._peer.peer_id, liar.chunk, liar.got))
+            await self._report(Lied(self._peer.peer_id, liar.chunk, liar.got))
         except PeerFault as error:
-            await self._outcomes.send(Failed(self._peer.peer_id, error))
+            await self._report(Failed(self._peer.peer_id, error))
         except SwarmError as error:
-            await self._outcomes.send(Broke(error))
+            await self._report(Broke(error))
 
     async def _use(self, link: Link) -> None:
         try:
@@ -170,7 +171,7 @@ class Upstream:
                 if isinstance(answer, Bye):
                     raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
                 if isinstance(answer, Reject):
-                    await self._outcomes.send(Refused(link.peer, answer.chunk, answer.reason))
+                    await self._report(Refused(link.peer, answer.chunk, answer.reason))
                 else:
                     nursery.start_soon(self._or_end, nursery, self._store(answer))
 
@@ -179,7 +180,11 @@ class Upstream:
             await trio.to_thread.run_sync(self._blobs.write, answer.chunk, answer.data)
         except ChunkMismatch:
             raise _Liar(answer.chunk, chunk_id(answer.data)) from None
-        await self._outcomes.send(Delivered(self._peer.peer_id, answer.chunk, len(answer.data)))
+        await self._report(Delivered(self._peer.peer_id, answer.chunk, len(answer.data)))
+
+    async def _report(self, news: Outcome) -> None:
+        with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
+            await self._outcomes.send(news)
 
     def _expect_answer(self) -> None:
         """The next answer, if one is owed, has its full time from now on."""

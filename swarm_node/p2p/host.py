@@ -8,8 +8,9 @@
 """
 
 import ipaddress
+import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
@@ -82,7 +84,7 @@ class Host:
             # A responder expects no chunks: any CHUNK frame is too large for it.
             await handler(Link(stream, NodeId(stream.muxed_conn.peer_id.to_base58()), chunk_max_bytes=0))
 
-        self._host.set_stream_handler(_EXCHANGE, workarounds.guard(on_stream))
+        self._host.set_stream_handler(_EXCHANGE, workarounds.guard(on_stream, bug_level=logging.WARNING))
 
     async def connect(self, peer: Peer, *, dial_s: float, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> Link:
         """Open an exchange stream to a peer, over the connection there is or a new one."""
@@ -97,9 +99,11 @@ class Host:
             await self.disconnect(NodeId(peer.peer_id))
             raise PeerStalled(f"Peer {peer.peer_id} at {peer.address} did not answer for {dial_s:g} s.") from None
         except Exception as error:  # py-libp2p lets any layer's exception through
-            if "Peer ID mismatch" in _whole_story(error):
+            causes = list(_causes(error))
+            if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
                 raise WrongPeer(f"Somebody else than peer {peer.peer_id} answers at {peer.address}.") from error
-            raise PeerVanished(f"Peer {peer.peer_id} at {peer.address} cannot be reached: {error}.") from error
+            reason = str(causes[-1]) or type(causes[-1]).__name__
+            raise PeerVanished(f"Peer {peer.peer_id} at {peer.address} cannot be reached ({reason}).") from error
         return Link(stream, NodeId(peer.peer_id), chunk_max_bytes=chunk_max_bytes)
 
     async def disconnect(self, node: NodeId) -> None:
@@ -136,18 +140,25 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     basic = _basic_host(key_seed, settings)
     workarounds.ask_nobody(basic)
     workarounds.guard_streams(basic)
-    async with basic.run([_multiaddr(f"{host}:{port}" if ":" not in host else f"[{host}]:{port}")]):
+    failure: Exception | None = None
+    async with basic.run([_multiaddr(f"[{host}]:{port}")]):
         running = Host(basic)
-        if not running.addresses:
-            raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.cut_idle, settings.idle_s)
             try:
+                if not running.addresses:
+                    raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
                 yield running
+            except Exception as error:
+                # Raised again below: it is the caller's, and should not arrive wrapped in libp2p's exception groups.
+                failure = error
             finally:
                 nursery.cancel_scope.cancel()
                 with trio.CancelScope(shield=True):
+                    await workarounds.stop_listening(basic)
                     await running.cut_all()
+    if failure is not None:
+        raise failure
 
 
 def _basic_host(key_seed: bytes, settings: HostSettings) -> BasicHost:
@@ -207,9 +218,9 @@ def _host_port(address: Multiaddr) -> str:
     return f"[{parts['ip6']}]:{parts['tcp']}" if "ip6" in parts else f"{parts['ip4']}:{parts['tcp']}"
 
 
-def _whole_story(error: BaseException) -> str:
-    """The texts of an exception and everything it was made from."""
-    parts = [str(error)]
-    below = [*getattr(error, "errors", ()), *getattr(error, "exceptions", ()), error.__cause__ or error.__context__]
-    parts += [_whole_story(cause) for cause in below if cause is not None]
-    return " · ".join(parts)
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and everything it was made from, the root last."""
+    yield error
+    for cause in (*getattr(error, "errors", ()), *getattr(error, "exceptions", ()), error.__cause__):
+        if cause is not None:
+            yield from _causes(cause)

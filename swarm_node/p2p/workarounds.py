@@ -30,6 +30,8 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from multiaddr import Multiaddr
 
+from protocol.errors import SwarmError
+
 log = logging.getLogger(__name__)
 
 PINNED_VERSION = "0.8.1"
@@ -117,15 +119,17 @@ def guard_streams(host: BasicHost) -> None:
     swarm.set_stream_handler(guard(host._swarm_stream_handler))
 
 
-def guard(handler: StreamHandler) -> StreamHandler:
-    """The same handler, whose failures reset its stream and go no further."""
+def guard(handler: StreamHandler, *, bug_level: int = logging.DEBUG) -> StreamHandler:
+    """The same handler, whose failures reset its stream and go no further; `bug_level` is for those without a name."""
 
     async def guarded(stream: INetStream) -> None:
         try:
             await handler(stream)
+        except* SwarmError as group:
+            log.debug("a peer broke the rules: %s", group.exceptions)
+            await reset(stream)
         except* Exception as group:
-            for error in group.exceptions:
-                log.debug("a stream handler failed: %r", error)
+            log.log(bug_level, "a stream handler failed", exc_info=group)
             await reset(stream)
 
     return guarded
@@ -147,6 +151,15 @@ def know_only(host: BasicHost, peer: ID, address: Multiaddr) -> None:
     host.get_peerstore().clear_addrs(peer)
     host.get_peerstore().add_addr(peer, address, ADDRESS_KEPT_S)
     swarm.unblock_peer(peer)
+
+
+async def stop_listening(host: BasicHost) -> None:
+    """A stopping host is cancelled before it closes its listeners, which then live on, port and all, in system tasks:
+    close them while there is time."""
+    swarm: Any = host.get_network()
+    for listener in swarm.listeners.values():
+        with trio.move_on_after(CLOSE_PATIENCE_S):
+            await listener.close()
 
 
 async def reset(stream: INetStream) -> None:

@@ -1,5 +1,6 @@
 """Picking chunks and sources: everything is fetched or given up, by rules that spread the load."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -28,9 +29,7 @@ def asked_of(assignments: list[Assignment], source: Source) -> list[ChunkId]:
 
 def test_nodes_ask_the_seeder_for_different_chunks_first() -> None:
     everyone = [Source(f"node-{number}", "peer") for number in range(3)]
-    firsts = [
-        asked_of(picker_for(*everyone, SEEDER, me=NodeId(node.name)).next(0.0), SEEDER) for node in everyone
-    ]
+    firsts = [asked_of(picker_for(*everyone, SEEDER, me=NodeId(node.name)).next(0.0), SEEDER) for node in everyone]
     assert [chunk for first in firsts for chunk in first] == [CHUNKS[at] for at in (0, 1, 4, 5, 8, 9)]
 
 
@@ -68,7 +67,8 @@ def play_until_only_peers_are_waited_for(picker: Picker, *, peers_refuse: bool) 
 
 
 def test_beyond_our_share_the_seeder_is_asked_when_peers_owe_answers_for_too_long() -> None:
-    picker = picker_for(PEER_A, SEEDER)
+    rules = replace(RULES, overdue_s=100.0)
+    picker = Picker(CHUNKS, [PEER_A, SEEDER], me=ME, rng=Random(1), now=0.0, rules=rules)
     play_until_only_peers_are_waited_for(picker, peers_refuse=False)
     assert picker.missing == len(CHUNKS) // 2
     assert asked_of(picker.next(RULES.busy_patience_s - 0.1), SEEDER) == []
@@ -109,6 +109,21 @@ def test_a_pausing_source_is_probed_with_one_chunk_only() -> None:
     assert len(picker.next(1.0)) == RULES.window
 
 
+def test_a_late_chunk_is_asked_of_a_second_source_when_nothing_else_is_left() -> None:
+    picker = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:3])
+    first = picker.next(0.0)
+    assert len(first) == 3
+    slow = asked_of(first, PEER_A)
+    for chunk in asked_of(first, PEER_C):
+        picker.delivered(PEER_C.name, chunk, 0.0)
+    assert picker.next(RULES.overdue_s - 0.1) == []
+    assert picker.wake_at(RULES.overdue_s - 0.1) <= RULES.overdue_s
+    assert asked_of(picker.next(RULES.overdue_s), PEER_C) == slow
+    assert picker.next(2 * RULES.overdue_s) == []  # two are enough
+    assert picker.delivered(PEER_C.name, slow[0], 7.0)
+    assert not picker.delivered(PEER_A.name, slow[0], 8.0)
+
+
 def test_what_a_failed_source_owed_is_asked_elsewhere() -> None:
     picker = picker_for(PEER_A, PEER_C)
     first = picker.next(0.0)
@@ -144,9 +159,7 @@ def test_a_liar_is_never_asked_again() -> None:
 
 
 def test_among_equals_the_least_blamed_is_asked_first() -> None:
-    picker = Picker(
-        CHUNKS[:2], [PEER_A, PEER_C], me=ME, rng=Random(1), now=0.0, rules=RULES, blames={PEER_A.name: 2}
-    )
+    picker = Picker(CHUNKS[:2], [PEER_A, PEER_C], me=ME, rng=Random(1), now=0.0, rules=RULES, blames={PEER_A.name: 2})
     assert asked_of(picker.next(0.0), PEER_A) == []
 
 
@@ -201,7 +214,8 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             break
         for assignment in picker.next(now):
             assert assignment.chunk not in delivered
-            assert all(assignment.chunk not in wants for wants in open_wants.values())
+            assert sum(assignment.chunk in wants for wants in open_wants.values()) <= 1
+            assert assignment.chunk not in open_wants[assignment.source]
             open_wants[assignment.source].append(assignment.chunk)
             assert len(open_wants[assignment.source]) <= RULES.window
         busy = [name for name, wants in open_wants.items() if wants]
@@ -211,11 +225,11 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             continue
         name = chance.choice(busy)
         habit = habits[name] if habits[name] != "any" else chance.choice(["delivers", "absent", "fails", "lies"])
-        now += chance.random() / 100
+        now += chance.random() * chance.choice([0.01, RULES.overdue_s])
         if habit == "delivers":
             chunk = open_wants[name].pop()
+            assert picker.delivered(name, chunk, now) is (chunk not in delivered)
             delivered.add(chunk)
-            picker.delivered(name, chunk, now)
         elif habit == "absent":
             picker.refused(name, open_wants[name].pop(0), Reason.ABSENT, now)
         else:
@@ -224,5 +238,5 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
     else:
         pytest.fail("it did not end")
     assert picker.hopeless(now) or delivered == set(chunks)
-    if any(habit == "delivers" for habit in habits.values()):
+    if "delivers" in habits.values():
         assert delivered == set(chunks)

@@ -38,10 +38,10 @@ def python_files(*folders: str) -> list[Path]:
 
 @functools.cache
 def text(path: Path) -> str:
-    """A file's text; what is not text reads as empty."""
+    """A file's text; what is no text, or not there, reads as empty."""
     try:
         return (ROOT / path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, FileNotFoundError):
         return ""
 
 

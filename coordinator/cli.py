@@ -1,0 +1,138 @@
+"""The commands of `swarm-coordinator`."""
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.config import Config, load
+from protocol.errors import ConfigInvalid, SwarmError
+
+app = typer.Typer(
+    help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[list[str], typer.Option("--set", help="section.key=value on top of the file; repeatable.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+
+
+@app.command(epilog=EXIT_CODES)
+def init(config_file: ConfigFile, settings: Settings = []) -> None:  # noqa: B006  # typer reads the default, nobody changes it
+    """Make a round's keys, store and deposit, and print the join string for its nodes.
+
+    Take keys/root.pem of the round's folder offline afterwards: it is needed only to change the other keys.
+    """
+    from coordinator.round import Round, join_string
+
+    config = load(config_file, settings)
+    round_ = Round(config)
+    round_.close()
+    typer.echo(join_string(config, round_.round_id))
+
+
+@app.command(epilog=EXIT_CODES)
+def launch(
+    config_file: ConfigFile,
+    settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
+    learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
+    verbose: Verbose = False,
+) -> None:
+    """Run a round until Ctrl-C; launching again continues where it stopped.
+
+    The first launch makes keys and store, as `init` does. Then it prints the join string for nodes and the address
+    of the leaderboard.
+    """
+    from coordinator import app as coordinator
+
+    _log_to_stderr(verbose)
+    config = load(config_file, settings)
+    asyncio.run(coordinator.run(config, with_learner=learner, announce=typer.echo))
+
+
+@app.command(epilog=EXIT_CODES)
+def status(
+    config_file: ConfigFile,
+    settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")] = False,
+) -> None:
+    """Ask the running coordinator where its round stands."""
+    import httpx
+
+    config = load(config_file, settings)
+    try:
+        found = httpx.get(f"http://{config.round.listen}/v1/status", timeout=10).json()
+    except (httpx.HTTPError, json.JSONDecodeError) as error:
+        raise SwarmError(
+            f"No coordinator answers at {config.round.listen} ({error}).", hint="Launch it first."
+        ) from error
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(
+        f"{found['phase']}: update {found['update']} of {found['max_updates']}, version {found['version']}, "
+        f"{found['nodes']} nodes, learner idle {found['learner_idle_share']:.0%}, "
+        f"rejected {sum(found['rejected'].values())}"
+    )
+
+
+@app.command()
+def demo(
+    config_file: ConfigFile,
+    seed: Annotated[int, typer.Option(help="Decides model, prompts and their order.")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes to start.")] = 3,
+    settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file, too.")] = None,
+    stay: Annotated[bool, typer.Option(help="Keep everything up at the end, until Ctrl-C.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="Keep the round's files here.")] = None,
+) -> None:
+    """Train the embedded model on a whole swarm of real processes on this machine, then print what happened."""
+    from coordinator import demo as demonstration
+
+    options = demonstration.Options(
+        config_file=config_file,
+        seed=seed,
+        nodes=nodes,
+        settings=tuple(settings),
+        json_file=json_file,
+        stay=stay,
+        directory=directory,
+    )
+    raise typer.Exit(asyncio.run(demonstration.run(options)))
+
+
+@app.command(hidden=True)
+def learner(folder: Annotated[Path, typer.Argument(help="The round's folder.")]) -> None:
+    """The learner's process, started by `launch`."""
+    from coordinator.learner.loop import run
+
+    _log_to_stderr(True)
+    run(Config.model_validate_json((folder / "resolved.json").read_text()))
+
+
+def main() -> None:
+    """Run a command; a named error becomes one line and an exit code."""
+    try:
+        app()
+    except SwarmError as error:
+        typer.echo(f"swarm-coordinator: {error} [{error.code}]", err=True)
+        sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    for noisy in ("httpx", "httpcore", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

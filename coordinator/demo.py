@@ -1,0 +1,263 @@
+"""The demo: a whole round on this machine, as separate processes, from nothing to a summary.
+
+- It starts the same commands that people type: `swarm-coordinator launch` and `swarm-node join`.
+- Everything it reports was read from the coordinator's public API; nothing is computed from its own guesses.
+- However it ends, every process that it started is ended, too.
+"""
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from coordinator.children import script
+from protocol.errors import SwarmError
+
+GRACE_S = 4.0
+"""From the polite signal to the kill."""
+
+PRICES = (1_000_000, 800_000, 1_200_000)
+"""Millionths of a unit per million tokens; the nodes take turns."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    config_file: Path
+    seed: int
+    nodes: int
+    settings: tuple[str, ...]
+    json_file: Path | None
+    stay: bool
+    directory: Path | None
+
+
+class Demo:
+    """The processes of one demo."""
+
+    def __init__(self, options: Options, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._processes: list[Process] = []
+        self.url = ""
+
+    async def start_coordinator(self) -> str:
+        """Launch the round; returns the join string."""
+        listen, seeder = (f"127.0.0.1:{port}" for port in _free_ports(2))
+        self.url = f"http://{listen}"
+        chosen = [f"round.seed={self._options.seed}", *self._options.settings]
+        chosen += [f"round.listen={listen}", f"round.seeder={seeder}", f"round.directory={self._folder / 'round'}"]
+        command = [script("swarm-coordinator"), "launch", str(self._options.config_file), "--verbose"]
+        process = await self._start("coordinator", [*command, *(part for one in chosen for part in ("--set", one))])
+        assert process.stdout
+        while line := (await process.stdout.readline()).decode():
+            if "swarm-node join " in line:
+                return line.rpartition(" ")[2].strip()
+        raise SwarmError("The coordinator did not start.", hint=_last_words(self._log("coordinator")))
+
+    async def start_node(self, number: int, join_string: str) -> None:
+        price = PRICES[number % len(PRICES)]
+        home = self._folder / f"node-{number + 1}"
+        command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", f"demo-{number + 1}"]
+        await self._start(f"node-{number + 1}", [*command, "--price", str(price), "--verbose"])
+
+    def check_alive(self) -> None:
+        """Raise if the coordinator or every node is gone before the round has finished."""
+        coordinator, *nodes = self._processes
+        if coordinator.returncode is not None:
+            raise SwarmError("The coordinator ended too early.", hint=_last_words(self._log("coordinator")))
+        if nodes and all(process.returncode not in (None, 0) for process in nodes):
+            raise SwarmError("Every node has ended too early.", hint=_last_words(self._log("node-1")))
+
+    async def nodes_ended(self) -> None:
+        """Wait until the nodes have left by themselves."""
+        await asyncio.gather(*(process.wait() for process in self._processes[1:]))
+
+    async def stop(self) -> None:
+        """End what still runs: nodes first, so that they can give leases back."""
+        for process in reversed(self._processes):
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+        for process in self._processes:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), GRACE_S)
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def _start(self, name: str, command: Sequence[str]) -> Process:
+        log = self._log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as errors:
+            output = PIPE if name == "coordinator" else errors
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=output, stderr=errors, start_new_session=True
+            )
+        self._processes.append(process)
+        return process
+
+    def _log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.log"
+
+
+async def run(options: Options) -> int:
+    """Run the demo to its end; the exit code."""
+    console = Console()
+    folder = (options.directory or Path(tempfile.mkdtemp(prefix="echo-swarm-demo-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    demo = Demo(options, folder)
+    started = time.monotonic()
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, interrupted.set)
+    main = asyncio.create_task(_play(demo, options, console, started))
+    stop = asyncio.create_task(interrupted.wait())
+    finished = False
+    try:
+        await asyncio.wait({main, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not main.done():
+            console.print("Stopped.")
+            return 130
+        await main
+        finished = True
+        if options.stay:
+            console.print(f"The leaderboard stays up at {demo.url} until Ctrl-C.")
+            await stop
+        return 0
+    finally:
+        main.cancel()
+        stop.cancel()
+        await demo.stop()
+        if finished and options.directory is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif not finished:
+            console.print(f"Logs are in {folder / 'logs'}.")
+
+
+async def _play(demo: Demo, options: Options, console: Console, started: float) -> None:
+    join_string = await demo.start_coordinator()
+    console.print(f"Coordinator at {demo.url}; starting {options.nodes} nodes.")
+    for number in range(options.nodes):
+        await demo.start_node(number, join_string)
+    async with httpx.AsyncClient(base_url=demo.url, timeout=30) as client:
+        await _watch(demo, client, console)
+        await asyncio.wait_for(demo.nodes_ended(), timeout=60)
+        status = (await client.get("/v1/status")).json()
+        nodes = (await client.get("/v1/leaderboard")).json()["nodes"]
+    summary = summarise(options.seed, status, nodes, time.monotonic() - started)
+    _print(console, summary, nodes)
+    if options.json_file:
+        options.json_file.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+async def _watch(demo: Demo, client: httpx.AsyncClient, console: Console) -> None:
+    """Show the round's progress until it is finished."""
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        phases: dict[str, Any] = {}
+        async for status in _statuses(demo, client):
+            phase = status["phase"]
+            if phase not in phases:
+                for done in phases.values():
+                    bar.update(done, completed=1.0)
+                phases[phase] = bar.add_task(phase, total=1.0, detail="")
+            bar.update(phases[phase], completed=status["fraction"], detail=status["detail"])
+            if status["finished"]:
+                return
+
+
+async def _statuses(demo: Demo, client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
+    while True:
+        demo.check_alive()
+        with suppress(httpx.HTTPError):
+            yield (await client.get("/v1/status")).json()
+        await asyncio.sleep(0.5)
+
+
+def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The demo's result in the words of its JSON file; rollouts are counted in samples."""
+    samples = status["samples_per_group"]
+    rejected = {code: count * samples for code, count in status["rejected"].items()}
+    if stale := status["rollouts"].get("stale", 0):
+        rejected["stale_in_buffer"] = stale * samples
+    accepted = status["rollouts"]["samples"]
+    return {
+        "seed": seed,
+        "accuracy_before": status["accuracy_before"],
+        "accuracy_after": status["accuracy_after"],
+        "versions": status["version"],
+        "bytes_from_peers": sum(node["from_peers"] for node in nodes),
+        "bytes_from_origin": sum(node["from_seeder"] + node["from_http"] for node in nodes),
+        "rollouts": {"generated": accepted + sum(rejected.values()), "accepted": accepted},
+        "rejected": rejected,
+        "learner_idle_share": round(status["learner_idle_share"], 4),
+        "max_staleness": status["max_staleness"],
+        "credits_by_node": {node["name"]: node["posted_micros"] for node in nodes},
+        "seconds": round(seconds, 1),
+    }
+
+
+def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
+    table = Table(title="What happened", show_header=False, min_width=60)
+    table.add_row("held-out accuracy", f"{summary['accuracy_before']:.1%} → {summary['accuracy_after']:.1%}")
+    table.add_row("policy versions", str(summary["versions"]))
+    table.add_row("chunk bytes from peers", f"{summary['bytes_from_peers'] / 1e6:.1f} MB")
+    table.add_row("chunk bytes from the origin", f"{summary['bytes_from_origin'] / 1e6:.1f} MB")
+    table.add_row("rollouts generated", str(summary["rollouts"]["generated"]))
+    table.add_row("rollouts accepted", str(summary["rollouts"]["accepted"]))
+    rejected = ", ".join(f"{count} {code}" for code, count in summary["rejected"].items())
+    table.add_row("rollouts rejected", rejected or "none")
+    table.add_row("oldest rollout trained on", f"{summary['max_staleness']} updates")
+    table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}")
+    table.add_row("seconds", str(summary["seconds"]))
+    console.print(table)
+    earnings = Table("node", "tokens", "price / Mtok", "credit", "from peers", "served", title="Credits, in millionths")
+    for node in nodes:
+        earnings.add_row(
+            node["name"],
+            str(node["validated_tokens"]),
+            str(node["price_micros_per_mtok"]),
+            str(node["posted_micros"]),
+            f"{node['from_peers'] / 1e6:.1f} MB",
+            f"{node['to_peers'] / 1e6:.1f} MB",
+        )
+    console.print(earnings)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now; all held at once, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _last_words(log: Path) -> str:
+    """The end of a log, for an error message."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "Its log ends: " + " | ".join(lines[-3:]) if lines else "Its log is empty."

@@ -1,0 +1,60 @@
+"""The learner's side of the coordinator's API: batches in, reports and versions out."""
+
+from pathlib import Path
+
+import httpx
+
+from protocol import canonical, chunks, limits
+from protocol.errors import SwarmError, Unreachable
+from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload
+from protocol.message import Message
+
+BATCH_WAIT_S = 60.0
+"""The coordinator holds a request for a batch open for a while; this is longer."""
+
+BATCH_MAX_BYTES = 64 * limits.MIB
+"""A batch comes from the operator's own coordinator."""
+
+
+class CoordinatorClient:
+    """Blocking calls with the operator's token."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=BATCH_WAIT_S, headers={"Authorization": f"Bearer {token}"})
+
+    def state(self) -> LearnerState:
+        return LearnerState.from_bytes(self._call("GET", "/v1/learner/state"))
+
+    def batch(self, number: int) -> Batch:
+        """The batch that leads to update `number`; waits until there is one."""
+        while not (data := self._call("GET", f"/v1/learner/batches/{number}")):
+            pass
+        return Batch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES))
+
+    def report(self, report: Report) -> None:
+        self._call("POST", "/v1/learner/reports", report)
+
+    def progress(self, progress: Progress) -> None:
+        self._call("POST", "/v1/learner/progress", progress)
+
+    def finish(self) -> None:
+        self._call("POST", "/v1/learner/finish")
+
+    def publish(self, version: int, update: int, folder: Path) -> None:
+        """Upload every file of a policy folder, then ask for its publication."""
+        entries = []
+        for path in sorted(folder.iterdir()):
+            data = path.read_bytes()
+            self._call("PUT", f"/v1/learner/uploads/{version}/{path.name}", data)
+            entries.append(Upload(path=path.name, digest=chunks.digest(data)))
+        self._call("POST", "/v1/learner/versions", Publication(version=version, update=update, files=tuple(entries)))
+
+    def _call(self, method: str, path: str, body: Message | bytes | None = None) -> bytes:
+        content = body.to_bytes() if isinstance(body, Message) else body
+        try:
+            response = self._http.request(method, path, content=content)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"The coordinator does not answer ({error}).") from error
+        if response.is_error:
+            raise SwarmError.from_wire(canonical.decode(response.content))
+        return response.content

@@ -1,0 +1,40 @@
+"""Greedy exact-match accuracy, and the tensors of problems whose answers are known.
+
+- A greedy completion equals the answer exactly when each token of the answer, the end token included, is the likeliest
+  after those before it. So one forward pass over the answers tells what decoding them one by one would.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+Encode = Callable[[str], list[int]]
+"""Text → tokens, without special ones."""
+
+NOT_JUDGED = -100
+"""The target of prompt and padding, as `torch.nn.functional.cross_entropy` ignores it."""
+
+ROWS_AT_ONCE = 512
+
+
+def answered(problems: Sequence[tuple[str, str]], encode: Encode, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and next-token targets of problems with their answers: [N, L], [N, L]."""
+    inputs, targets = [], []
+    for prompt, answer in problems:
+        asked, said = encode(prompt), [*encode(answer), end]
+        inputs.append(torch.tensor(asked + said[:-1]))
+        targets.append(torch.tensor([NOT_JUDGED] * (len(asked) - 1) + said))
+    return pad_sequence(inputs, True), pad_sequence(targets, True, padding_value=NOT_JUDGED)
+
+
+def accuracy(model: Any, problems: Sequence[tuple[str, str]], encode: Encode, end: int) -> float:
+    """The share of problems that greedy decoding answers exactly."""
+    inputs, targets = answered(problems, encode, end)
+    right = 0
+    with torch.inference_mode():
+        for rows, wanted in zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
+            likeliest = model(input_ids=rows, use_cache=False).logits.argmax(-1)  # [N, L]
+            right += int(((likeliest == wanted) | (wanted == NOT_JUDGED)).all(1).sum())
+    return right / len(problems)

@@ -1,0 +1,163 @@
+"""The RL loop: batch → one GRPO update → report, and a signed version every kappa updates.
+
+    version n holds the policy after min((n - 1) · kappa, last) updates
+
+- A checkpoint is durable before its version is published, so whatever crash comes between, the same bytes are published.
+- Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
+  already reported updates are not settled twice.
+- Idle time is the time spent waiting for a batch; everything else is work.
+- When standard input ends, the coordinator is gone and so is this process.
+"""
+
+import logging
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from coordinator.config import Config
+from coordinator.learner.client import CoordinatorClient
+from coordinator.learner.embedded import make_policy
+from coordinator.learner.evaluate import accuracy
+from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.warmstart import warm_start
+from protocol.errors import ConfigInvalid
+from protocol.learning import Progress, Report
+from protocol.tasks import task
+
+log = logging.getLogger(__name__)
+
+MISMATCH_NATS = 2.0
+"""Mean |log π/μ| per token of a claim beyond which its log-probabilities cannot be those of its tokens: honest samples
+of the last few versions stay below 0.5, made-up tokens or numbers lie above 4."""
+
+
+def run(config: Config) -> None:
+    """Train until the round has all its updates."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    torch.set_num_threads(config.learner.threads)
+    token = (config.round.directory / "operator.token").read_text()
+    client = CoordinatorClient(f"http://{config.round.listen}", token)
+    if not client.state().finished:
+        Learner(config, client).run()
+
+
+class Learner:
+    """One round's learner."""
+
+    def __init__(self, config: Config, client: CoordinatorClient) -> None:
+        self._config = config
+        self._client = client
+        self._task = task(config.task.name, seed=config.round.seed)
+        self._kappa = config.staleness.kappa
+        self._last = config.round.max_updates
+        self._folder = config.round.directory / "learner"
+        self._checkpoint = self._folder / "checkpoint.pt"
+        self._policy = self._open()
+
+    def run(self) -> None:
+        """From wherever the checkpoint stands to the end of the round."""
+        policy = self._policy
+        self._publish()
+        while policy.update < self._last:
+            self._step()
+            if policy.update % self._kappa == 0 or policy.update == self._last:
+                policy.save_checkpoint(self._checkpoint)
+                self._publish()
+        self._progress("evaluating", 1.0, "")
+        after = accuracy(policy.model, self._folder / "start", self._task.held_out())
+        self._progress("finished", 1.0, f"{self._last} updates", accuracy_after=after)
+        self._client.finish()
+
+    def _step(self) -> None:
+        """Wait for the next batch, train on it, report."""
+        number = self._policy.update + 1
+        asked = time.monotonic()
+        batch = self._client.batch(number)
+        began = time.monotonic()
+        step = self._policy.train_step(batch.groups)
+        mismatched = tuple(claim for claim, nats in step.distances.items() if not nats < MISMATCH_NATS)
+        metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
+        metrics["policy_age"] = sum(number - 1 - group.policy_update for group in batch.groups) / len(batch.groups)
+        self._client.report(
+            Report(
+                number=number,
+                mismatched=mismatched,
+                metrics=metrics,
+                idle_s=began - asked,
+                busy_s=time.monotonic() - began,
+            )
+        )
+        log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
+        self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward_mean']:.2f}")
+
+    def _open(self) -> Policy:
+        """The policy where the last checkpoint left it, or where the round starts."""
+        start = self._folder / "start"
+        if not self._checkpoint.exists():
+            self._prepare(start)
+        policy = Policy(start, self._settings())
+        if self._checkpoint.exists():
+            policy.restore_checkpoint(self._checkpoint)
+            log.info("resumed update=%d", policy.update)
+            return policy
+        before = accuracy(policy.model, start, self._task.held_out())
+        self._progress("learning", 0.0, "", accuracy_before=before)
+        policy.save_checkpoint(self._checkpoint)
+        return policy
+
+    def _prepare(self, start: Path) -> None:
+        """Put the starting policy in place: the operator's folder, or the embedded model after its warm start."""
+        shutil.rmtree(start, ignore_errors=True)
+        if self._config.model.path == "embedded":
+            make_policy(start, seed=self._config.round.seed)
+            warm_start(start, self._task, seed=self._config.round.seed, progress=self._warm)
+            return
+        source = Path(self._config.model.path)
+        if not (source / "config.json").is_file():
+            raise ConfigInvalid(f"model.path {source} is no folder in hub format: it has no config.json.")
+        shutil.copytree(source, start)
+
+    def _publish(self) -> None:
+        """Publish the policy as it stands, unless this version is out already."""
+        version = 1 + math.ceil(self._policy.update / self._kappa)
+        if self._client.state().newest_version >= version:
+            return
+        folder = self._folder / "publishing"
+        shutil.rmtree(folder, ignore_errors=True)
+        self._policy.save_hub(folder)
+        self._client.publish(version, self._policy.update, folder)
+        log.info("published version=%d update=%d", version, self._policy.update)
+
+    def _settings(self) -> TrainSettings:
+        return TrainSettings(
+            learning_rate=self._config.learner.learning_rate, temperature=self._config.sampling.temperature
+        )
+
+    def _warm(self, fraction: float, text: str) -> None:
+        self._progress("warm start", fraction, text)
+
+    def _progress(
+        self, phase: str, fraction: float, detail: str, *, accuracy_before: float | None = None, accuracy_after: float | None = None
+    ) -> None:
+        self._client.progress(
+            Progress(
+                phase=phase,
+                fraction=min(max(fraction, 0.0), 1.0),
+                detail=detail,
+                accuracy_before=accuracy_before,
+                accuracy_after=accuracy_after,
+            )
+        )
+
+
+def _exit_with_parent() -> None:
+    """The coordinator holds our standard input open; when it ends, nobody wants the next update."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)

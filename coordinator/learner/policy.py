@@ -1,0 +1,146 @@
+"""The policy in training: weights, optimizer, one update at a time, and checkpoints that survive any crash.
+
+- A prompt is computed once and its cache shared by the group's samples, in training as in sampling.
+- A checkpoint is written beside the old one, fsynced and renamed over it: at any moment one whole checkpoint exists.
+- After a restore the next update is bit for bit the one that would have followed.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from coordinator.learner.batch import Tensors, collate
+from coordinator.learner.grpo import LossSettings, Metrics, group_advantages, policy_loss, token_logprobs
+from protocol.learning import TrainingGroup
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How an update is made."""
+
+    learning_rate: float
+    temperature: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    gradient_norm_max: float = 1.0
+    loss: LossSettings = field(default_factory=LossSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one update did."""
+
+    metrics: Metrics
+    distances: dict[str, float]
+    """Claim id → mean |log π/μ| over its tokens: large where the claimed log-probabilities cannot be true."""
+
+
+class Policy:
+    """A model from a hub-format folder, and the optimizer that changes it."""
+
+    def __init__(self, folder: Path, settings: TrainSettings) -> None:
+        self._folder = folder
+        self._settings = settings
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self.update = 0
+        """Optimizer updates made so far."""
+
+    def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
+        """One optimizer update on these groups."""
+        data = collate(groups)
+        logits = completion_logits(self.model, data)  # [N, T, V]
+        current, entropy = token_logprobs(logits, data.tokens, self._settings.temperature)  # [N, T] each
+        advantages = group_advantages(data.rewards, data.owners, len(groups))  # [N]
+        loss, metrics = policy_loss(current, data.behaviour, advantages, data.mask, self._settings.loss)
+
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_norm_max)
+        self._optimizer.step()
+        self.update += 1
+
+        metrics["gradient_norm"] = float(norm)
+        metrics["entropy"] = float((entropy * data.mask).sum() / data.mask.sum())
+        metrics["reward_mean"] = float(data.rewards.mean())
+        metrics["groups_with_signal"] = len(set(data.owners[advantages != 0].tolist())) / len(groups)
+        return Step(metrics, _distances(groups, data, current.detach()))
+
+    def save_hub(self, folder: Path) -> None:
+        """Write the policy as a hub-format folder: its weights now, its tokenizer as it came."""
+        self.model.save_pretrained(folder)
+        for source in self._folder.iterdir():
+            if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
+                shutil.copyfile(source, folder / source.name)
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Everything that the next update depends on."""
+        state = {
+            "update": self.update,
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        beside = path.with_name(path.name + ".new")
+        with beside.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself must survive a power cut
+        finally:
+            os.close(folder)
+
+    def restore_checkpoint(self, path: Path) -> None:
+        """Continue from a checkpoint of the same model."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        self.update = int(state["update"])
+
+
+def completion_logits(model: Any, data: Tensors) -> torch.Tensor:
+    """The logits that every completion token was drawn from, with gradient: [N, T, V]."""
+    prefix = model(
+        input_ids=data.prompts,
+        attention_mask=data.prompt_mask,
+        position_ids=(data.prompt_mask.cumsum(1) - 1).clamp(min=0),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    first: torch.Tensor = prefix.logits[data.owners]  # [N, 1, V]
+    fed = data.tokens[:, :-1]  # the last token is predicted, never fed
+    if fed.shape[1] == 0:
+        return first
+    cache = prefix.past_key_values
+    cache.batch_select_indices(data.owners)
+    lengths = data.prompt_mask.sum(1)[data.owners]  # [N]
+    rest = model(
+        input_ids=fed,
+        attention_mask=torch.cat([data.prompt_mask[data.owners], torch.ones_like(fed)], dim=1),
+        position_ids=lengths[:, None] + torch.arange(fed.shape[1]),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return torch.cat([first, rest.logits], dim=1)
+
+
+def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:
+    gap = ((current - data.behaviour).abs() * data.mask).sum(1)  # [N]
+    total = torch.zeros(len(groups)).index_add(0, data.owners, gap)
+    tokens = torch.zeros(len(groups)).index_add(0, data.owners, data.mask.sum(1)).clamp(min=1)
+    return {group.claim_id: float(mean) for group, mean in zip(groups, total / tokens, strict=True)}

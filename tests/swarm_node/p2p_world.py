@@ -1,0 +1,141 @@
+"""A small world for the data plane's tests: versions, stores, hosts on loopback, and peers that misbehave."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import trio
+
+from protocol.chunks import chunk_id, digest, split
+from protocol.exchange import Want
+from protocol.ids import ChunkId
+from protocol.manifest import FileEntry, PolicyManifest, Sampler
+from protocol.messages import Peer
+from swarm_node.blobs import BlobStore
+from swarm_node.p2p.download import FetchRules
+from swarm_node.p2p.fetch import Deadlines
+from swarm_node.p2p.host import Host, HostSettings, open_host
+from swarm_node.p2p.link import Link
+from swarm_node.p2p.serve import ChunkServer
+from swarm_node.picker import PickerRules
+
+CHUNK_SIZE = 16 * 1024
+
+QUICK = FetchRules(
+    deadlines=Deadlines(dial_s=2.0, chunk_s=2.0, stall_s=0.3),
+    picker=PickerRules(
+        patience_s=0.2, busy_patience_s=0.6, origin_patience_s=0.4, overdue_s=1.0, failure_pause_s=0.02, give_up_s=5.0
+    ),
+)
+"""Deadlines as short as a loaded machine allows."""
+
+PATIENT_SECONDS = 30.0
+"""No test of this folder takes longer; a hang is a failure with a place."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published policy version and its chunks."""
+
+    manifest: PolicyManifest
+    chunks: dict[ChunkId, bytes]
+
+
+def make_version(chunk_count: int = 24, *, seed: int = 1, chunk_size: int = CHUNK_SIZE) -> Version:
+    """One file of so many chunks, the last one short."""
+    data = Random(seed).randbytes(chunk_count * chunk_size - 1)
+    chunks = {chunk_id(piece): piece for piece in split(data, chunk_size)}
+    entry = FileEntry(path="model.safetensors", size_bytes=len(data), digest=digest(data), chunks=tuple(chunks))
+    manifest = PolicyManifest(
+        round_id="0" * 64,
+        version=1,
+        update=0,
+        parent=None,
+        task="arithmetic",
+        sampler=Sampler(temperature=1.0, max_new_tokens=8),
+        chunk_size_bytes=chunk_size,
+        files=(entry,),
+    )
+    return Version(manifest, chunks)
+
+
+def store(folder: Path, chunks: dict[ChunkId, bytes] | None = None) -> BlobStore:
+    """A chunk store with these chunks in it."""
+    blobs = BlobStore(folder)
+    blobs.clean()
+    for chunk, data in (chunks or {}).items():
+        blobs.write(chunk, data)
+    return blobs
+
+
+def holds_exactly(blobs: BlobStore, chunks: dict[ChunkId, bytes]) -> bool:
+    """Every chunk is there with its true bytes, and nothing else is: no bad chunk, no unfinished file."""
+    files = [path for path in blobs.root.rglob("*") if path.is_file()]
+    return {ChunkId(path.name): path.read_bytes() for path in files} == chunks
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32)
+
+
+@asynccontextmanager
+async def node(
+    number: int, handler: Callable[[Link], Awaitable[None]] | None = None, settings: HostSettings | None = None
+) -> AsyncIterator[Host]:
+    """A host on loopback with the given key number, serving with the given handler."""
+    async with open_host(key(number), "127.0.0.1", 0, settings) as host:
+        if handler is not None:
+            host.serve(handler)
+        yield host
+
+
+def as_peer(host: Host) -> Peer:
+    return Peer(peer_id=host.node_id, address=host.addresses[0], kind="peer")
+
+
+def as_seeder(host: Host) -> Peer:
+    return Peer(peer_id=host.node_id, address=host.addresses[0], kind="seeder")
+
+
+async def next_want(link: Link) -> Want:
+    """What the other side asks for next."""
+    while True:
+        for message in await link.receive():
+            assert isinstance(message, Want)
+            return message
+
+
+async def stall(link: Link) -> None:
+    """Accept a stream and never answer."""
+    await trio.sleep_forever()
+
+
+SERVER = """
+import sys, trio
+from pathlib import Path
+from swarm_node.seed import seed
+trio.run(seed, Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), "127.0.0.1", 0)
+"""
+
+
+@contextmanager
+def server_process(blobs: BlobStore, number: int) -> Iterator[tuple[subprocess.Popen[str], Peer]]:
+    """A seeder in a process of its own, introduced as a peer."""
+    command = [sys.executable, "-P", "-c", SERVER, str(blobs.root), key(number).hex()]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            yield process, Peer(peer_id=ready["peer_id"], address=ready["addrs"][0], kind="peer")
+        finally:
+            process.kill()
+
+
+def honest(blobs: BlobStore) -> Callable[[Link], Awaitable[None]]:
+    return ChunkServer(blobs).handle

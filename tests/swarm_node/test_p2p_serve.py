@@ -1,0 +1,175 @@
+"""Serving chunks: every WANT has an answer, every stranger has a bound."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol import limits
+from protocol.chunks import chunk_id
+from protocol.exchange import Bye, Chunk, Farewell, Message, Reason, Reject, Want, encode
+from protocol.ids import ChunkId
+from swarm_node.blobs import BlobStore
+from swarm_node.p2p.host import Host
+from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.serve import ChunkServer, ServeLimits
+from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, make_version, node, store
+
+VERSION = make_version(chunk_count=8)
+CHUNKS = list(VERSION.chunks)
+DIAL_S = STALL_S = 5.0
+
+
+@asynccontextmanager
+async def served(blobs: BlobStore, bounds: ServeLimits | None = None) -> AsyncIterator[tuple[ChunkServer, Host, Host]]:
+    server = ChunkServer(blobs, bounds)
+    async with node(1, server.handle) as host, node(2) as client:
+        yield server, host, client
+
+
+async def answers(link: Link, count: int) -> list[Message]:
+    messages: list[Message] = []
+    with trio.fail_after(PATIENT_SECONDS):
+        while len(messages) < count:
+            messages += await link.receive()
+    return messages
+
+
+async def answers_until_the_end(link: Link) -> list[Message]:
+    messages: list[Message] = []
+    with suppress(PeerVanished), trio.fail_after(PATIENT_SECONDS):
+        while True:
+            messages += await link.receive()
+    return messages
+
+
+@pytest.mark.trio
+async def test_every_want_is_answered_with_its_chunk_or_a_reason(tmp_path: Path) -> None:
+    absent = chunk_id(b"absent")
+    async with served(store(tmp_path, VERSION.chunks)) as (server, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        for chunk in (CHUNKS[0], absent, CHUNKS[1]):
+            await link.send(Want(chunk), stall_s=STALL_S)
+        got = await answers(link, 3)
+        sent = len(VERSION.chunks[CHUNKS[0]]) + len(VERSION.chunks[CHUNKS[1]])
+        assert got == [
+            Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]]),
+            Reject(absent, Reason.ABSENT),
+            Chunk(CHUNKS[1], VERSION.chunks[CHUNKS[1]]),
+        ]
+        assert server.bytes_sent == sent
+        assert server.take_sent() == {client.node_id: sent}
+        assert server.take_sent() == {}
+
+
+@pytest.mark.trio
+async def test_a_chunk_that_went_bad_on_the_disk_is_not_served(tmp_path: Path) -> None:
+    blobs = store(tmp_path, VERSION.chunks)
+    blobs.path(CHUNKS[0]).write_bytes(b"rotten")
+    async with served(blobs) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+        assert await answers(link, 1) == [Reject(CHUNKS[0], Reason.ABSENT)]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "frames",
+    [
+        b"\xff\x00\x00\x00\x00",
+        b"\x02\xff\xff\xff\xff",
+        encode(Chunk(CHUNKS[0], b"a gift")),
+        encode(Reject(CHUNKS[0], Reason.BUSY)),
+        encode(Want(CHUNKS[0])) * 2,
+        b"".join(encode(Want(chunk_id(bytes([at])))) for at in range(limits.EXCHANGE_WANTS_MAX + 1)),
+    ],
+    ids=["unknown type", "oversize", "chunk", "reject", "want twice", "flood"],
+)
+async def test_a_requester_that_breaks_the_rules_is_sent_away_and_others_are_served(
+    tmp_path: Path, frames: bytes
+) -> None:
+    async with served(store(tmp_path, VERSION.chunks)) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        await link._stream.write(frames)
+        assert (await answers_until_the_end(link))[-1] == Bye(Farewell.FAULT)
+        good = await client.connect(as_peer(host), dial_s=DIAL_S)
+        await good.send(Want(CHUNKS[0]), stall_s=STALL_S)
+        assert await answers(good, 1) == [Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]])]
+
+
+@pytest.mark.trio
+async def test_more_streams_than_a_peer_may_have_are_told_to_come_back(tmp_path: Path) -> None:
+    async with served(store(tmp_path), ServeLimits(streams_per_peer=1)) as (_, host, client):
+        first = await client.connect(as_peer(host), dial_s=DIAL_S)
+        await first.send(Want(CHUNKS[0]), stall_s=STALL_S)
+        await answers(first, 1)
+        second = await client.connect(as_peer(host), dial_s=DIAL_S)
+        assert await answers(second, 1) == [Bye(Farewell.BUSY)]
+        await first.close()
+        with trio.fail_after(PATIENT_SECONDS):
+            while True:  # the slot is free once the server has read the goodbye
+                third = await client.connect(as_peer(host), dial_s=DIAL_S)
+                await third.send(Want(CHUNKS[0]), stall_s=STALL_S)
+                if await answers(third, 1) == [Reject(CHUNKS[0], Reason.ABSENT)]:
+                    break
+
+
+@pytest.mark.trio
+async def test_an_idle_stream_is_ended(tmp_path: Path) -> None:
+    async with served(store(tmp_path), ServeLimits(idle_s=0.1)) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        assert await answers(link, 1) == [Bye(Farewell.IDLE)]
+
+
+@pytest.mark.trio
+async def test_a_frame_in_crumbs_does_not_hold_a_stream_open(tmp_path: Path) -> None:
+    async with served(store(tmp_path), ServeLimits(idle_s=0.3)) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+
+        async def drip() -> None:
+            for byte in encode(Want(CHUNKS[0])):
+                await link._stream.write(bytes([byte]))
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drip)
+            assert await answers(link, 1) == [Bye(Farewell.IDLE)]
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_no_free_upload_slot_is_a_busy_answer(tmp_path: Path) -> None:
+    big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
+    blobs = store(tmp_path, VERSION.chunks | big.chunks)
+    async with served(blobs, ServeLimits(uploads=1, slot_s=0.1)) as (_, host, client), node(3) as other:
+        hog = await client.connect(as_peer(host), dial_s=DIAL_S)
+        hog._stream.muxed_stream.recv_window = 0  # type: ignore[attr-defined]  # grants no more credit while unread
+        for chunk in big.chunks:
+            await hog.send(Want(chunk), stall_s=STALL_S)
+        link = await other.connect(as_peer(host), dial_s=DIAL_S)
+        with trio.fail_after(PATIENT_SECONDS):
+            while True:  # until the hog has the slot
+                await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+                if await answers(link, 1) == [Reject(CHUNKS[0], Reason.BUSY)]:
+                    break
+
+
+@pytest.mark.trio
+async def test_a_requester_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
+    big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
+    ended = trio.Event()
+    server = ChunkServer(store(tmp_path, big.chunks), ServeLimits(stall_s=0.2))
+
+    async def handle(link: Link) -> None:
+        try:
+            await server.handle(link)
+        except PeerStalled:
+            ended.set()
+
+    async with node(1, handle) as host, node(2) as client:
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        await link.send(Want(ChunkId(*big.chunks)), stall_s=STALL_S)
+        with trio.fail_after(PATIENT_SECONDS):
+            await ended.wait()

@@ -25,7 +25,7 @@ help:  ## this list
 setup: $(STAMP)  ## make .venv and install everything into it (the others do it by themselves)
 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
-	@$(BIN)/swarm-coordinator demo $(ARGS)
+	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
 test: lint  ## lint and all tests; ARGS go to pytest
 	@$(BIN)/pytest $(ARGS)

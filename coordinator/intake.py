@@ -38,7 +38,7 @@ from protocol.errors import (
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import Event, Lease, State
 from protocol.messages import Verdict
-from protocol.rollout import Completion, PolicyBounds, RolloutClaim, check_claim, unpack_tokens
+from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens
 from protocol.signing import open_envelope
 
 
@@ -105,18 +105,8 @@ def _accept(
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     prompt = unpack_tokens(lease.prompt).tolist()
     rewards = np.array([judge.reward(prompt, item.tokens.tolist()) for item in completions], dtype="<f4")  # (9)
-    tokens = _count(completions)
-    credit = amount(tokens, lease.price_micros_per_mtok)
-    pending = Pending(
-        claim_id=claim_id,
-        lease_id=LeaseId(claim.lease_id),
-        node_id=node,
-        tokens=tokens,
-        price_micros_per_mtok=lease.price_micros_per_mtok,
-        amount_micros=credit,
-    )
-    if store.append(connection, pending, now_ms) is Outcome.BUDGET_EXHAUSTED:
-        raise BudgetExhausted("The round's budget does not cover this rollout.")
+    tokens = sum(len(item.tokens) for item in completions)
+    credit = _credit(connection, node, claim_id, lease, tokens, now_ms)
     connection.execute(
         sa.insert(rollouts).values(
             claim_id=claim_id,
@@ -138,6 +128,22 @@ def _accept(
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
 
+def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int, now_ms: int) -> int:
+    """Put what the tokens are worth at the lease's price on the node's pending account."""
+    credit = amount(tokens, lease.price_micros_per_mtok)
+    pending = Pending(
+        claim_id=claim_id,
+        lease_id=LeaseId(lease.lease_id),
+        node_id=node,
+        tokens=tokens,
+        price_micros_per_mtok=lease.price_micros_per_mtok,
+        amount_micros=credit,
+    )
+    if store.append(connection, pending, now_ms) is Outcome.BUDGET_EXHAUSTED:
+        raise BudgetExhausted("The round's budget does not cover this rollout.")
+    return credit
+
+
 def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, now_ms: int) -> None:
     """Store the rejection, and end the lease if it is the sender's and still open."""
     last = {"last_lease_id": lease_id, "last_message": str(error)[:500], "last_ms": now_ms}
@@ -149,10 +155,6 @@ def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: Swarm
     if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT):
         connection.execute(sa.update(leases).where(mine).values(code=error.code))
         lease_table.set_group(connection, group_no, "open")
-
-
-def _count(completions: tuple[Completion, ...]) -> int:
-    return sum(len(item.tokens) for item in completions)
 
 
 def _verdict(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator import registry
+from coordinator import publish, registry
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
 from coordinator.tables import batches, groups, leases, versions
@@ -20,8 +20,12 @@ from ledger.accounts import BUDGET
 from ledger.entry import amount
 from protocol.ids import NodeId
 from protocol.lease import TRANSITIONS, Event, Lease, State
-from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
+from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import pack_tokens
+
+
+RETRY_S: dict[Reason, float] = {"": 0.0, "ahead": 0.2, "old_version": 0.2, "budget": 10.0, "finished": 1.0}
+"""When to ask again, by why there was nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,19 @@ def offer(
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
     expire(connection, now_ms)
+    newest, _ = publish.newest_version(connection)
+    count, reason = _how_many(connection, message, price, terms)
+    given = [
+        _lease(connection, node, group, message.version, price, terms, draw, now_ms)
+        for group in _take_groups(connection, count)
+    ]
+    return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason])
+
+
+def _how_many(connection: sa.Connection, message: LeaseRequest, price: int, terms: Terms) -> tuple[int, Reason]:
+    """The number of groups a node may take now, or why it may take none."""
     if get_fact(connection, "finished", False):
-        return LeaseReply(leases=(), reason="finished", retry_s=1.0)
+        return 0, "finished"
     visible_update = connection.execute(
         sa.select(versions.c.policy_update).where(versions.c.version == message.version)
     ).scalar()
@@ -65,7 +80,7 @@ def offer(
     if visible_update is None or is_stale(
         staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
     ):
-        return LeaseReply(leases=(), reason="old_version", retry_s=0.2)
+        return 0, "old_version"
     admissible = admissible_groups(
         staleness=terms.staleness,
         groups_per_update=terms.groups_per_update,
@@ -73,16 +88,11 @@ def offer(
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
     if not admissible:
-        return LeaseReply(leases=(), reason="ahead", retry_s=0.2)
+        return 0, "ahead"
     affordable = _affordable(connection, terms.max_cost_micros(price))
     if not affordable:
-        return LeaseReply(leases=(), reason="budget", retry_s=10.0)
-    count = min(message.groups, terms.groups_per_request, admissible, affordable)
-    given = [
-        _lease(connection, node, group, message.version, price, terms, draw, now_ms)
-        for group in _take_groups(connection, count)
-    ]
-    return LeaseReply(leases=tuple(given), reason="", retry_s=0.0)
+        return 0, "budget"
+    return min(message.groups, terms.groups_per_request, admissible, affordable), ""
 
 
 def close(connection: sa.Connection, lease_id: str, event: Event) -> bool:

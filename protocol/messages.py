@@ -82,11 +82,16 @@ class LeaseRequest(Message):
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
 
 
+Reason = Literal["", "ahead", "old_version", "budget", "finished"]
+"""Why there is no work: enough is under way for this version; the version is too old; no money; no more work ever."""
+
+
 class LeaseReply(Message):
-    """Work, or why there is none and when to ask again."""
+    """Work, or why there is none and when to ask again; with the same hint as a heartbeat's reply."""
 
     leases: tuple[Lease, ...]
-    reason: Literal["", "ahead", "old_version", "budget", "finished"]
+    newest_version: int
+    reason: Reason
     retry_s: float
 
 

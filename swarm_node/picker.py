@@ -16,7 +16,7 @@
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -64,20 +64,16 @@ class PickerRules:
 class _Queue:
     """Chunks still worth asking one source for, each at most once."""
 
-    def __init__(self, chunks: Iterable[ChunkId] = ()) -> None:
-        self._order = deque(chunks)
-        self._members = set(self._order)
+    def __init__(self) -> None:
+        self._order: OrderedDict[ChunkId, None] = OrderedDict()
 
     def push(self, chunk: ChunkId) -> None:
-        if chunk not in self._members:
-            self._members.add(chunk)
-            self._order.append(chunk)
+        self._order.setdefault(chunk)
 
     def pop(self, wanted: set[ChunkId]) -> ChunkId | None:
         """The first chunk that is still wanted; those before it leave the queue."""
         while self._order:
-            chunk = self._order.popleft()
-            self._members.remove(chunk)
+            chunk, _ = self._order.popitem(last=False)
             if chunk in wanted:
                 return chunk
         return None

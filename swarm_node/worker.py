@@ -121,6 +121,7 @@ class Worker:
     async def _lease(self, policy: Policy) -> tuple[Lease, ...]:
         request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request)
         reply = await self._coordinator.lease(request)
+        self._policies.hint(reply.newest_version)
         if reply.reason == "finished":
             self.finished.set()
         elif not reply.leases:

@@ -2,7 +2,7 @@
 
     version n holds the policy after min((n - 1) · kappa, last) updates
 
-- A checkpoint is durable before its version is published, so whatever crash comes between, the same bytes are published.
+- A checkpoint is durable before its version is published: after any crash in between, the same bytes are published.
 - Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
   already reported updates are not settled twice.
 - Idle time is the time spent waiting for a batch; everything else is work.
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
@@ -58,11 +59,14 @@ class Learner:
         self._last = config.round.max_updates
         self._folder = config.round.directory / "learner"
         self._checkpoint = self._folder / "checkpoint.pt"
-        self._policy = self._open()
+        self._policy, self._tokenizer = self._open()
+        self._end = int(self._policy.model.config.eos_token_id)
 
     def run(self) -> None:
         """From wherever the checkpoint stands to the end of the round."""
         policy = self._policy
+        if not self._checkpoint.exists():
+            self._begin()
         self._publish()
         while policy.update < self._last:
             self._step()
@@ -70,7 +74,7 @@ class Learner:
                 policy.save_checkpoint(self._checkpoint)
                 self._publish()
         self._progress("evaluating", 1.0, "")
-        after = accuracy(policy.model, self._folder / "start", self._task.held_out())
+        after = self._accuracy()
         self._progress("finished", 1.0, f"{self._last} updates", accuracy_after=after)
         self._client.finish()
 
@@ -96,32 +100,44 @@ class Learner:
         log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward_mean']:.2f}")
 
-    def _open(self) -> Policy:
-        """The policy where the last checkpoint left it, or where the round starts."""
+    def _open(self) -> tuple[Policy, Tokenizer]:
+        """The policy where the last checkpoint left it, or as the round starts, and its tokenizer."""
         start = self._folder / "start"
-        if not self._checkpoint.exists():
-            self._prepare(start)
-        policy = Policy(start, self._settings())
+        settings = TrainSettings(
+            learning_rate=self._config.learner.learning_rate, temperature=self._config.sampling.temperature
+        )
         if self._checkpoint.exists():
+            policy = Policy(start, settings)
             policy.restore_checkpoint(self._checkpoint)
             log.info("resumed update=%d", policy.update)
-            return policy
-        before = accuracy(policy.model, start, self._task.held_out())
-        self._progress("learning", 0.0, "", accuracy_before=before)
-        policy.save_checkpoint(self._checkpoint)
-        return policy
+        else:
+            self._place(start)
+            policy = Policy(start, settings)
+        return policy, Tokenizer.from_file(str(start / "tokenizer.json"))
 
-    def _prepare(self, start: Path) -> None:
-        """Put the starting policy in place: the operator's folder, or the embedded model after its warm start."""
+    def _place(self, start: Path) -> None:
+        """Put the starting policy in its folder: the operator's, or the embedded one."""
         shutil.rmtree(start, ignore_errors=True)
         if self._config.model.path == "embedded":
             make_policy(start, seed=self._config.round.seed)
-            warm_start(start, self._task, seed=self._config.round.seed, progress=self._warm)
             return
         source = Path(self._config.model.path)
         if not (source / "config.json").is_file():
             raise ConfigInvalid(f"model.path {source} is no folder in hub format: it has no config.json.")
         shutil.copytree(source, start)
+
+    def _begin(self) -> None:
+        """What comes before the first update: the embedded policy's warm start, and the accuracy to start from."""
+        if self._config.model.path == "embedded":
+            warm_start(self._policy.model, self._task, self._encode, self._end, self._warm)
+        self._progress("learning", 0.0, "", accuracy_before=self._accuracy())
+        self._policy.save_checkpoint(self._checkpoint)
+
+    def _accuracy(self) -> float:
+        return accuracy(self._policy.model, self._task.held_out(), self._encode, self._end)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _publish(self) -> None:
         """Publish the policy as it stands, unless this version is out already."""
@@ -134,16 +150,17 @@ class Learner:
         self._client.publish(version, self._policy.update, folder)
         log.info("published version=%d update=%d", version, self._policy.update)
 
-    def _settings(self) -> TrainSettings:
-        return TrainSettings(
-            learning_rate=self._config.learner.learning_rate, temperature=self._config.sampling.temperature
-        )
-
     def _warm(self, fraction: float, text: str) -> None:
         self._progress("warm start", fraction, text)
 
     def _progress(
-        self, phase: str, fraction: float, detail: str, *, accuracy_before: float | None = None, accuracy_after: float | None = None
+        self,
+        phase: str,
+        fraction: float,
+        detail: str,
+        *,
+        accuracy_before: float | None = None,
+        accuracy_after: float | None = None,
     ) -> None:
         self._client.progress(
             Progress(
@@ -158,6 +175,7 @@ class Learner:
 
 def _exit_with_parent() -> None:
     """The coordinator holds our standard input open; when it ends, nobody wants the next update."""
-    while sys.stdin.buffer.read(4096):
+    # A plain read: the interpreter may end while it waits, and a buffered one would hold a lock.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(0)

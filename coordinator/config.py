@@ -48,8 +48,8 @@ class TaskSection(Section):
 class SamplingSection(Section):
     """How nodes sample."""
 
-    temperature: float = Field(1.0, gt=0, le=10)
-    max_new_tokens: int = Field(8, ge=1, le=limits.TOKENS_MAX)
+    temperature: float = Field(1.0, gt=0, le=10, description="of the distribution tokens are drawn from")
+    max_new_tokens: int = Field(8, ge=1, le=limits.TOKENS_MAX, description="longest completion")
     samples_per_group: int = Field(16, ge=2, le=limits.SAMPLES_MAX, description="completions of one prompt")
 
 
@@ -76,7 +76,7 @@ class StalenessSection(Section):
 class LearnerSection(Section):
     """The optimizer."""
 
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, constant")
     groups_per_update: int = Field(16, ge=1, description="B: prompts in one update")
     threads: int = Field(1, ge=1, description="CPU threads of the learner")
 
@@ -92,14 +92,14 @@ class LeasesSection(Section):
     """How work is handed out."""
 
     timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
-    groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX)
-    heartbeat_s: float = Field(2.0, gt=0)
+    groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="most groups given at once")
+    heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; three missed ones make a node silent")
 
 
 class PublishSection(Section):
     """How versions travel."""
 
-    chunk_size_bytes: int = Field(limits.MIB, ge=1024, le=limits.CHUNK_MAX_BYTES)
+    chunk_size_bytes: int = Field(limits.MIB, ge=1024, le=limits.CHUNK_MAX_BYTES, description="size of a chunk")
     timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
 
 

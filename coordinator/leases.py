@@ -23,7 +23,6 @@ from protocol.lease import TRANSITIONS, Event, Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import pack_tokens
 
-
 RETRY_S: dict[Reason, float] = {"": 0.0, "ahead": 0.2, "old_version": 0.2, "budget": 10.0, "finished": 1.0}
 """When to ask again, by why there was nothing."""
 

@@ -32,7 +32,10 @@ _COUNTED = {
 
 def encode(value: Value) -> bytes:
     """The canonical bytes of a value."""
-    packed = msgpack.packb(_ordered(value, 0), use_bin_type=True)
+    try:
+        packed = msgpack.packb(_ordered(value, 0), use_bin_type=True)
+    except UnicodeEncodeError as error:
+        raise MalformedMessage("A string has no UTF-8 form.") from error
     assert isinstance(packed, bytes)
     return packed
 

@@ -11,7 +11,7 @@ Fault = Literal["node", "peer", "coordinator", "operator", "network"]
 
 
 class SwarmError(Exception):
-    """A failure with a name; raise a subclass."""
+    """Something failed that has no better name; raise a subclass."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500

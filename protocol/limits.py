@@ -55,6 +55,9 @@ LEASES_PER_REQUEST_MAX = 64
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 
+TRANSFER_MAX_BYTES = 2**50
+"""A petabyte moved by one agent since it started; the sum of thousands of such counters still fits into 64 bits."""
+
 CLOCK_SKEW_MAX_S = 90
 """How far a node's clock may differ; a nonce is remembered for twice as long."""
 

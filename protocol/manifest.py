@@ -71,7 +71,8 @@ def target_path(version: int) -> str:
 
 def version_of(path: str) -> int | None:
     """The version a target path names, or None for any other target."""
-    number = path.removeprefix("policy-").removesuffix(".manifest")
+    # Cut, since int() refuses thousands of digits with an error of its own; the comparison sees the whole path.
+    number = path[:40].removeprefix("policy-").removesuffix(".manifest")
     if number.isascii() and number.isdigit() and target_path(int(number)) == path:
         return int(number)
     return None

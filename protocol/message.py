@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol import canonical, limits
-from protocol.errors import MalformedMessage
+from protocol.errors import MalformedMessage, NotCanonical
 
 
 class Message(BaseModel):
@@ -22,7 +22,11 @@ class Message(BaseModel):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
-        return cls.from_value(canonical.decode(data, max_bytes=max_bytes))
+        message = cls.from_value(canonical.decode(data, max_bytes=max_bytes))
+        # The schema lets 1 stand for 1.0 and a default for a missing field: other bytes for the same message.
+        if message.to_bytes() != data:
+            raise NotCanonical(f"{cls.__name__}: a field is missing, or is a whole number where a fraction stands.")
+        return message
 
     @classmethod
     def from_value(cls, value: canonical.Value) -> Self:
@@ -31,7 +35,7 @@ class Message(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or cls.__name__
-            raise MalformedMessage(f"{cls.__name__}: {where}: {first['msg']}.") from None
+            raise MalformedMessage(f"{cls.__name__}: {where[:100]}: {first['msg']}.") from None
 
 
 def _tuples(value: canonical.Value) -> canonical.Value:

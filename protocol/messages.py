@@ -17,6 +17,7 @@ from protocol.signing import NodeKey, Signed, open_envelope
 
 PeerId = Annotated[str, StringConstraints(min_length=52, max_length=52)]
 HostPort = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.:\[\]-]{1,255}:[0-9]{1,5}$")]
+MovedBytes = Annotated[int, Field(ge=0, le=limits.TRANSFER_MAX_BYTES)]
 
 
 class Request(Message):
@@ -41,10 +42,10 @@ class Register(Message):
 class Transfer(Message):
     """Bytes of verified chunks a node has fetched since it started, by where they came from."""
 
-    from_peers: int = Field(ge=0)
-    from_seeder: int = Field(ge=0)
-    from_http: int = Field(ge=0)
-    to_peers: int = Field(ge=0)
+    from_peers: MovedBytes
+    from_seeder: MovedBytes
+    from_http: MovedBytes
+    to_peers: MovedBytes
 
 
 class Blame(Message):
@@ -155,7 +156,10 @@ def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple
     signed = open_envelope("request", data)
     request = Request.from_value(canonical.decode(signed.payload, max_bytes=limits.REQUEST_MAX_BYTES))
     if request.round_id != round_id or request.path != path:
-        raise WrongAudience("The request was signed for another round or another address.")
+        raise WrongAudience(
+            "The request was signed for another round or another address.",
+            hint="Copy the operator's whole join string again.",
+        )
     if abs(now_ms - request.sent_ms) > limits.CLOCK_SKEW_MAX_S * 1000:
         raise RequestExpired(
             f"The request was sent {(now_ms - request.sent_ms) / 1000:+.0f} s from the coordinator's clock.",

@@ -140,7 +140,7 @@ class Picker:
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
         alone = all(state.gone for state in self._states.values())
-        return bool(self._missing) and (alone or now - self._progress_at >= self._rules.give_up_s)
+        return bool(self._missing) and (alone or now >= self._progress_at + self._rules.give_up_s)
 
     def next(self, now: float) -> list[Assignment]:
         """All assignments that can be made now: peers first, the least blamed first among equals."""
@@ -161,7 +161,7 @@ class Picker:
         times += [at + self._rules.overdue_s for state in self._states.values() for at in state.asked.values()]
         times += [state.paused_until for state in self._states.values() if not state.gone]
         times += [self._seeder_opens_at(), self._progress_at + self._rules.origin_patience_s]
-        return min(time for time in times if time > now or time == times[0])
+        return min((time for time in times if time > now), default=now)
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
@@ -215,7 +215,7 @@ class Picker:
             return None
         owed = [(at, chunk) for other in self._states.values() for chunk, at in other.asked.items()]
         times = Counter(chunk for _, chunk in owed)
-        late = [(at, chunk) for at, chunk in owed if now - at >= self._rules.overdue_s and chunk in self._missing]
+        late = [(at, chunk) for at, chunk in owed if now >= at + self._rules.overdue_s and chunk in self._missing]
         candidates = [(at, chunk) for at, chunk in late if times[chunk] == 1 and chunk not in state.asked]
         return min(candidates)[1] if candidates else None
 
@@ -223,7 +223,7 @@ class Picker:
         """Whether the seeder may be asked beyond our share, and the origin for what others may still bring."""
         if state.source.kind == "seeder":
             return now >= self._seeder_opens_at() or not self._any_left("peer")
-        return now - self._progress_at >= self._rules.origin_patience_s or not self._any_left("peer", "seeder")
+        return now >= self._progress_at + self._rules.origin_patience_s or not self._any_left("peer", "seeder")
 
     def _seeder_opens_at(self) -> float:
         busy = any(state.asked for state in self._states.values() if state.source.kind == "peer")

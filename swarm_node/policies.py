@@ -6,6 +6,7 @@
 """
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from protocol.messages import Blame, PlanRequest, Transfer
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import FetchReport, fetch_version
+from swarm_node.p2p.download import FetchReport, NoSource, fetch_version
 from swarm_node.p2p.host import Host
 from swarm_node.updater import Updater
 
@@ -79,6 +80,8 @@ class PolicyFollower:
         self._hint = trio.Event()
         self._changed = trio.Event()
         self._announced = 0
+        self._caught: Counter[str] = Counter()
+        """How often each peer sent wrong bytes, so that it is asked last, or never."""
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
         self.traffic = Traffic()
@@ -93,8 +96,11 @@ class PolicyFollower:
             except (Unreachable, NotFound) as error:
                 log.info("no news from the coordinator reason=%r", error.message)
                 patience_s = RETRY_S
+            except NoSource as error:
+                log.warning("version not fetched code=%s: %s", error.code, error)
+                patience_s = RETRY_S
             except DiskFull as error:
-                log.error("cannot store the new version: %s", error)
+                log.error("cannot store the new version code=%s: %s", error.code, error)
                 patience_s = 10 * RETRY_S
             except SwarmError as error:
                 self._judge(error)
@@ -134,8 +140,15 @@ class PolicyFollower:
     async def _fetch(self, manifest: PolicyManifest) -> None:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
         report = await fetch_version(
-            manifest, plan.peers, host=self._host, blobs=self._blobs, rng=self._rng, origin=self._coordinator.chunk
+            manifest,
+            plan.peers,
+            host=self._host,
+            blobs=self._blobs,
+            rng=self._rng,
+            origin=self._coordinator.chunk,
+            blames=self._caught,
         )
+        self._caught.update(blame.peer_id for blame in report.blames)
         self.traffic.add(report)
         log.info(
             "version fetched version=%d seconds=%.2f from_peers=%d from_seeder=%d from_http=%d on_disk=%d",

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -23,8 +24,9 @@ async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_host(key_seed, host, port) as running, trio.open_nursery() as nursery:
             running.serve(ChunkServer(BlobStore(blobs_dir)).handle)
-            sys.stdout.write(json.dumps({"peer_id": running.node_id, "addrs": list(running.addresses)}) + "\n")
-            sys.stdout.flush()
+            with suppress(BrokenPipeError):  # the parent is gone already, and standard input will say so
+                ready = json.dumps({"peer_id": running.node_id, "addrs": list(running.addresses)})
+                os.write(sys.stdout.fileno(), f"{ready}\n".encode())
             nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
             async for _ in signals:
                 nursery.cancel_scope.cancel()

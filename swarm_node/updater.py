@@ -10,7 +10,7 @@ from protocol.errors import NotFound, SwarmError, UntrustedMetadata
 from protocol.manifest import PolicyManifest
 from protocol.trust import Documents
 from swarm_node.api_client import Coordinator
-from swarm_node.disk import write_durably
+from swarm_node.disk import full_disk_named, write_durably
 
 STATE_MAX_BYTES = 8 * limits.MIB
 """Five documents at their limits."""
@@ -55,7 +55,8 @@ class Updater:
 
 
 def _save(path: Path, documents: Documents) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with full_disk_named(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, canonical.encode(vars(documents)), temp_folder=path.parent)
 
 

@@ -8,11 +8,12 @@
 """
 
 import logging
+from contextlib import aclosing
 from enum import StrEnum
 
 import trio
 
-from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError, Unreachable
+from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError
 from protocol.ids import LeaseId
 from protocol.lease import Lease
 from protocol.messages import LeaseRequest, ReturnLeases
@@ -70,6 +71,7 @@ class Worker:
         self._groups_per_request = groups_per_request
         self._loaded: Policy | None = None
         self._failures = 0
+        self._trouble = ""
         self.phase = Phase.OFFLINE
         self.tokens_per_s = 0.0
         self.finished = trio.Event()
@@ -92,18 +94,24 @@ class Worker:
                     await trio.sleep(1.0)
                 elif leases := await self._lease(policy):
                     await self._answer(policy, leases)
-                self._failures = 0
+                self._failures, self._trouble = 0, ""
             except EngineFailed as error:
                 self._failures += 1
                 log.error("engine failed times=%d: %s", self._failures, error)
                 if self._failures >= ENGINE_FAILURES_MAX:
                     raise
             except DiskFull as error:
-                log.error("work stopped: %s", error)
+                self._say_once(error, "work stopped")
                 await trio.sleep(FULL_DISK_PAUSE_S)
             except SwarmError as error:
-                log.warning("no work code=%s: %s", error.code, error.message)
+                self._say_once(error, "no work")
                 await trio.sleep(1.0)
+
+    def _say_once(self, error: SwarmError, what: str) -> None:
+        """Tell the owner of a trouble when it begins, not each time it is met again."""
+        if error.code != self._trouble:
+            log.warning("%s code=%s: %s", what, error.code, error)
+        self._trouble = error.code
 
     async def _load(self, policy: Policy) -> None:
         loaded = await self._engine.load(policy.folder)
@@ -133,16 +141,18 @@ class Worker:
     async def _answer(self, policy: Policy, leases: tuple[Lease, ...]) -> None:
         """Generate all leases of a batch; those left over are given back."""
         self.phase = Phase.LEASED
-        open_leases = {LeaseId(lease.lease_id): lease for lease in leases}
+        open_leases = {lease.lease_id: lease for lease in leases}
         try:
             if any(lease.version != policy.manifest.version for lease in leases):
                 raise LeaseClosed("The coordinator offers leases for a version that this node did not ask for.")
             requests = [_request(lease, policy) for lease in leases]
             self.phase = Phase.GENERATING
-            async for group in self._engine.generate(requests):
-                lease = open_leases.pop(LeaseId(group.request_id))
-                await trio.to_thread.run_sync(self._outbox.put, lease.lease_id, self._sign(lease, group))
-                self._sender.wake()
+            async with aclosing(self._engine.generate(requests)) as groups:
+                async for group in groups:
+                    lease = open_leases[group.request_id]
+                    await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
+                    del open_leases[group.request_id]
+                    self._sender.wake()
         finally:
             if open_leases:
                 await self._give_back(list(open_leases))
@@ -157,13 +167,13 @@ class Worker:
         )
         return self._key.seal("rollout", claim.to_bytes())
 
-    async def _give_back(self, lease_ids: list[LeaseId]) -> None:
+    async def _give_back(self, lease_ids: list[str]) -> None:
         """Best effort, even while being cancelled: an unreturned lease only expires later."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
             try:
                 await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
-            except Unreachable:
-                log.info("could not give %d leases back; they will expire", len(lease_ids))
+            except SwarmError as error:
+                log.info("could not give %d leases back; they will expire (%s)", len(lease_ids), error.code)
 
 
 def _request(lease: Lease, policy: Policy) -> Request:

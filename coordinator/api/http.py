@@ -74,7 +74,8 @@ def require_operator(request: web.Request) -> Round:
     """The round, for a caller that holds the operator's token."""
     here = request.app[ROUND]
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), here.operator_token.encode()):
+    # Header bytes that are no UTF-8 arrive as surrogates, which plain encoding would refuse with an error of its own.
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), here.operator_token.encode()):
         raise NotAuthorised("This address is the operator's.", hint="Send the token in operator.token.")
     return here
 

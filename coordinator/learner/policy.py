@@ -25,6 +25,8 @@ class TrainSettings:
     """How an update is made."""
 
     learning_rate: float
+    ramp_updates: int = 20
+    """The first updates are smaller: until Adam has seen some gradients, it takes each for a typical one."""
     temperature: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
@@ -68,6 +70,8 @@ class Policy:
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_norm_max)
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self._settings.learning_rate * min(1.0, (self.update + 1) / self._settings.ramp_updates)
         self._optimizer.step()
         self.update += 1
 

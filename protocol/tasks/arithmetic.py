@@ -1,8 +1,11 @@
 """Sums of two two-digit numbers, checked exactly: small enough that a CPU learns them within minutes.
 
-- A prompt reads `47+38=` and its only right answer is `85`: 8,100 problems, of which the train split draws for ever.
+- A prompt reads `47+38=` and its only right answer is `85`. Two thirds of the problems need a carry, which is the hard
+  part: operands that end in 0 or 1, and hardly ever carry, are left out.
 - The *unordered* pair decides the split, by its hash: `38+47=` is held out exactly when `47+38=` is.
 - Nothing but the plain decimal form is accepted: ASCII digits, no sign, no leading zero, no white space.
+- The corpus to imitate is that of a sloppy teacher, who mostly forgets the carry: a policy that imitates it has the
+  teacher's habits, and can lose the bad one only by what it is rewarded for.
 """
 
 import re
@@ -17,15 +20,18 @@ from protocol.tasks.interface import Reward
 Split = Literal["train", "validation", "held_out"]
 Problems = tuple[tuple[str, str], ...]
 
-OPERANDS = range(10, 100)
+OPERANDS = tuple(number for number in range(10, 100) if number % 10 >= 2)
 """Two digits each, so that every prompt has one length and a digit's place tells its worth."""
+
+FORGETTING = 0.7
+"""Share of the sums with a carry in which the teacher forgets it: the habit that greedy decoding shows."""
 
 COMPLETION_MAX_CHARS = 16
 """Longer completions are refused before they are looked at; the longest answer has three characters."""
 
 _SPLITS: dict[int, Split] = {0: "held_out", 1: "validation"}
-_SPLIT_BUCKETS = 16
-"""One problem in sixteen is held out: about 500, on which an accuracy has a standard error of 2.2 points at most."""
+_SPLIT_BUCKETS = 10
+"""One problem in ten is held out: about 500, on which an accuracy has a standard error of 2.2 points at most."""
 
 _PROMPT = re.compile(r"([1-9][0-9])\+([1-9][0-9])=", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
@@ -41,11 +47,20 @@ class Arithmetic:
     def prompt(self, index: int) -> str:
         attempt = 0
         while True:
-            words = blake2b(f"{self.seed}/{index}/{attempt}".encode(), digest_size=16).digest()
-            first, second = (OPERANDS[int.from_bytes(part) % len(OPERANDS)] for part in (words[:8], words[8:]))
+            words = _words(f"{self.seed}/{index}/{attempt}")
+            first, second = (OPERANDS[word % len(OPERANDS)] for word in words)
             if split_of(first, second) == "train":
                 return f"{first}+{second}="
             attempt += 1
+
+    def demonstration(self, index: int) -> tuple[str, str]:
+        prompt = self.prompt(index)
+        chance, _ = _words(f"{self.seed}/{index}/teacher")
+        forgets = chance < FORGETTING * 2**64
+        return prompt, _without_carry(prompt) if forgets else self.answer(prompt)
+
+    def demonstrated(self, prompt: str) -> frozenset[str]:
+        return frozenset((self.answer(prompt), _without_carry(prompt)))
 
     def validation(self) -> Problems:
         return _every_problem("validation")
@@ -54,10 +69,8 @@ class Arithmetic:
         return _every_problem("held_out")
 
     def answer(self, prompt: str) -> str:
-        found = _PROMPT.fullmatch(prompt)
-        if not found:
-            raise MalformedMessage(f"{prompt[:40]!r} is not a prompt of this task.", hint="Prompts look like `47+38=`.")
-        return str(int(found[1]) + int(found[2]))
+        first, second = _operands(prompt)
+        return str(first + second)
 
     def reward(self, prompt: str, completion: str) -> Reward:
         if len(completion) > COMPLETION_MAX_CHARS or not _NUMBER.fullmatch(completion):
@@ -71,6 +84,26 @@ def split_of(first: int, second: int) -> Split:
     low, high = sorted((first, second))
     digest = blake2b(f"arithmetic/{low}/{high}".encode(), digest_size=8).digest()
     return _SPLITS.get(int.from_bytes(digest) % _SPLIT_BUCKETS, "train")
+
+
+def _operands(prompt: str) -> tuple[int, int]:
+    found = _PROMPT.fullmatch(prompt)
+    if not found:
+        raise MalformedMessage(f"{prompt[:40]!r} is not a prompt of this task.", hint="Prompts look like `47+38=`.")
+    return int(found[1]), int(found[2])
+
+
+def _without_carry(prompt: str) -> str:
+    """The sum of who forgets what the ones digits carry: the answer itself where they carry nothing."""
+    first, second = _operands(prompt)
+    carry = (first % 10 + second % 10) // 10
+    return str(first + second - 10 * carry)
+
+
+def _words(name: str) -> tuple[int, int]:
+    """Two numbers below 2^64 that a name stands for."""
+    digest = blake2b(name.encode(), digest_size=16).digest()
+    return int.from_bytes(digest[:8]), int.from_bytes(digest[8:])
 
 
 @lru_cache

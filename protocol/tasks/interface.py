@@ -23,6 +23,12 @@ class Task(Protocol):
     def prompt(self, index: int) -> str:
         """Prompt `index` of the endless train split."""
 
+    def demonstration(self, index: int) -> tuple[str, str]:
+        """A train prompt and what a teacher, who makes mistakes, says to it: item `index` of an endless corpus."""
+
+    def demonstrated(self, prompt: str) -> frozenset[str]:
+        """All that the teacher may say to a prompt."""
+
     def validation(self) -> Sequence[tuple[str, str]]:
         """(prompt, answer) pairs to steer training by; in no other split."""
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="swarm-node engine", description="Internal: the sampling engine's process.")
     parser.add_argument("--threads", type=int, default=1, help="threads of one matrix product")
     options = parser.parse_args(arguments)
-    answers = _claim_stdout()
+    answers = claim_stdout()
     commands: queue.Queue[bytes] = queue.Queue(COMMANDS_WAITING_MAX)
     threading.Thread(target=_read_until_end, args=(sys.stdin.buffer, commands), daemon=True).start()
     engine = _start_engine(options.threads)
@@ -82,7 +82,7 @@ def _obey(
             answer(engine.measure(rows, new_tokens))
 
 
-def _claim_stdout() -> BinaryIO:
+def claim_stdout() -> BinaryIO:
     """Keep the pipe for frames; whatever prints to standard output from now on lands in the log."""
     sys.stdout.flush()
     pipe = os.fdopen(os.dup(1), "wb")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -44,7 +45,7 @@ class TorchEngine:
                 self._build(folder)
             self._config = config
             self._end_tokens = _end_tokens(folder, self._model)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             self._model, self._config = None, b""
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error}") from error
         parameters = sum(tensor.numel() for tensor in self._model.parameters())

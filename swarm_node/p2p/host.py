@@ -136,6 +136,7 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     """Run a host on `host:port` (port 0: any free one) for the duration of the context."""
     workarounds.install()
     settings = settings or HostSettings()
+    host = await _ip_of(host)
     _refuse_taken_port(host, port)
     basic = _basic_host(key_seed, settings)
     workarounds.ask_nobody(basic)
@@ -186,6 +187,17 @@ def _basic_host(key_seed: bytes, settings: HostSettings) -> BasicHost:
     swarm: Any = host.get_network()
     swarm.retry_config = RetryConfig(max_retries=0)  # whether and when to try again is the picker's decision
     return host
+
+
+async def _ip_of(host: str) -> str:
+    """libp2p listens on every interface when it is given a name: give it the name's address."""
+    try:
+        found = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigInvalid(
+            f"Cannot listen on {host}: {error.strerror}.", hint="Name an address of this machine."
+        ) from error
+    return str(found[0][4][0])
 
 
 def _refuse_taken_port(host: str, port: int) -> None:

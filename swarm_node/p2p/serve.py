@@ -29,6 +29,8 @@ class ServeLimits:
     slot_s: float = 5.0
     """Waiting for an upload slot; after that the peer is told to come back."""
     stall_s: float = 20.0
+    peers_counted: int = 4096
+    """Peers with a count of their own between two `take_sent`; identities are free."""
     idle_s: float = 120.0
     """Without a WANT the stream is closed; opening another costs two round trips."""
 
@@ -102,6 +104,7 @@ class ChunkServer:
         else:
             await link.send(Chunk(chunk, data), stall_s=self._limits.stall_s)
             self.bytes_sent += len(data)
-            self.bytes_sent_to[link.peer] += len(data)
+            if link.peer in self.bytes_sent_to or len(self.bytes_sent_to) < self._limits.peers_counted:
+                self.bytes_sent_to[link.peer] += len(data)
         finally:
             self._uploads.release()

@@ -1,5 +1,6 @@
-"""Defects of py-libp2p 0.8.1 and what we do about each; nothing else in this project touches its internals.
+"""What py-libp2p 0.8.1 gets wrong, and our cure for each.
 
+- Nothing else in this project touches its internals.
 - Pinned: `install` refuses any other version, so an upgrade begins by reading this file.
 - Each function's docstring says the upstream defect first, then the cure; a test shows the cure at work.
 - Not cured here, because they need a muxer of our own: the receive window is not enforced (a peer may fill our
@@ -128,7 +129,7 @@ def guard(handler: StreamHandler, *, bug_level: int = logging.DEBUG) -> StreamHa
         except* SwarmError as group:
             log.debug("a peer broke the rules: %s", group.exceptions)
             await reset(stream)
-        except* Exception as group:
+        except* Exception as group:  # whatever it is, it must not reach the host's nursery
             log.log(bug_level, "a stream handler failed", exc_info=group)
             await reset(stream)
 

@@ -27,9 +27,9 @@ from swarm_node.picker import PickerRules
 CHUNK_SIZE = 16 * 1024
 
 QUICK = FetchRules(
-    deadlines=Deadlines(dial_s=2.0, chunk_s=2.0, stall_s=0.3),
+    deadlines=Deadlines(dial_s=5.0, chunk_s=2.0, stall_s=1.0),
     picker=PickerRules(
-        patience_s=0.2, busy_patience_s=0.6, origin_patience_s=0.4, overdue_s=1.0, failure_pause_s=0.02, give_up_s=5.0
+        patience_s=0.2, busy_patience_s=0.6, origin_patience_s=0.4, overdue_s=1.0, failure_pause_s=0.02, give_up_s=15.0
     ),
 )
 """Deadlines as short as a loaded machine allows."""

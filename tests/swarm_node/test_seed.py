@@ -10,7 +10,8 @@ from protocol.exchange import Chunk, Want
 from protocol.signing import NodeKey
 from tests.swarm_node.p2p_world import key, make_version, node, server_process, store
 
-END_SECONDS = 1.0
+END_SECONDS = 2.0
+"""One, and another for a machine that has other work."""
 VERSION = make_version(chunk_count=2)
 
 pytestmark = pytest.mark.processes
@@ -43,7 +44,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("end", [end_of_stdin, interrupt, subprocess.Popen.terminate])
-async def test_a_seeder_with_a_busy_peer_ends_within_a_second_and_without_a_word(tmp_path: Path, end: object) -> None:
+async def test_a_seeder_with_a_busy_peer_ends_at_once_and_without_a_word(tmp_path: Path, end: object) -> None:
     assert callable(end)
     with server_process(store(tmp_path), 5) as (process, entry):
         async with node(6) as me:

@@ -1,0 +1,234 @@
+"""A round's store with everything around it that is not under test: deterministic, on a real SQLite file.
+
+- Time stands still until a test moves `now_ms`; lease ids and seeds count upwards.
+- Tokens mean themselves: an honest completion of group g is `[g + 10, END]`, and the reward is 1 for exactly that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator import batches, intake, leases, publish, registry, tables
+from coordinator.intake import Judge
+from coordinator.leases import Draw, Terms
+from coordinator.state import Database
+from ledger import store
+from ledger.accounts import BUDGET, payable, pending
+from ledger.entry import Deposit
+from ledger.fsck import Difference
+from protocol.chunks import digest
+from protocol.ids import NodeId
+from protocol.learning import Batch, Report
+from protocol.lease import Lease
+from protocol.manifest import PolicyManifest
+from protocol.messages import LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
+from protocol.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.signing import NodeKey
+
+ROUND = "a" * 64
+END = 1
+VOCAB = 10_000
+PRICE = 1_000_000
+"""Micro-units per million tokens: one micro-unit per token, so that credits can be counted by hand."""
+
+SAMPLES, MAX_NEW = 2, 4
+MAX_COST = SAMPLES * MAX_NEW
+"""Micro-units of the dearest answer to one lease."""
+
+HONEST_TOKENS = 2 * SAMPLES
+
+
+def reward(prompt: list[int], completion: list[int]) -> float:
+    return float(completion == [prompt[0], END])
+
+
+def manifest(version: int, update: int, **change: Any) -> PolicyManifest:
+    fields = {
+        "round_id": ROUND,
+        "version": version,
+        "update": update,
+        "parent": None,
+        "task": "test",
+        "sampler": {"temperature": 1.0, "max_new_tokens": MAX_NEW},
+        "chunk_size_bytes": 1024,
+        "files": [{"path": "f", "size_bytes": 0, "digest": "d" * 64, "chunks": []}],
+    }
+    return PolicyManifest.from_value(fields | change)
+
+
+class World:
+    """One round; `staleness` is S, `size` is B."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        staleness: int = 2,
+        size: int = 2,
+        budget_micros: int = 10**6,
+        groups_per_request: int = 8,
+    ) -> None:
+        self.path = folder / "state.db"
+        self.database = Database(self.path)
+        self.now_ms = 1_000_000
+        self.terms = Terms(
+            staleness=staleness,
+            groups_per_update=size,
+            groups_per_request=groups_per_request,
+            samples_per_group=SAMPLES,
+            max_new_tokens=MAX_NEW,
+            timeout_ms=1000,
+        )
+        self.judge = Judge(ROUND, staleness, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
+        self._numbers = count(1)
+        self.draw = Draw(
+            prompt=lambda group: [group + 10],
+            lease_id=lambda: f"{next(self._numbers):032x}",
+            seed=self._numbers.__next__,
+        )
+        if budget_micros:
+            self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
+
+    def run(self, effect: Any, *arguments: Any, **named: Any) -> Any:
+        return self.database.run_now(effect, *arguments, **named)
+
+    def reopen(self) -> None:
+        """What a restart of the coordinator does: nothing but the file is left."""
+        self.database.close()
+        self.database = Database(self.path)
+
+    def join(self, number: int, price: int = PRICE) -> NodeKey:
+        key = NodeKey(number.to_bytes(32))
+        message = Register(name=f"node {number}", price_micros_per_mtok=price, addresses=("127.0.0.1:1",), agent="")
+        self.run(registry.register, key.node_id, message, max_price=10 * PRICE, now_ms=self.now_ms)
+        return key
+
+    def publish(self, version: int, update: int) -> None:
+        made = manifest(version, update)
+        self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
+
+    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1) -> LeaseReply:
+        message = LeaseRequest(version=version, groups=groups)
+        reply: LeaseReply = self.run(
+            leases.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
+        )
+        return reply
+
+    def lease(self, key: NodeKey, *, version: int = 1) -> Lease:
+        """One lease, which must be to be had."""
+        (lease,) = self.offer(key, version=version).leases
+        return lease
+
+    def submit(self, key: NodeKey, envelope: bytes) -> Verdict:
+        verdict: Verdict = self.run(intake.take, key.node_id, envelope, judge=self.judge, now_ms=self.now_ms)
+        return verdict
+
+    def earn(self, key: NodeKey, *, version: int = 1) -> Verdict:
+        """Take a lease and answer it well."""
+        verdict = self.submit(key, answer(key, self.lease(key, version=version)))
+        assert verdict.outcome == "accepted", verdict
+        return verdict
+
+    def expire(self) -> int:
+        ended: int = self.run(leases.expire, self.now_ms)
+        return ended
+
+    def give_back(self, key: NodeKey, *given: Lease) -> int:
+        message = ReturnLeases(lease_ids=tuple(lease.lease_id for lease in given))
+        ended: int = self.run(leases.give_back, key.node_id, message, now_ms=self.now_ms)
+        return ended
+
+    def batch(self, number: int) -> Batch | None:
+        batch: Batch | None = self.run(
+            batches.get,
+            number,
+            size=self.terms.groups_per_update,
+            staleness=self.terms.staleness,
+            now_ms=self.now_ms,
+        )
+        return batch
+
+    def report(self, number: int, mismatched: Sequence[str] = ()) -> bool:
+        message = Report(number=number, mismatched=tuple(mismatched), metrics={}, idle_s=1.0, busy_s=3.0)
+        settled: bool = self.run(batches.report, message, now_ms=self.now_ms)
+        return settled
+
+    def train(self, number: int) -> Batch:
+        """Form a batch, which must be ready, and report it."""
+        batch = self.batch(number)
+        assert batch is not None
+        self.report(number)
+        return batch
+
+    def tighten(self, staleness: int) -> None:
+        """What an operator does who restarts the round with a smaller S."""
+        self.terms = replace(self.terms, staleness=staleness)
+        self.judge = replace(self.judge, staleness=staleness)
+
+    def rows(self, table: sa.Table) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.run(
+            lambda conn: [dict(row) for row in conn.execute(sa.select(table)).mappings()]
+        )
+        return found
+
+    def group_states(self) -> dict[int, str]:
+        return {row["group_no"]: row["state"] for row in self.rows(tables.groups)}
+
+    def lease_states(self) -> dict[str, str]:
+        return {row["lease_id"]: row["state"] for row in self.rows(tables.leases)}
+
+    def rejected(self) -> dict[str, int]:
+        """How often each code was given, to whomever."""
+        codes = [row["code"] for row in self.rows(tables.rejections)]
+        return {
+            code: sum(row["count"] for row in self.rows(tables.rejections) if row["code"] == code) for code in codes
+        }
+
+    def owed(self, node: NodeId) -> tuple[int, int]:
+        """Pending and payable micro-units of a node."""
+        balances = self.run(store.balances)
+        return balances.get(pending(node), 0), balances.get(payable(node), 0)
+
+    def budget(self) -> int:
+        micros: int = self.run(store.balances).get(BUDGET, 0)
+        return micros
+
+    def audit(self) -> list[Difference]:
+        found: list[Difference] = self.run(store.rebuild)
+        return found
+
+    def dump(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Every row of every table."""
+
+        def read(conn: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
+            every = (*tables.metadata.sorted_tables, *store.metadata.sorted_tables)
+            return {table.name: [tuple(row) for row in conn.execute(sa.select(table))] for table in every}
+
+        dumped: dict[str, list[tuple[Any, ...]]] = self.run(read)
+        return dumped
+
+
+def honest_sample(lease: Lease) -> Sample:
+    tokens = [int(unpack_tokens(lease.prompt)[0]), END]
+    return Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([-0.5, -0.1]), finish="stop")
+
+
+def claim(lease: Lease, **change: Any) -> RolloutClaim:
+    """An honest claim, but for what is changed."""
+    fields: dict[str, Any] = {
+        "round_id": ROUND,
+        "lease_id": lease.lease_id,
+        "version": lease.version,
+        "seed": lease.seed,
+        "samples": (honest_sample(lease),) * lease.samples,
+    }
+    return RolloutClaim(**(fields | change))
+
+
+def answer(key: NodeKey, lease: Lease, **change: Any) -> bytes:
+    """The signed claim."""
+    return key.seal("rollout", claim(lease, **change).to_bytes())

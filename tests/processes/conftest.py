@@ -1,0 +1,45 @@
+"""Fixtures of the tests with real processes."""
+
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.programs import Swarm
+
+MAKE_POLICY = """
+import sys
+from pathlib import Path
+from coordinator.learner.embedded import Shape, make_policy
+make_policy(Path(sys.argv[1]), seed=1, shape=Shape(hidden=16, layers=1, heads=2, intermediate=32))
+"""
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny untrained policy in hub format; made in a process of its own, which keeps torch out of this one."""
+    folder = tmp_path_factory.mktemp("policy") / "tiny"
+    subprocess.run([sys.executable, "-P", "-c", MAKE_POLICY, str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """The programs that the tests of a module share; none outlives the module."""
+    made = Swarm(tmp_path_factory.mktemp("swarm"))
+    yield made
+    made.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the programs said last."""
+    report = yield
+    if report.failed:
+        for swarm in Swarm.open:
+            report.sections += [(f"end of {name}", text) for name, text in swarm.last_words() if text]
+    return report

@@ -1,0 +1,175 @@
+"""A light node: speaks the whole protocol as an honest node does, without engine and data plane.
+
+- Its completions are random but well-formed: as likely as an untrained policy would make them.
+- A whole crowd of them costs little, so they make load; and each signs whatever a test wants signed.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+import httpx
+import numpy as np
+
+from protocol import canonical, limits
+from protocol.errors import NotFound, SwarmError, UnknownNode, Unreachable
+from protocol.lease import Lease
+from protocol.message import Message
+from protocol.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Register,
+    ReturnLeases,
+    Submission,
+    SubmissionReply,
+    Transfer,
+    Verdict,
+    seal_request,
+)
+from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
+from protocol.signing import NodeKey
+
+M = TypeVar("M", bound=Message)
+
+VOCABULARY, END = 320, 2
+"""Of the embedded tokenizer."""
+
+PRICE = 1_000_000
+
+
+class LightNode:
+    """One identity and its HTTP client."""
+
+    def __init__(self, join_string: str, *, seed: bytes | None = None, max_new_tokens: int = 8) -> None:
+        url, _, self.round_id = join_string.partition("#")
+        self.seed = seed or secrets.token_bytes(32)
+        self.key = NodeKey(self.seed)
+        self._max_new_tokens = max_new_tokens
+        self._chance = np.random.default_rng(list(self.seed))
+        self._session = secrets.token_hex(8)
+        self.http = httpx.Client(base_url=url, timeout=30)
+
+    def close(self) -> None:
+        self.http.close()
+
+    def register(self, addresses: tuple[str, ...] = ()) -> HeartbeatReply:
+        name = f"light-{self.key.node_id[-6:]}"
+        message = Register(name=name, price_micros_per_mtok=PRICE, addresses=addresses, agent="light")
+        return self.call("/v1/nodes", message, HeartbeatReply)
+
+    def beat(self, version: int = 0) -> HeartbeatReply:
+        moved = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
+        message = Heartbeat(session=self._session, version=version, tokens_per_s=1.0, transfer=moved, blames=())
+        return self.call("/v1/heartbeat", message, HeartbeatReply)
+
+    def lease(self, version: int, groups: int = 1) -> tuple[Lease, ...]:
+        return self.call("/v1/leases", LeaseRequest(version=version, groups=groups), LeaseReply).leases
+
+    def give_back(self, leases: Iterable[Lease]) -> None:
+        message = ReturnLeases(lease_ids=tuple(lease.lease_id for lease in leases))
+        self.call("/v1/leases/return", message, HeartbeatReply)
+
+    def submit(self, *rollouts: bytes) -> tuple[Verdict, ...]:
+        return self.call("/v1/rollouts", Submission(rollouts=rollouts), SubmissionReply).verdicts
+
+    def claim(self, lease: Lease) -> RolloutClaim:
+        """A well-formed answer to a lease."""
+        return RolloutClaim(
+            round_id=self.round_id,
+            lease_id=lease.lease_id,
+            version=lease.version,
+            seed=lease.seed,
+            samples=tuple(self._sample() for _ in range(lease.samples)),
+        )
+
+    def answer(self, lease: Lease) -> bytes:
+        """The signed answer."""
+        return self.key.seal("rollout", self.claim(lease).to_bytes())
+
+    def call(self, path: str, message: Message, kind: type[M]) -> M:
+        """One signed request; a named error is raised, no answer is `Unreachable`."""
+        try:
+            response = self.http.post(path, content=self.sealed(path, message))
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{path}: {error}") from error
+        if response.is_error:
+            raise SwarmError.from_wire(canonical.decode(response.content))
+        return kind.from_bytes(response.content)
+
+    def sealed(self, path: str, message: Message) -> bytes:
+        """The bytes of a signed request that was not sent before."""
+        return seal_request(
+            self.key,
+            round_id=self.round_id,
+            path=path,
+            nonce=secrets.token_bytes(limits.NONCE_BYTES),
+            now_ms=time.time_ns() // 1_000_000,
+            body=message,
+        )
+
+    def _sample(self) -> Sample:
+        """Up to the end token, or as long as it may be; every token as likely as chance."""
+        drawn = self._chance.integers(0, VOCABULARY, self._max_new_tokens)
+        ends = np.flatnonzero(drawn == END)
+        tokens = drawn[: ends[0] + 1] if len(ends) else drawn
+        return Sample(
+            tokens=pack_tokens(tokens.tolist()),
+            logprobs=pack_logprobs([-float(np.log(VOCABULARY))] * len(tokens)),
+            finish="stop" if len(ends) else "length",
+        )
+
+
+class Labourer(threading.Thread):
+    """A light node that works until it is told to stop, and repeats itself until it has an answer."""
+
+    def __init__(self, join_string: str, *, groups: int = 2, max_new_tokens: int = 8) -> None:
+        super().__init__(name="labourer")
+        self.node = LightNode(join_string, max_new_tokens=max_new_tokens)
+        self._groups = groups
+        self._enough = threading.Event()
+        self.acknowledged: dict[str, tuple[bytes, Verdict]] = {}
+        """Lease id → what was sent and the verdict that came back."""
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._enough.is_set():
+                self._work()
+        except BaseException as failure:  # told to whoever joins
+            self.failure = failure
+
+    def finish(self) -> None:
+        """End after the work in hand has its verdicts."""
+        self._enough.set()
+        self.join(timeout=60)
+        self.node.close()
+        if self.failure is not None:
+            raise self.failure
+        assert not self.is_alive(), "a labourer waits for a verdict that never comes"
+
+    def _work(self) -> None:
+        try:
+            newest = self.node.beat().newest_version
+            leases = self.node.lease(newest, self._groups) if newest else ()
+        except UnknownNode:
+            with suppress(Unreachable):
+                self.node.register()
+            return
+        except (Unreachable, NotFound):
+            self._enough.wait(0.05)
+            return
+        answers = {lease.lease_id: self.node.answer(lease) for lease in leases}
+        if not answers:
+            self._enough.wait(0.05)
+            return
+        while True:
+            with suppress(Unreachable):
+                for verdict in self.node.submit(*answers.values()):
+                    self.acknowledged[verdict.lease_id] = (answers[verdict.lease_id], verdict)
+                return
+            threading.Event().wait(0.05)

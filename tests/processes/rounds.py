@@ -1,0 +1,169 @@
+"""A coordinator as a process that can be killed and started again, its operator, and real nodes.
+
+- The configuration, the folder and both ports stay the same over every restart, as an operator would keep them.
+- State is read from the public API, or from a consistent copy of the store: the copy can be examined at leisure.
+"""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+
+from coordinator.learner.client import CoordinatorClient
+from ledger import store
+from tests.processes.programs import Program, Swarm, free_address, script, until
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+class Coordinator:
+    """One round's coordinator and what it left on the disk."""
+
+    def __init__(self, swarm: Swarm, settings: Settings) -> None:
+        self._swarm = swarm
+        self.folder = swarm.folder / "round"
+        self.address = free_address()
+        self.url = f"http://{self.address}"
+        self.config_file = swarm.folder / "round.toml"
+        place = {"directory": str(self.folder), "listen": self.address, "seeder": free_address()}
+        everything = {**settings, "round": {**settings.get("round", {}), **place}}
+        self.config_file.write_text(_toml(everything))
+        self.join_string = ""
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        swarm.at_end(self.http.close)
+        self._program: Program | None = None
+
+    @property
+    def program(self) -> Program:
+        """The newest start."""
+        assert self._program, "it was never started"
+        return self._program
+
+    def start(self, *, learner: bool = False) -> "Coordinator":
+        """Launch, and wait for the line that people copy."""
+        with_learner = "--learner" if learner else "--no-learner"
+        command = [script("swarm-coordinator"), "launch", str(self.config_file), with_learner, "--verbose"]
+        self._program = self._swarm.start("coordinator", *command)
+        self.join_string = self._program.said(r"swarm-node join (\S+)$")[1]
+        return self
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.http.get("/v1/status").raise_for_status().json()
+        return found
+
+    def reaches(self, what: str, least: int) -> None:
+        """Wait until the status counts so far; a coordinator that is away for a moment is waited for."""
+
+        def look() -> int:
+            try:
+                return int(self.status()[what])
+            except httpx.TransportError:
+                return -1
+
+        until(f"the round's {what} to reach {least}", lambda: look() >= least)
+
+    def accepted_groups(self) -> int:
+        return int(self.status()["rollouts"]["groups"])
+
+    def leases(self) -> dict[str, int]:
+        """How many leases are in each state."""
+        found: dict[str, int] = self.status()["leases"]
+        return found
+
+    def leaderboard(self) -> dict[str, dict[str, Any]]:
+        """The rows by node id."""
+        rows = self.http.get("/v1/leaderboard").raise_for_status().json()["nodes"]
+        return {row["node_id"]: row for row in rows}
+
+    def seeder_is_up(self) -> bool:
+        """Whether the seeder's port answers."""
+        return "seeder started" in self.program.log
+
+    @contextmanager
+    def copy_of_store(self) -> Iterator[sa.Connection]:
+        """A consistent copy of the store, whether the coordinator runs or not."""
+        copy = self._swarm.folder / "copy.db"
+        source = sqlite3.connect(f"file:{self.folder / 'state.db'}?mode=ro", uri=True)
+        target = sqlite3.connect(copy)
+        try:
+            source.backup(target)
+        finally:
+            source.close()
+            target.close()
+        engine = sa.create_engine(f"sqlite:///{copy}")
+        try:
+            with engine.connect() as connection:
+                yield connection
+        finally:
+            engine.dispose()
+            copy.unlink()
+
+
+class Operator:
+    """The operator's hands: publishes versions and plays the learner."""
+
+    def __init__(self, coordinator: Coordinator, policy: Path) -> None:
+        token = (coordinator.folder / "operator.token").read_text()
+        self.client = CoordinatorClient(coordinator.url, token)
+        self.policy = policy
+
+    def close(self) -> None:
+        self.client._http.close()
+
+    def publish(self, update: int = 0) -> int:
+        """Publish the policy folder as the next version; its number."""
+        version = self.client.state().newest_version + 1
+        self.client.publish(version, update, self.policy)
+        return version
+
+
+def operator_of(swarm: Swarm, coordinator: Coordinator, policy: Path) -> Operator:
+    """The operator of a running coordinator, closed with the swarm."""
+    operator = Operator(coordinator, policy)
+    swarm.at_end(operator.close)
+    return operator
+
+
+def join(swarm: Swarm, name: str, join_string: str, *options: str, home: Path | None = None) -> Program:
+    """Start a real node."""
+    home = home or swarm.folder / name
+    command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", name, *options]
+    return swarm.start(name, *command, "--verbose", "--json")
+
+
+def node_id_of(node: Program) -> str:
+    """Who a real node is, from its first log line."""
+    return node.said(r"node started id=(\S+)")[1]
+
+
+def other_weights(policy: Path, target: Path) -> Path:
+    """The same policy with every weight's last bits changed: no chunk of the weights is the same."""
+    shutil.copytree(policy, target)
+    weights = target / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start::4] = bytes(byte ^ 1 for byte in data[start::4])
+    weights.write_bytes(data)
+    return target
+
+
+def assert_ledger_is_sound(coordinator: Coordinator) -> None:
+    """Entries, balances and claims tell one story, and every accepted rollout has its one claim in it."""
+    with coordinator.copy_of_store() as connection:
+        assert store.rebuild(connection) == []
+        rollouts = connection.execute(sa.text("SELECT claim_id, node_id, tokens, credit_micros FROM rollouts"))
+        claims = connection.execute(sa.text("SELECT claim_id, node_id, tokens, amount_micros FROM ledger_claims"))
+        assert sorted(map(tuple, rollouts)) == sorted(map(tuple, claims))
+
+
+def _toml(settings: Settings) -> str:
+    return "\n".join(
+        f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        for section, keys in settings.items()
+    )

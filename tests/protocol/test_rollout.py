@@ -1,0 +1,181 @@
+"""Rollout claims: only tokens and log-probabilities that the policy could have produced pass, for the lease given."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import canonical, limits
+from protocol.errors import LeaseMismatch, LogprobsInvalid, MalformedMessage, TokensInvalid
+from protocol.lease import Lease
+from protocol.rollout import (
+    LOGPROB_SLACK,
+    PolicyBounds,
+    RolloutClaim,
+    Sample,
+    check_claim,
+    pack_logprobs,
+    pack_tokens,
+    unpack_tokens,
+)
+
+ROUND = "a" * 64
+END, OTHER_END, VOCAB, MAX_NEW = 1, 2, 50, 4
+BOUNDS = PolicyBounds(vocab_size=VOCAB, end_tokens=frozenset({END, OTHER_END}), max_new_tokens=MAX_NEW)
+LEASE = Lease(
+    lease_id="1" * 32,
+    version=3,
+    seed=7,
+    samples=2,
+    prompt=pack_tokens([5, 6]),
+    price_micros_per_mtok=1,
+    expires_ms=0,
+)
+
+
+def sample(
+    tokens: list[int], finish: Literal["stop", "length"] = "stop", logprobs: list[float] | bytes | None = None
+) -> Sample:
+    chances = [-0.5] * len(tokens) if logprobs is None else logprobs
+    packed = chances if isinstance(chances, bytes) else pack_logprobs(chances)
+    return Sample(tokens=pack_tokens(tokens), logprobs=packed, finish=finish)
+
+
+GOOD = sample([10, END])
+
+
+def check(*samples: Sample, **change: Any) -> None:
+    fields: dict[str, Any] = {"round_id": ROUND, "lease_id": LEASE.lease_id, "version": 3, "seed": 7} | change
+    check_claim(RolloutClaim(samples=samples, **fields), LEASE, ROUND, BOUNDS)
+
+
+def test_a_claim_that_answers_its_lease_passes() -> None:
+    check(GOOD, sample([10, 11, 12, 13], "length"))
+    check(sample([END]), sample([10, 11, 12, OTHER_END]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round_id": "b" * 64},
+        {"lease_id": "2" * 32},
+        {"version": 2},  # a stale model under the new name
+        {"version": 4},
+        {"seed": 8},
+    ],
+    ids=str,
+)
+def test_a_claim_for_another_lease_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(LeaseMismatch):
+        check(GOOD, GOOD, **change)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_more_or_fewer_samples_than_asked_are_refused(count: int) -> None:
+    with pytest.raises(LeaseMismatch):
+        check(*[GOOD] * count)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(sample([], logprobs=b""), id="no tokens at all"),
+        pytest.param(sample([10] * (MAX_NEW + 1), "length"), id="too long"),
+        pytest.param(sample([10] * MAX_NEW + [END]), id="one token too long, the end token"),
+        pytest.param(sample([VOCAB, END]), id="out of vocabulary"),
+        pytest.param(sample([2**32 - 1, END]), id="far out of vocabulary"),
+        pytest.param(sample([END, END]), id="two end tokens"),
+        pytest.param(sample([END, 10, OTHER_END]), id="goes on after an end token"),
+        pytest.param(sample([OTHER_END, 10, 11, 12], "length"), id="padded after the end"),
+        pytest.param(sample([10, 11]), id="no end, but says stop"),
+        pytest.param(sample([10, 11, 12, 13]), id="full without an end, but says stop"),
+        pytest.param(sample([10, 11], "length"), id="cut short, but says length"),
+        pytest.param(sample([10, END], "length"), id="ended, but says length"),
+        pytest.param(sample([10, 11, 12, END], "length"), id="ended at the very limit, but says length"),
+        pytest.param(Sample(tokens=b"\1\0\0", logprobs=bytes(4), finish="stop"), id="three bytes"),
+        pytest.param(Sample(tokens=pack_tokens([END]) + b"\0", logprobs=bytes(4), finish="stop"), id="five bytes"),
+    ],
+)
+def test_tokens_that_no_policy_produced_are_refused(bad: Sample) -> None:
+    for pair in ((bad, GOOD), (GOOD, bad)):
+        with pytest.raises(TokensInvalid):
+            check(*pair)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        pytest.param([-0.5, np.nan], id="NaN"),
+        pytest.param([-np.inf, -0.5], id="minus infinity"),
+        pytest.param([np.inf, -0.5], id="infinity"),
+        pytest.param([-0.5, 0.5], id="positive"),
+        pytest.param([-0.5, 2 * LOGPROB_SLACK], id="a little positive"),
+        pytest.param([-0.5], id="one missing"),
+        pytest.param([-0.5] * 3, id="one too many"),
+        pytest.param(b"", id="none"),
+        pytest.param(bytes(7), id="half a number"),
+        pytest.param(bytes(16), id="in double precision"),
+        pytest.param(b"\x01\x00\x80\x7f" + bytes(4), id="signalling NaN"),
+    ],
+)
+def test_log_probabilities_that_cannot_be_are_refused(logprobs: list[float] | bytes) -> None:
+    with pytest.raises(LogprobsInvalid):
+        check(GOOD, sample([10, END], logprobs=logprobs))
+
+
+def test_rounding_may_carry_a_sure_token_a_little_above_zero() -> None:
+    check(GOOD, sample([10, END], logprobs=[0.0, LOGPROB_SLACK / 2]))
+
+
+def test_counted_is_what_was_checked() -> None:
+    claim = RolloutClaim(round_id=ROUND, lease_id=LEASE.lease_id, version=3, seed=7, samples=(GOOD, sample([END])))
+    completions = check_claim(claim, LEASE, ROUND, BOUNDS)
+    assert [item.tokens.tolist() for item in completions] == [[10, END], [END]]
+    assert [item.finish for item in completions] == ["stop", "stop"]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
+def test_tokens_survive_packing(tokens: list[int]) -> None:
+    packed = pack_tokens(tokens)
+    assert len(packed) == 4 * len(tokens)
+    assert unpack_tokens(packed).tolist() == tokens
+
+
+@given(st.binary(max_size=24), st.binary(max_size=24), st.sampled_from(["stop", "length"]))
+def test_random_arrays_pass_only_if_every_rule_holds(
+    tokens: bytes, logprobs: bytes, finish: Literal["stop", "length"]
+) -> None:
+    try:
+        check(GOOD, Sample(tokens=tokens, logprobs=logprobs, finish=finish))
+    except (TokensInvalid, LogprobsInvalid):
+        return
+    ids = np.frombuffer(tokens, "<u4").tolist()
+    assert 1 <= len(ids) <= MAX_NEW
+    assert max(ids) < VOCAB
+    assert not {END, OTHER_END} & set(ids[:-1])
+    assert (ids[-1] in {END, OTHER_END}) == (finish == "stop")
+    assert len(logprobs) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": []},
+        {"samples": [GOOD.model_dump()] * (limits.SAMPLES_MAX + 1)},
+        {"samples": [GOOD.model_dump() | {"finish": "eos"}]},
+        {"samples": [GOOD.model_dump() | {"tokens": bytes(4 * limits.TOKENS_MAX + 4)}]},
+        {"samples": [GOOD.model_dump() | {"reward": 1.0}]},  # nobody scores themselves
+        {"lease_id": "1" * 31},
+        {"lease_id": "'; DROP TABLE leases; --"},
+        {"version": True},
+        {"reward": 1.0},
+    ],
+    ids=lambda change: str(change)[:50],
+)
+def test_a_claim_of_another_shape_is_refused(change: dict[str, Any]) -> None:
+    fields = {"round_id": ROUND, "lease_id": "1" * 32, "version": 3, "seed": 7, "samples": [GOOD.model_dump()]}
+    RolloutClaim.from_bytes(canonical.encode(fields))
+    with pytest.raises(MalformedMessage):
+        RolloutClaim.from_bytes(canonical.encode(fields | change))

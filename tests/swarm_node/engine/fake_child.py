@@ -1,0 +1,66 @@
+"""An engine child without torch that misbehaves as its argument says; run as a program."""
+
+import os
+import sys
+import threading
+
+from protocol.rollout import Sample
+from swarm_node.engine.messages import (
+    LENGTH_BYTES,
+    Answer,
+    Command,
+    Finished,
+    Generate,
+    GroupDone,
+    Load,
+    Loaded,
+    Measured,
+    Ready,
+    frame,
+)
+
+Body = Ready | Loaded | GroupDone | Finished | Measured
+
+
+def answer(body: Body) -> None:
+    os.write(1, frame(Answer(body=body)))
+
+
+def read_exactly(size_bytes: int) -> bytes:
+    data = sys.stdin.buffer.read(size_bytes)
+    if len(data) < size_bytes:
+        sys.exit(0)
+    return data
+
+
+def main(fault: str) -> None:
+    if fault == "dies at once":
+        sys.exit(3)
+    answer(Ready())
+    while True:
+        command = Command.from_bytes(read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))).body
+        if isinstance(command, Load):
+            answer(Loaded(parameters=1, rebuilt=True, seconds=0.0))
+        elif not isinstance(command, Generate):
+            answer(Measured(tokens=100, seconds=0.5))
+        else:
+            answer(GroupDone(request_id="first", samples=(Sample(tokens=b"", logprobs=b"", finish="length"),)))
+            misbehave(fault)
+            answer(Finished())
+
+
+def misbehave(fault: str) -> None:
+    match fault:
+        case "hangs":
+            threading.Event().wait()
+        case "dies":
+            os.kill(os.getpid(), 9)
+        case "prints":
+            os.write(1, b"Traceback (most recent call last):\n" * 10)
+            threading.Event().wait()
+        case "answers something else":
+            answer(Loaded(parameters=1, rebuilt=True, seconds=0.0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,82 @@
+"""The engine child from outside: what it puts on standard output, and when it goes."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from swarm_node.engine.client import default_command
+from swarm_node.engine.messages import LENGTH_BYTES, Answer, Command, Failed, Load, Measure, Ready, frame
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(default_command(1), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert answer_of(process) == Answer(body=Ready())
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(DEADLINE_S) == 0, "the child does not leave when its input ends"
+
+
+def answer_of(process: subprocess.Popen[bytes]) -> Answer:
+    assert process.stdout is not None
+    size_bytes = int.from_bytes(process.stdout.read(LENGTH_BYTES))
+    return Answer.from_bytes(process.stdout.read(size_bytes))
+
+
+def tell(process: subprocess.Popen[bytes], data: bytes) -> Answer:
+    assert process.stdin is not None
+    process.stdin.write(data)
+    process.stdin.flush()
+    return answer_of(process)
+
+
+def test_a_command_before_any_policy_fails_with_its_code(child: subprocess.Popen[bytes]) -> None:
+    failed = tell(child, frame(Command(body=Measure(rows=1, new_tokens=1)))).body
+    assert isinstance(failed, Failed)
+    assert failed.code == "engine_failed"
+    assert "No policy is loaded" in failed.message
+
+
+def test_a_folder_that_is_no_policy_fails_and_the_child_lives_on(child: subprocess.Popen[bytes]) -> None:
+    for _ in range(2):
+        failed = tell(child, frame(Command(body=Load(folder="/nowhere")))).body
+        assert isinstance(failed, Failed)
+        assert failed.code == "engine_failed"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "malformed_message"),
+        (b"\xc1", "not_canonical"),
+        (b"\x80", "malformed_message"),
+        (b"\x81\xa4body\x01", "malformed_message"),
+    ],
+)
+def test_a_frame_that_is_no_command_is_answered_with_an_error(
+    child: subprocess.Popen[bytes], body: bytes, code: str
+) -> None:
+    failed = tell(child, len(body).to_bytes(LENGTH_BYTES) + body).body
+    assert isinstance(failed, Failed)
+    assert failed.code == code
+
+
+def test_nothing_but_frames_reaches_standard_output() -> None:
+    program = (
+        "import os, subprocess\n"
+        "from swarm_node.engine.child import claim_stdout\n"
+        "pipe = claim_stdout()\n"
+        "print('a library greets', flush=True)\n"
+        "os.write(1, b'a C library greets')\n"
+        "subprocess.run(['echo', 'a program greets'], check=True)\n"
+        "pipe.write(b'frame')\n"
+        "pipe.flush()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout == b"frame"
+    assert done.stderr.count(b"greets") == 3

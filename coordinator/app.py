@@ -15,7 +15,6 @@ from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.round import Round, join_string, now_ms
-from protocol import limits
 from protocol.messages import Peer
 
 log = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def build(round_: Round) -> web.Application:
     """The web application of one round."""
-    app = web.Application(middlewares=[errors], client_max_size=limits.REQUEST_MAX_BYTES)
+    app = web.Application(middlewares=[errors])
     app[ROUND] = round_
     for room in (nodes, learner, public):
         app.add_routes(room.routes)

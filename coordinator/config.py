@@ -125,10 +125,10 @@ class Config(Section):
 def load(path: Path | None, settings: list[str]) -> Config:
     """The configuration of a file (or all defaults) with `section.key=value` settings on top."""
     try:
-        table = tomllib.loads(path.read_text()) if path else {}
+        table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except OSError as error:
         raise ConfigInvalid(f"Cannot read {path}: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} is not TOML: {error}.") from error
     for setting in settings:
         _apply(table, setting)
@@ -157,7 +157,10 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    table.setdefault(section, {})[key] = value
+    keys = table.setdefault(section, {})
+    if not isinstance(keys, dict):
+        raise ConfigInvalid(f"{section} is no section of the file, but a value.", hint=f"Write [{section}] above keys.")
+    keys[key] = value
 
 
 def _nearest(keys: list[str]) -> str:

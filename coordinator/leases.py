@@ -149,7 +149,8 @@ def _affordable(connection: sa.Connection, max_cost: int) -> int:
     reserved = connection.execute(
         sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(leases.c.state == State.OPEN.value)
     ).scalar_one()
-    return (free - int(reserved)) // max_cost if max_cost else 2**31
+    # Below zero after a restart with dearer terms; a negative count would take every open group.
+    return max(0, (free - int(reserved)) // max_cost) if max_cost else 2**31
 
 
 def _take_groups(connection: sa.Connection, count: int) -> list[int]:

@@ -88,7 +88,10 @@ class Publisher:
 
     def _store(self, folder: Path, upload: Upload) -> FileEntry:
         """Write one file's chunks that are not there yet."""
-        data = (folder / upload.path).read_bytes()
+        try:
+            data = (folder / upload.path).read_bytes()
+        except FileNotFoundError:
+            raise ManifestInvalid(f"{upload.path} was not uploaded.", hint="Upload the version again.") from None
         if chunks.digest(data) != upload.digest:
             raise ManifestInvalid(f"The upload of {upload.path} is damaged.", hint="Upload the version again.")
         names = []

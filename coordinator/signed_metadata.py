@@ -73,7 +73,7 @@ class SignedMetadata:
     def read(self, name: str) -> bytes | None:
         """A document by its public name, or None."""
         path = self._folder / name
-        plain = path.name == name and not name.startswith(".")
+        plain = path.name == name and not name.startswith(".") and len(name) < 100
         return path.read_bytes() if plain and path.is_file() else None
 
     def _publish(self, targets: Targets, snapshot: Snapshot, timestamp: Timestamp, now: datetime) -> None:

@@ -36,7 +36,7 @@ def status(connection: sa.Connection) -> dict[str, Any]:
         "rejected": _rejected(connection),
         "leases": _counts(connection, leases.c.state),
         "budget_micros": store.balances(connection).get(BUDGET, 0),
-        "nodes": len(leaderboard(connection)),
+        "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
     }
 
 
@@ -52,19 +52,11 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
             ).group_by(transfers.c.node_id)
         )
     }
-    accused: dict[str, int] = dict(
-        connection.execute(sa.select(blames.c.accused, sa.func.count()).group_by(blames.c.accused)).tuples().all()
+    accused = _by_name(connection, sa.select(blames.c.accused, sa.func.count()).group_by(blames.c.accused))
+    refused = _by_name(
+        connection, sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
     )
-    refused: dict[str, int] = dict(
-        connection.execute(
-            sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
-        )
-        .tuples()
-        .all()
-    )
-    accepted: dict[str, int] = dict(
-        connection.execute(sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id)).tuples().all()
-    )
+    accepted = _by_name(connection, sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id))
     rows = []
     for row in connection.execute(sa.select(nodes)).mappings():
         node_id = row["node_id"]
@@ -79,7 +71,7 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
                 "voided_micros": total.voided_micros if total else 0,
                 "validated_tokens": total.posted_tokens if total else 0,
                 "accepted_rollouts": accepted.get(node_id, 0),
-                "rejected_rollouts": int(refused.get(node_id, 0)),
+                "rejected_rollouts": refused.get(node_id, 0),
                 "blamed": accused.get(node_id, 0),
                 "price_micros_per_mtok": row["price_micros_per_mtok"],
                 "tokens_per_s": row["tokens_per_s"],
@@ -105,11 +97,16 @@ def _rollouts(connection: sa.Connection) -> dict[str, int]:
 
 def _rejected(connection: sa.Connection) -> dict[str, int]:
     by_code = sa.select(rejections.c.code, sa.func.sum(rejections.c.count)).group_by(rejections.c.code)
-    return {code: int(count) for code, count in connection.execute(by_code)}
+    return _by_name(connection, by_code)
 
 
 def _counts(connection: sa.Connection, column: sa.Column[str]) -> dict[str, int]:
-    return dict(connection.execute(sa.select(column, sa.func.count()).group_by(column)).tuples().all())
+    return _by_name(connection, sa.select(column, sa.func.count()).group_by(column))
+
+
+def _by_name(connection: sa.Connection, rows: sa.Select[Any, Any]) -> dict[str, int]:
+    """Rows of a name and a count."""
+    return {name: int(count) for name, count in connection.execute(rows)}
 
 
 def _reported_update(connection: sa.Connection) -> int:

@@ -99,6 +99,8 @@ def main() -> None:
     """Run a command; a named error becomes one line and an exit code."""
     try:
         app()
+    except KeyboardInterrupt:  # before the program could take the signal itself
+        sys.exit(130)
     except SwarmError as error:
         typer.echo(f"swarm-node: {error} [{error.code}]", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)

@@ -101,7 +101,7 @@ class PolicyFollower:
                 patience_s = RETRY_S
             except DiskFull as error:
                 log.error("cannot store the new version code=%s: %s", error.code, error)
-                patience_s = 10 * RETRY_S
+                patience_s = 5 * RETRY_S
             except SwarmError as error:
                 self._judge(error)
                 patience_s = RETRY_S

@@ -34,7 +34,7 @@ ENGINE_FAILURES_MAX = 5
 OUTBOX_MAX = 256
 """Unsent rollouts before no more work is taken: the coordinator has been away for long."""
 
-FULL_DISK_PAUSE_S = 10.0
+FULL_DISK_PAUSE_S = 5.0
 
 
 class Phase(StrEnum):

@@ -38,8 +38,6 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except SwarmError as error:
         return _error(request, error)
-    except web.HTTPRequestEntityTooLarge:
-        return _error(request, MessageTooLarge(f"At most {limits.REQUEST_MAX_BYTES} bytes are read here."))
     except web.HTTPNotFound:
         return _error(request, NotFound(f"There is nothing at {request.path[:100]}."))
     except web.HTTPException:
@@ -67,7 +65,12 @@ async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) 
     """The request's body, if it is not too large."""
     if (request.content_length or 0) > max_bytes:
         raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
-    return await request.read()
+    data = bytearray()
+    async for piece in request.content.iter_any():
+        data += piece
+        if len(data) > max_bytes:
+            raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
+    return bytes(data)
 
 
 def require_operator(request: web.Request) -> Round:

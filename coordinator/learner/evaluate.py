@@ -34,7 +34,8 @@ def accuracy(model: Any, problems: Sequence[tuple[str, str]], encode: Encode, en
     inputs, targets = answered(problems, encode, end)
     right = 0
     with torch.inference_mode():
-        for rows, wanted in zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
+        for start in range(0, len(inputs), ROWS_AT_ONCE):
+            rows, wanted = inputs[start : start + ROWS_AT_ONCE], targets[start : start + ROWS_AT_ONCE]
             likeliest = model(input_ids=rows, use_cache=False).logits.argmax(-1)  # [N, L]
             right += int(((likeliest == wanted) | (wanted == NOT_JUDGED)).all(1).sum())
     return right / len(problems)

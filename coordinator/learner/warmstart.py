@@ -1,9 +1,10 @@
-"""The short supervised start: the policy imitates a teacher until it mostly speaks like one, so that RL has rewards to see.
+"""The short supervised start: the policy imitates a teacher until it speaks like one, so that RL has rewards to see.
 
 - The teacher makes mistakes (see the task), so imitation ends between 20 and 50 % right however well it is learned: how
   far it got is measured by how often the policy says *something the teacher may say*.
 - It imitates on train problems and is measured on validation problems; the held-out set is never looked at.
 - It stops by that measure, not by the clock: the steps, and so the weights, depend on the seed alone.
+- At full step size the policy wavers from step to step; the last steps shrink to nothing and let it settle.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ STEPS_MAX = 480
 DEMONSTRATIONS_PER_STEP = 64
 LEARNING_RATE = 3e-3
 RAMP_STEPS = 20
+SETTLING_STEPS = 40
 STEPS_PER_CHECK = 10
 PROMPTS_PER_CHECK = 160
 
@@ -31,24 +33,30 @@ Progress = Callable[[float, str], None]
 """Called with the share done, in [0, 1], and a line for people."""
 
 
-def warm_start(model: Any, task: Task, encode: Encode, end: int, progress: Progress) -> None:
-    """Imitate until the target is reached."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+def warm_start(
+    model: Any, task: Task, encode: Encode, end: int, progress: Progress, *, steps_max: int = STEPS_MAX
+) -> None:
+    """Imitate until the target is reached, then settle."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     prompts = _spread([prompt for prompt, _ in task.validation()])
     sayings = [(prompt, said) for prompt in prompts for said in sorted(task.demonstrated(prompt))]
-    imitation, step = 0.0, 0
-    while imitation < IMITATION_TARGET and step < STEPS_MAX:
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS)
+    imitation, step, last = 0.0, 0, steps_max
+    while step < last:
         first = FIRST_DEMONSTRATION + step * DEMONSTRATIONS_PER_STEP
         lesson = [task.demonstration(index) for index in range(first, first + DEMONSTRATIONS_PER_STEP)]
-        _step(model, optimizer, lesson, encode, end)
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, (last - step) / SETTLING_STEPS)
+        imitate(model, optimizer, lesson, encode, end)
         step += 1
-        if step % STEPS_PER_CHECK == 0:
+        if step % STEPS_PER_CHECK:
+            continue
+        if imitation < IMITATION_TARGET:
             # A policy says one thing to a prompt, so the shares of all that may be said add up.
             imitation = accuracy(model, sayings, encode, end) * len(sayings) / len(prompts)
-            done = max(imitation / IMITATION_TARGET, step / STEPS_MAX)
-            progress(min(1.0, done), f"speaks like its teacher on {imitation:.0%} of unseen problems")
+            if imitation >= IMITATION_TARGET:
+                last = min(last, step + SETTLING_STEPS)
+        done = max(step / last, 0.8 * min(1.0, imitation / IMITATION_TARGET))
+        progress(done, f"speaks like its teacher on {imitation:.0%} of unseen problems")
 
 
 def _spread(prompts: Sequence[str]) -> Sequence[str]:
@@ -56,9 +64,10 @@ def _spread(prompts: Sequence[str]) -> Sequence[str]:
     return prompts[:: max(1, round(len(prompts) / PROMPTS_PER_CHECK))]
 
 
-def _step(
-    model: Any, optimizer: torch.optim.Optimizer, lesson: list[tuple[str, str]], encode: Encode, end: int
+def imitate(
+    model: Any, optimizer: torch.optim.Optimizer, lesson: Sequence[tuple[str, str]], encode: Encode, end: int
 ) -> None:
+    """One step towards saying what the lesson says."""
     inputs, targets = answered(lesson, encode, end)  # [N, L] each
     logits = model(input_ids=inputs, use_cache=False).logits  # [N, L, V]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NOT_JUDGED)

@@ -23,7 +23,7 @@ Problems = tuple[tuple[str, str], ...]
 OPERANDS = tuple(number for number in range(10, 100) if number % 10 >= 2)
 """Two digits each, so that every prompt has one length and a digit's place tells its worth."""
 
-FORGETTING = 0.7
+FORGETTING = 0.8
 """Share of the sums with a carry in which the teacher forgets it: the habit that greedy decoding shows."""
 
 COMPLETION_MAX_CHARS = 16

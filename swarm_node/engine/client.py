@@ -66,7 +66,7 @@ class EngineClient:
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
         self._folder: Path | None = None
-        self._turn = trio.Lock()
+        self._turn = trio.Semaphore(1)  # no lock: an iterator may be closed by another task than the one that began it
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 

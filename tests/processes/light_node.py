@@ -165,7 +165,7 @@ class Labourer(threading.Thread):
             return
         answers = {lease.lease_id: self.node.answer(lease) for lease in leases}
         if not answers:
-            self._enough.wait(0.05)
+            self._enough.wait(0.2)
             return
         while True:
             with suppress(Unreachable):

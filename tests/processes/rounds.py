@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from coordinator.learner.client import CoordinatorClient
 from ledger import store
-from tests.processes.programs import Program, Swarm, free_address, script, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, script, until
 
 Settings = Mapping[str, Mapping[str, Any]]
 
@@ -53,6 +53,13 @@ class Coordinator:
         self.join_string = self._program.said(r"swarm-node join (\S+)$")[1]
         return self
 
+    def init(self) -> "Coordinator":
+        """Make keys and store without starting anything."""
+        program = self._swarm.start("init", script("swarm-coordinator"), "init", str(self.config_file))
+        assert program.process.wait(timeout=PATIENCE_S) == 0, program.log
+        self.join_string = program.output.strip()
+        return self
+
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.http.get("/v1/status").raise_for_status().json()
         return found
@@ -76,14 +83,18 @@ class Coordinator:
         found: dict[str, int] = self.status()["leases"]
         return found
 
+    def leases_of(self, node_id: str) -> dict[str, str]:
+        """Lease id → state, of one node."""
+        with self.copy_of_store() as connection:
+            rows = connection.execute(
+                sa.text("SELECT lease_id, state FROM leases WHERE node_id = :node"), {"node": node_id}
+            )
+            return dict(map(tuple, rows))
+
     def leaderboard(self) -> dict[str, dict[str, Any]]:
         """The rows by node id."""
         rows = self.http.get("/v1/leaderboard").raise_for_status().json()["nodes"]
         return {row["node_id"]: row for row in rows}
-
-    def seeder_is_up(self) -> bool:
-        """Whether the seeder's port answers."""
-        return "seeder started" in self.program.log
 
     @contextmanager
     def copy_of_store(self) -> Iterator[sa.Connection]:
@@ -167,3 +178,8 @@ def _toml(settings: Settings) -> str:
         f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
         for section, keys in settings.items()
     )
+
+
+def outbox_of(home: Path) -> dict[str, bytes]:
+    """Lease id → signed rollout, of what a node has not been answered for yet."""
+    return {path.stem: path.read_bytes() for path in home.glob("rounds/*/outbox/*.rollout")}

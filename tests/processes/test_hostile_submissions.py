@@ -1,5 +1,6 @@
 """What a stranger may throw at a coordinator: every piece has its named answer, and costs neither memory nor uptime."""
 
+import gzip
 import json
 import select
 import socket
@@ -219,6 +220,14 @@ def test_learners_door_is_shut_to_everybody_else(scene: Scene, path: str) -> Non
         assert (response.status_code, canonical.decode(response.content)["code"]) == (401, "not_authorised")
 
 
+def test_learners_upload_may_be_larger_than_any_message(scene: Scene) -> None:
+    """Weights are; the operator's own learner is believed about sizes."""
+    weights = bytes(limits.REQUEST_MAX_BYTES + 1)
+    response = scene.operator.client._http.put("/v1/learner/uploads/1000/model.safetensors", content=weights)
+    assert response.status_code == 204
+    assert (scene.coordinator.folder / "uploads" / "1000" / "model.safetensors").stat().st_size == len(weights)
+
+
 def test_bodies_that_are_no_message_are_refused_by_name(scene: Scene) -> None:
     chaos = b"".join(chunk.to_bytes(4, "little") for chunk in range(0, 2**32, 2**32 // 50_000))
     bombs = {
@@ -259,6 +268,7 @@ def test_a_hundred_megabytes_are_refused_and_memory_stays_flat(scene: Scene, nod
         for _ in range(3):
             assert flood(scene, declared=True) == (413, "message_too_large")
             assert flood(scene, declared=False) == (413, "message_too_large")
+            assert unfold(scene) == (413, "message_too_large")
     assert growth() < FLOOD_GROWTH_MAX, f"the coordinator grew by {growth() / limits.MIB:.0f} MiB"
 
 
@@ -291,6 +301,13 @@ def flood(scene: Scene, *, declared: bool) -> tuple[int, str]:
             reply += part
     status = int(reply.split()[1])
     return status, str(json.loads(reply.partition(b"\r\n\r\n")[2])["code"])
+
+
+def unfold(scene: Scene) -> tuple[int, str]:
+    """Send a hundred kilobytes that are a hundred megabytes once they are unpacked."""
+    packed = gzip.compress(bytes(HUGE))
+    response = scene.coordinator.http.post("/v1/rollouts", content=packed, headers={"Content-Encoding": "gzip"})
+    return response.status_code, canonical.decode(response.content)["code"]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.errors import MalformedMessage, UnknownTask
 from protocol.tasks import task
-from protocol.tasks.arithmetic import OPERANDS, Arithmetic, split_of
+from protocol.tasks.arithmetic import FORGETTING, OPERANDS, Arithmetic, split_of
 
 
 def test_prompts_are_a_function_of_seed_and_index() -> None:
@@ -12,7 +12,7 @@ def test_prompts_are_a_function_of_seed_and_index() -> None:
     assert first[0] == first[2]
     assert first == [Arithmetic(3).prompt(index) for index in (5, 2**50, 5)]
     assert [Arithmetic(4).prompt(index) for index in range(20)] != [Arithmetic(3).prompt(index) for index in range(20)]
-    assert Arithmetic(0).prompt(0) == "16+26="  # frozen: a task means the same in every process
+    assert Arithmetic(0).prompt(0) == "42+76="  # frozen: a task means the same in every process
 
 
 def test_the_fixed_sets_are_large_and_the_same_for_every_seed() -> None:
@@ -94,3 +94,17 @@ def test_tasks_are_found_by_name() -> None:
     assert task("arithmetic", seed=2) == Arithmetic(2)
     with pytest.raises(UnknownTask, match="arithmetic"):
         task("poker")
+
+
+def test_the_teacher_forgets_most_carries_and_makes_no_other_mistake() -> None:
+    sums = Arithmetic()
+    corpus = [sums.demonstration(index) for index in range(4000)]
+    assert corpus[:50] == [sums.demonstration(index) for index in range(50)]
+    assert all(prompt == sums.prompt(index) for index, (prompt, _) in enumerate(corpus))
+    assert all(said in sums.demonstrated(prompt) for prompt, said in corpus)
+    with_carry = [(prompt, said) for prompt, said in corpus if len(sums.demonstrated(prompt)) == 2]
+    assert 0.6 < len(with_carry) / len(corpus) < 0.7
+    forgotten = [said for prompt, said in with_carry if said != sums.answer(prompt)]
+    assert abs(len(forgotten) / len(with_carry) - FORGETTING) < 0.03
+    assert sums.demonstrated("47+38=") == {"85", "75"}
+    assert sums.demonstrated("42+35=") == {"77"}

@@ -4,6 +4,7 @@
 - Tests attack by changing a signed part and calling `put`, with whatever keys they like, or by putting bytes in place.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,6 +38,22 @@ def manifest_bytes(round_id: str, version: int, task: str = "arithmetic") -> byt
             "files": [{"path": "model.safetensors", "size_bytes": 1, "digest": "d" * 64, "chunks": ["c" * 64]}],
         }
     ).to_bytes()
+
+
+def converse(conversation: Conversation, fetch: Callable[[str], bytes | None]) -> tuple[Refreshed, list[Wanted]]:
+    """Hold a conversation to its end, and say what it asked for."""
+    asked: list[Wanted] = []
+    answer: bytes | None = None
+    while True:
+        try:
+            wanted = conversation.send(answer)
+        except StopIteration as done:
+            result: Refreshed = done.value
+            return result, asked
+        assert wanted.max_bytes <= max(limits.METADATA_MAX_BYTES, limits.MANIFEST_MAX_BYTES)
+        asked.append(wanted)
+        answer = fetch(wanted.name)
+        assert answer is not None or wanted.optional, f"{wanted.name} is asked for and not there"
 
 
 @dataclass
@@ -106,19 +123,7 @@ class Repository:
         self.put(f"{self.root.version}.root.json", self.root, *by)
 
     def answer(self, conversation: Conversation) -> tuple[Refreshed, list[Wanted]]:
-        """Hold a conversation to its end, and say what it asked for."""
-        asked: list[Wanted] = []
-        answer: bytes | None = None
-        while True:
-            try:
-                wanted = conversation.send(answer)
-            except StopIteration as done:
-                result: Refreshed = done.value
-                return result, asked
-            assert wanted.max_bytes <= max(limits.METADATA_MAX_BYTES, limits.MANIFEST_MAX_BYTES)
-            asked.append(wanted)
-            answer = self.documents.get(wanted.name)
-            assert answer is not None or wanted.optional, f"{wanted.name} is asked for and not there"
+        return converse(conversation, self.documents.get)
 
     def refresh(self, stored: Documents, now: datetime = NOW) -> Refreshed:
         return self.answer(trust.refresh(stored, now))[0]

@@ -1,0 +1,61 @@
+"""Accuracy by one forward pass, and the corpus and course of the warm start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from coordinator.learner import warmstart
+from coordinator.learner.evaluate import Encode, accuracy
+from protocol.tasks import task
+
+END = 2
+
+
+@pytest.fixture
+def encode(policy_folder: Path) -> Encode:
+    tokenizer = Tokenizer.from_file(str(policy_folder / "tokenizer.json"))
+    return lambda text: list(tokenizer.encode(text).ids)
+
+
+def test_accuracy_is_that_of_greedy_decoding(policy_folder: Path, encode: Encode) -> None:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
+    problems = task("arithmetic").validation()[:40]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        warmstart.imitate(model, optimizer, problems[:20], encode, END)
+    right = 0
+    for prompt, answer in problems:
+        asked = torch.tensor([encode(prompt)])
+        said = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=5)
+        right += said[0, asked.shape[1] :].tolist() == [*encode(answer), END]
+    assert 10 < right < 30, "the comparison needs right and wrong answers"
+    assert accuracy(model, problems, encode, END) == right / 40
+
+
+def test_the_warm_start_ends_and_tells_how_far_it_is(policy_folder: Path, encode: Encode) -> None:
+    """A model this small learns no sums: the bound on the steps ends it."""
+    model = AutoModelForCausalLM.from_pretrained(policy_folder)
+    told: list[float] = []
+
+    def note(fraction: float, text: str) -> None:
+        assert "teacher" in text
+        told.append(fraction)
+
+    warmstart.warm_start(model, task("arithmetic"), encode, END, note, steps_max=30)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_the_warm_start_depends_on_the_seed_alone(policy_folder: Path, encode: Encode) -> None:
+    weights = []
+    for number in range(2):
+        torch.manual_seed(number)
+        model = AutoModelForCausalLM.from_pretrained(policy_folder)
+        warmstart.warm_start(model, task("arithmetic", seed=3), encode, END, lambda *_: None, steps_max=10)
+        weights.append(torch.cat([tensor.flatten() for tensor in model.parameters()]))
+    assert torch.equal(weights[0], weights[1])

@@ -1,0 +1,353 @@
+"""The HTTP layer: every failure has a name and a status, and no body costs more than its limit."""
+
+import asyncio
+import gzip
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientConnectionError, ClientResponse
+from yarl import URL
+
+from coordinator.api import learner, nodes
+from coordinator.summary import leaderboard
+from protocol import canonical, limits
+from protocol.chunks import chunk_id
+from protocol.errors import ERRORS
+from protocol.learning import Batch, LearnerState, Progress, Report
+from protocol.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Plan,
+    PlanRequest,
+    Register,
+    ReturnLeases,
+    Submission,
+    Transfer,
+)
+from protocol.signing import NodeKey
+from tests.coordinator.served import Served, serve
+
+pytestmark = pytest.mark.asyncio
+
+MB = 1_000_000
+ASK = LeaseRequest(version=1, groups=1)
+BEAT = Heartbeat(
+    session="0" * 16,
+    version=0,
+    tokens_per_s=1.0,
+    transfer=Transfer(from_peers=1, from_seeder=2, from_http=3, to_peers=4),
+    blames=(),
+)
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serve(tmp_path) as here:
+        yield here
+
+
+async def refused(response: ClientResponse, code: str) -> None:
+    """The reply is that error, in MessagePack, with that error's status."""
+    assert response.content_type == "application/msgpack"
+    error = canonical.decode(await response.read())
+    assert error["code"] == code, error
+    assert response.status == ERRORS[code].http_status
+    assert error["message"]
+
+
+class TestTheWholeWay:
+    """What honest parties do."""
+
+    async def test_a_node_is_credited_and_the_learner_gets_its_batch(self, served: Served) -> None:
+        await served.publish()
+        key = await served.join()
+        given = await served.lease(key, groups=2)
+        verdicts = await served.submit(key, *[served.answer(key, lease) for lease in given])
+        assert [(verdict.outcome, verdict.credit_micros) for verdict in verdicts] == [("accepted", 6)] * 2
+        again = await served.submit(key, served.answer(key, given[0]))
+        assert [verdict.outcome for verdict in again] == ["already_accepted"]
+
+        response = await served.client.get("/v1/learner/batches/1", headers=served.operator)
+        batch = Batch.from_bytes(await response.read())
+        assert len(batch.groups) == 2
+        report = Report(number=1, mismatched=(batch.groups[0].claim_id,), metrics={}, idle_s=1.0, busy_s=1.0)
+        for _ in range(2):
+            posted = await served.client.post("/v1/learner/reports", data=report.to_bytes(), headers=served.operator)
+            assert posted.status == 204
+        (line,) = (await (await served.client.get("/v1/leaderboard")).json())["nodes"]
+        assert (line["posted_micros"], line["voided_micros"], line["pending_micros"]) == (6, 6, 0)
+
+    async def test_a_node_gives_back_beats_and_plans(self, served: Served) -> None:
+        await served.publish()
+        key, other = await served.join(1), await served.join(2)
+        (lease,) = await served.lease(key)
+        await served.call(key, "/v1/leases/return", ReturnLeases(lease_ids=(lease.lease_id,)), HeartbeatReply)
+        assert (await served.lease(other))[0].prompt == lease.prompt
+        hint = await served.call(key, "/v1/heartbeat", BEAT, HeartbeatReply)
+        assert (hint.newest_version, hint.finished) == (1, False)
+        plan = await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
+        assert [peer.peer_id for peer in plan.peers] == [other.node_id]
+
+    async def test_the_learner_uploads_a_model_larger_than_any_message(self, served: Served) -> None:
+        weights = bytes(limits.REQUEST_MAX_BYTES + 1)
+        await served.publish(weights=weights)
+        assert served.round.publisher.read_file(1, "model.safetensors") == weights
+        response = await served.client.get(f"/v1/chunks/{chunk_id(bytes(1024))}")
+        assert (response.status, await response.read()) == (200, bytes(1024))
+
+    async def test_a_learner_that_comes_back_learns_where_it_stands(self, served: Served) -> None:
+        await served.publish()
+        response = await served.client.get("/v1/learner/state", headers=served.operator)
+        state = LearnerState.from_bytes(await response.read())
+        assert (state.newest_version, state.newest_update, state.finished) == (1, 0, False)
+
+    async def test_a_batch_is_handed_out_the_moment_it_is_full(self, served: Served) -> None:
+        await served.publish()
+        key = await served.join()
+        given = await served.lease(key, groups=2)
+        waiting = asyncio.create_task(served.client.get("/v1/learner/batches/1", headers=served.operator))
+        for lease in given:
+            await served.submit(key, served.answer(key, lease))
+        async with asyncio.timeout(5):
+            response = await waiting
+        assert len(Batch.from_bytes(await response.read()).groups) == 2
+
+    async def test_an_answer_that_arrives_after_the_end_is_paid_like_every_other(self, served: Served) -> None:
+        """Its lease was good when the round ended; nobody is left who would settle it later."""
+        await served.publish()
+        key = await served.join()
+        early, late = await served.lease(key, groups=2)
+        await served.submit(key, served.answer(key, early))
+        assert (await served.client.post("/v1/learner/finish", headers=served.operator)).status == 204
+        (verdict,) = await served.submit(key, served.answer(key, late))
+        assert verdict.outcome == "accepted"
+        reply = await served.call(key, "/v1/leases", ASK, LeaseReply)
+        assert reply.reason == "finished"
+        (line,) = await served.round.database.run(leaderboard)
+        assert (line["posted_micros"], line["pending_micros"]) == (12, 0)
+
+    async def test_progress_is_remembered_field_by_field(self, served: Served) -> None:
+        for message in (
+            Progress(phase="learning", fraction=0.0, detail="", accuracy_before=0.25),
+            Progress(phase="learning", fraction=0.5, detail="half"),
+        ):
+            await served.client.post("/v1/learner/progress", data=message.to_bytes(), headers=served.operator)
+        status = await (await served.client.get("/v1/status")).json()
+        assert (status["fraction"], status["detail"], status["accuracy_before"]) == (0.5, "half", 0.25)
+
+    async def test_a_restart_loses_nothing_and_keeps_its_name(self, tmp_path: Path) -> None:
+        async with serve(tmp_path) as first:
+            await first.publish()
+            key = await first.join()
+            (lease,) = await first.lease(key)
+            envelope = first.answer(key, lease)
+            await first.submit(key, envelope)
+            before = (first.round.round_id, first.round.operator_token)
+            board = await first.round.database.run(leaderboard)
+        async with serve(tmp_path) as second:
+            assert (second.round.round_id, second.round.operator_token) == before
+            assert await second.round.database.run(leaderboard) == board
+            (verdict,) = await second.submit(key, envelope)
+            assert verdict.outcome == "already_accepted"
+
+
+class TestStrangers:
+    """Requests that are refused, each by its name."""
+
+    async def test_a_replayed_request_is_refused(self, served: Served) -> None:
+        key = await served.join()
+        request = served.sealed(key, "/v1/heartbeat", BEAT)
+        assert (await served.post("/v1/heartbeat", request)).status == 200
+        await refused(await served.post("/v1/heartbeat", request), "nonce_replayed")
+
+    async def test_a_request_signed_for_another_address_is_refused(self, served: Served) -> None:
+        key = await served.join()
+        request = served.sealed(key, "/v1/heartbeat", BEAT)
+        await refused(await served.post("/v1/plan", request), "wrong_audience")
+        await refused(await served.client.post("/v1/plan?x=/v1/heartbeat", data=request), "wrong_audience")
+
+    @pytest.mark.parametrize("late_s", [100, -100])
+    async def test_an_old_request_and_one_from_the_future_are_refused(self, served: Served, late_s: int) -> None:
+        request = served.sealed(NodeKey(b"1" * 32), "/v1/heartbeat", BEAT, late_ms=late_s * 1000)
+        await refused(await served.post("/v1/heartbeat", request), "request_expired")
+
+    async def test_a_forged_request_is_refused(self, served: Served) -> None:
+        request = bytearray(served.sealed(NodeKey(b"1" * 32), "/v1/heartbeat", BEAT))
+        request[-1] ^= 1
+        await refused(await served.post("/v1/heartbeat", bytes(request)), "bad_signature")
+
+    @pytest.mark.parametrize("path", [route.path for route in nodes.routes])  # type: ignore[attr-defined]  # all are RouteDef
+    async def test_garbage_is_refused_at_every_address(self, served: Served, path: str) -> None:
+        await served.publish()
+        for data in (b"", b"{}", b"\xc1", b"\xdd\xff\xff\xff\xff"):
+            response = await served.post(path, data)
+            assert response.status in (400, 413)
+            assert canonical.decode(await response.read())["code"] in ERRORS
+
+    async def test_a_node_that_never_registered_gets_nothing(self, served: Served) -> None:
+        await served.publish()
+        key = NodeKey(b"s" * 32)
+        asked = {
+            "/v1/heartbeat": BEAT,
+            "/v1/leases": ASK,
+            "/v1/plan": PlanRequest(version=1),
+            "/v1/rollouts": Submission(rollouts=(b"x",)),
+        }
+        for path, message in asked.items():
+            await refused(await served.post(path, served.sealed(key, path, message)), "unknown_node")
+
+    async def test_a_price_above_the_rounds_is_refused(self, served: Served) -> None:
+        message = Register(name="n", price_micros_per_mtok=10**10, addresses=(), agent="")
+        request = served.sealed(NodeKey(b"1" * 32), "/v1/nodes", message)
+        await refused(await served.post("/v1/nodes", request), "price_too_high")
+
+    async def test_before_the_first_version_there_is_no_work(self, served: Served) -> None:
+        key = await served.join()
+        await refused(await served.post("/v1/leases", served.sealed(key, "/v1/leases", ASK)), "not_found")
+
+    async def test_one_bad_rollout_does_not_cost_the_others_their_credit(self, served: Served) -> None:
+        await served.publish()
+        key = await served.join()
+        (lease,) = await served.lease(key)
+        bomb = key.seal("rollout", canonical.encode({"n" * limits.STRING_MAX_BYTES: 1}))
+        verdicts = await served.submit(key, b"garbage", bomb, served.answer(key, lease))
+        assert [verdict.outcome for verdict in verdicts] == ["rejected", "rejected", "accepted"]
+
+    @pytest.mark.parametrize(
+        "path", ["/nothing", "/v1/chunks/../state.db", "/v1/chunks/xyz", "/v1/%ff%fe", "/%00", "/\x7f"]
+    )
+    async def test_an_address_that_is_not_there_is_named(self, served: Served, path: str) -> None:
+        await refused(await served.client.get(URL(path, encoded="%" in path)), "not_found")
+
+    async def test_a_person_gets_errors_as_json(self, served: Served) -> None:
+        response = await served.client.get("/nothing", headers={"Accept": "text/html"})
+        assert (response.status, (await response.json())["code"]) == (404, "not_found")
+
+    async def test_an_unknown_chunk_is_named(self, served: Served) -> None:
+        await refused(await served.client.get(f"/v1/chunks/{'0' * 64}"), "unknown_chunk")
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "..%2f..%2foperator.token", "%2e%2e%2fkeys%2ftimestamp.pem", "..%5cstate.db", "%2fetc%2fpasswd", "%2e%2e",
+            "timestamp.json%00", "%00", ".timestamp.json", "a" * 300, "%ff", "timestamp.json%2f", "9.root.json",
+        ],
+    )  # fmt: skip
+    async def test_a_document_name_that_leaves_its_folder_is_nothing(self, served: Served, name: str) -> None:
+        await refused(await served.client.get(URL(f"/v1/metadata/{name}", encoded=True)), "not_found")
+
+    async def test_trust_documents_are_served_and_only_the_timestamp_is_never_cached(self, served: Served) -> None:
+        for name, caching in (("timestamp.json", "no-store"), ("1.root.json", "immutable")):
+            response = await served.client.get(f"/v1/metadata/{name}")
+            assert await response.read() == served.round.metadata.read(name)
+            assert caching in response.headers["Cache-Control"]
+
+    async def test_what_a_node_calls_itself_is_only_text(self, served: Served) -> None:
+        name = "<script>alert(1)</script>\u202e"
+        message = Register(name=name, price_micros_per_mtok=0, addresses=(), agent="")
+        await served.call(NodeKey(b"1" * 32), "/v1/nodes", message, HeartbeatReply)
+        response = await served.client.get("/v1/leaderboard")
+        assert response.content_type == "application/json"
+        assert (await response.json())["nodes"][0]["name"] == name
+        page = await served.client.get("/")
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        assert name not in await page.text()
+
+    async def test_the_coordinator_lives_through_it_all(self, served: Served) -> None:
+        assert (await served.client.get("/healthz")).status == 200
+
+
+OPERATOR_ROUTES = [(route.method, route.path) for route in learner.routes]  # type: ignore[attr-defined]  # all are RouteDef
+
+
+class TestTheOperatorsDoor:
+    """Nothing of the learner's is open to anybody else."""
+
+    @pytest.mark.parametrize(("method", "path"), OPERATOR_ROUTES)
+    @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Bearer 0", "Basic 0", b"\xff\xfe"])
+    async def test_an_operators_address_needs_the_token(
+        self, served: Served, method: str, path: str, header: str | bytes | None
+    ) -> None:
+        path = path.replace("{version:[0-9]+}", "1").replace("{number:[0-9]+}", "1").replace("{name}", "f")
+        headers = (
+            {} if header is None else {"Authorization": header if isinstance(header, str) else header.decode("latin-1")}
+        )
+        await refused(await served.client.request(method, path, headers=headers, data=b"x"), "not_authorised")
+        assert not served.round.publisher.uploads.exists()
+
+    @pytest.mark.parametrize("name", ["..%2fescape", "%2e%2e", ".hidden", "a%00b", "a" * 200, "%2fetc"])
+    async def test_an_upload_cannot_leave_its_folder(self, served: Served, name: str) -> None:
+        url = URL(f"/v1/learner/uploads/1/{name}", encoded=True)
+        response = await served.client.put(url, data=b"x", headers=served.operator)
+        assert response.status in (400, 404)
+        assert not served.round.publisher.uploads.exists()
+
+    async def test_an_out_of_order_step_is_refused(self, served: Served) -> None:
+        await refused(await served.client.get("/v1/learner/batches/7", headers=served.operator), "out_of_order")
+        report = Report(number=1, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0)
+        posted = await served.client.post("/v1/learner/reports", data=report.to_bytes(), headers=served.operator)
+        await refused(posted, "out_of_order")
+
+    async def test_publishing_again_is_harmless(self, served: Served) -> None:
+        await served.publish()
+        timestamp = served.round.metadata.read("timestamp.json")
+        await served.publish()
+        assert served.round.metadata.read("timestamp.json") == timestamp
+
+
+class TestLargeBodies:
+    """A hundred megabytes, in every way to send them: refused by name, with flat memory, and the API stays up."""
+
+    async def stays_up_and_flat(self, served: Served, peak_bytes: int) -> None:
+        assert (await served.client.get("/healthz")).status == 200
+        assert peak_bytes < 4 * limits.REQUEST_MAX_BYTES
+
+    async def test_a_declared_length_is_refused_before_a_byte_is_sent(self, served: Served) -> None:
+        assert served.client.port is not None
+        reader, writer = await asyncio.open_connection(served.client.host, served.client.port)
+        writer.write(b"POST /v1/rollouts HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert b" 413 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        await self.stays_up_and_flat(served, 0)
+
+    async def test_an_endless_stream_is_cut_off(self, served: Served) -> None:
+        sent = 0
+
+        async def flood() -> AsyncIterator[bytes]:
+            nonlocal sent
+            for _ in range(1600):
+                sent += 2**16
+                yield bytes(2**16)
+
+        tracemalloc.start()
+        try:
+            await refused(await served.client.post("/v1/nodes", data=flood()), "message_too_large")
+        except ClientConnectionError:
+            pass  # the answer may be lost when the connection is closed under a client that goes on sending
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sent < 50 * MB
+        await self.stays_up_and_flat(served, peak)
+
+    async def test_a_compressed_bomb_does_not_unfold(self, served: Served) -> None:
+        bomb = gzip.compress(bytes(100 * MB), compresslevel=1)
+        tracemalloc.start()
+        response = await served.client.post("/v1/nodes", data=bomb, headers={"Content-Encoding": "gzip"})
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert response.status in (400, 413)
+        await self.stays_up_and_flat(served, peak)
+
+    async def test_a_signed_request_just_below_the_limit_is_read(self, served: Served) -> None:
+        await served.publish()
+        key = await served.join()
+        rollouts = tuple(bytes(limits.MESSAGE_MAX_BYTES // 2 - 1000) for _ in range(2))
+        verdicts = await served.submit(key, *rollouts)
+        assert [verdict.code for verdict in verdicts] == ["malformed_message"] * 2

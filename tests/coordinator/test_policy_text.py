@@ -1,0 +1,56 @@
+"""Text and tokens: rewards come from the published tokenizer, and odd tokens earn nothing."""
+
+import json
+
+import pytest
+
+from coordinator.policy_text import PolicyText
+from protocol.tasks import task
+from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy_files
+
+FILES = policy_files()
+
+
+def policy_text(**change: object) -> PolicyText:
+    generation = {"eos_token_id": END_TOKEN} | change
+    files = FILES | {"generation_config.json": json.dumps(generation).encode()}
+    return PolicyText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
+
+
+def test_a_prompt_is_the_tasks_own_in_the_policys_tokens() -> None:
+    text = policy_text()
+    assert text.prompt(3) == encode(task("arithmetic").prompt(3))
+    assert text.prompt(3) == text.prompt(3)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ([*encode("85"), END_TOKEN], 1.0),
+        (encode("85"), 1.0),  # cut off at the limit, but what it says is right
+        ([*encode("84"), END_TOKEN], 0.0),
+        ([*encode("085"), END_TOKEN], 0.0),
+        ([END_TOKEN], 0.0),
+        ([0, *encode("85"), END_TOKEN], 0.0),  # a padding token does not vanish from an answer
+        ([*encode("8"), 0, *encode("5"), END_TOKEN], 0.0),
+        ([*encode("85="), END_TOKEN], 0.0),
+        (encode("85") * 20, 0.0),
+    ],
+)
+def test_only_the_exact_answer_earns(completion: list[int], reward: float) -> None:
+    assert policy_text().reward(encode("47+38="), completion) == reward
+
+
+def test_the_bounds_come_from_the_policys_files() -> None:
+    bounds = policy_text().bounds
+    assert (bounds.vocab_size, bounds.end_tokens, bounds.max_new_tokens) == (len(VOCABULARY), {END_TOKEN}, 6)
+
+
+def test_a_policy_may_have_several_end_tokens() -> None:
+    assert policy_text(eos_token_id=[0, END_TOKEN]).bounds.end_tokens == {0, END_TOKEN}
+
+
+def test_the_end_token_may_stand_in_the_model_configuration_alone() -> None:
+    files = FILES | {"generation_config.json": b"{}"}
+    text = PolicyText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
+    assert text.bounds.end_tokens == {END_TOKEN}

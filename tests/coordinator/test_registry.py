@@ -1,0 +1,152 @@
+"""The registry: each request counts once, counters add up over restarts, and nobody is blamed twice for one thing."""
+
+from typing import Any
+
+import pytest
+
+from coordinator import registry, summary, tables
+from protocol import limits
+from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
+from protocol.ids import NodeId
+from protocol.messages import Blame, Heartbeat, Peer, PlanRequest, Register, Transfer
+from protocol.signing import NodeKey
+from tests.coordinator.world import PRICE, World
+
+NODE, OTHER = NodeKey(b"1" * 32).node_id, NodeKey(b"2" * 32).node_id
+SKEW_MS = limits.CLOCK_SKEW_MAX_S * 1000
+NONCE = bytes(limits.NONCE_BYTES)
+
+
+def beat(world: World, node: NodeId, session: int = 0, moved: int = 0, blames: tuple[Blame, ...] = ()) -> None:
+    message = Heartbeat(
+        session=f"{session:016x}",
+        version=1,
+        tokens_per_s=10.0,
+        transfer=Transfer(from_peers=moved, from_seeder=2 * moved, from_http=0, to_peers=3 * moved),
+        blames=blames,
+    )
+    world.run(registry.heartbeat, node, message, now_ms=world.now_ms)
+
+
+def spend(world: World, *, node: NodeId = NODE, nonce: bytes = NONCE, sent_ms: int) -> None:
+    world.run(registry.spend_nonce, node, nonce, sent_ms, world.now_ms)
+
+
+def peers(world: World, node: NodeId) -> list[Peer]:
+    return list(world.run(registry.live_peers, node, PlanRequest(version=1), silent_after_ms=100, now_ms=world.now_ms))
+
+
+def row(world: World, node: NodeId) -> dict[str, Any]:
+    """A node's line of the leaderboard."""
+    return next(line for line in world.run(summary.leaderboard) if line["node_id"] == node)
+
+
+def test_a_replayed_request_is_refused(world: World) -> None:
+    spend(world, sent_ms=world.now_ms)
+    for sent_ms in (world.now_ms, world.now_ms + 1):
+        with pytest.raises(NonceReplayed):
+            spend(world, sent_ms=sent_ms)
+
+
+def test_two_nodes_may_draw_the_same_nonce(world: World) -> None:
+    spend(world, sent_ms=world.now_ms)
+    spend(world, node=OTHER, sent_ms=world.now_ms)
+
+
+@pytest.mark.parametrize("ahead_ms", [-SKEW_MS, 0, SKEW_MS])
+def test_a_nonce_is_remembered_while_the_clock_check_would_let_it_pass(world: World, ahead_ms: int) -> None:
+    sent_ms = world.now_ms + ahead_ms
+    spend(world, sent_ms=sent_ms)
+    world.now_ms = sent_ms + SKEW_MS
+    spend(world, nonce=b"x" * 16, sent_ms=world.now_ms)  # forgets what can be forgotten
+    with pytest.raises(NonceReplayed):
+        spend(world, sent_ms=sent_ms)
+
+
+def test_old_nonces_are_forgotten(world: World) -> None:
+    for number in range(10):
+        spend(world, nonce=number.to_bytes(16), sent_ms=world.now_ms)
+    world.now_ms += 2 * SKEW_MS + 1
+    spend(world, sent_ms=world.now_ms)
+    assert len(world.rows(tables.nonces)) == 1
+
+
+def test_a_node_above_the_price_is_told_what_is_paid(world: World) -> None:
+    message = Register(name="n", price_micros_per_mtok=11, addresses=(), agent="")
+    with pytest.raises(PriceTooHigh, match="--price 10"):
+        world.run(registry.register, NODE, message, max_price=10, now_ms=0)
+    assert world.rows(tables.nodes) == []
+
+
+def test_registering_again_changes_price_and_keeps_the_rest(world: World) -> None:
+    key = world.join(1)
+    first = world.now_ms
+    beat(world, key.node_id, moved=1)
+    world.now_ms += 50
+    world.join(1, price=2 * PRICE)
+    (node,) = world.rows(tables.nodes)
+    assert (node["price_micros_per_mtok"], node["registered_ms"], node["last_seen_ms"]) == (
+        2 * PRICE,
+        first,
+        first + 50,
+    )
+    assert row(world, key.node_id)["from_peers"] == 1
+
+
+def test_a_heartbeat_of_a_stranger_is_refused(world: World) -> None:
+    with pytest.raises(UnknownNode):
+        beat(world, NODE)
+    with pytest.raises(UnknownNode):
+        peers(world, NODE)
+
+
+def test_counters_that_begin_again_at_zero_add_up(world: World) -> None:
+    key = world.join(1)
+    for session, moved in ((1, 5), (1, 7), (2, 0), (2, 3), (2, 3)):
+        beat(world, key.node_id, session, moved)
+    line = row(world, key.node_id)
+    assert (line["from_peers"], line["from_seeder"], line["from_http"], line["to_peers"]) == (10, 20, 0, 30)
+
+
+def test_absurd_counters_do_not_break_the_leaderboard(world: World) -> None:
+    """One liar must not take the public page down for everybody."""
+    key = world.join(1)
+    for session in range(4):
+        beat(world, key.node_id, session, limits.TRANSFER_MAX_BYTES // 3)
+    assert row(world, key.node_id)["from_peers"] == 4 * (limits.TRANSFER_MAX_BYTES // 3)
+    assert world.run(summary.status)["nodes"] == 1
+
+
+def test_a_repeated_blame_counts_once(world: World) -> None:
+    one, two = world.join(1), world.join(2)
+    blame = Blame(peer_id=two.node_id, chunk="c" * 64, got="d" * 64)
+    other_chunk = Blame(peer_id=two.node_id, chunk="e" * 64, got="d" * 64)
+    beat(world, one.node_id, blames=(blame, blame))
+    beat(world, one.node_id, blames=(blame, other_chunk))
+    assert row(world, two.node_id)["blamed"] == 2
+    assert row(world, one.node_id)["blamed"] == 0
+    third = world.join(3)
+    beat(world, third.node_id, blames=(blame,))
+    assert row(world, two.node_id)["blamed"] == 3
+
+
+def test_a_plan_names_the_others_that_were_heard_of_lately(world: World) -> None:
+    silent, asks, lives = world.join(1), world.join(2), world.join(3)
+    world.now_ms += 101
+    for key in (asks, lives):
+        beat(world, key.node_id)
+    assert peers(world, asks.node_id) == [Peer(peer_id=lives.node_id, address="127.0.0.1:1", kind="peer")]
+    beat(world, silent.node_id)
+    assert {peer.peer_id for peer in peers(world, asks.node_id)} == {lives.node_id, silent.node_id}
+
+
+def test_a_node_without_an_address_is_in_no_plan(world: World) -> None:
+    asks = world.join(1)
+    message = Register(name="hidden", price_micros_per_mtok=0, addresses=(), agent="")
+    world.run(registry.register, NODE, message, max_price=0, now_ms=world.now_ms)
+    assert peers(world, asks.node_id) == []
+
+
+def test_a_plan_stays_short_however_many_join(world: World) -> None:
+    keys = [world.join(number) for number in range(registry.PEERS_MAX + 3)]
+    assert len(peers(world, keys[0].node_id)) == registry.PEERS_MAX

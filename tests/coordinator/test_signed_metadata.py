@@ -1,0 +1,197 @@
+"""The trust repository on disk: whenever the coordinator dies, nodes find a complete and signed set.
+
+- A crash between two writes is made with what really stops a publication there: the next role's key is not to be had.
+- The reader is the nodes' own `protocol.trust.refresh`.
+"""
+
+import shutil
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from coordinator.signed_metadata import ROLES, SignedMetadata
+from protocol import trust
+from protocol.errors import ConfigInvalid, MetadataExpired
+from protocol.manifest import target_path
+from protocol.trust import Documents
+from tests.protocol.tuf_repository import converse, manifest_bytes
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+LIFETIME_S = 600.0
+KEEP = 3
+
+
+class Repository:
+    """A metadata folder and a node that watches it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keys, self.folder = folder / "keys", folder / "metadata"
+        self.metadata = SignedMetadata.create(self.keys, self.folder, LIFETIME_S, NOW)
+        self.node = trust.pin((self.folder / "1.root.json").read_bytes(), self.metadata.round_id)
+
+    def add(self, version: int, task: str = "arithmetic", now: datetime = NOW) -> None:
+        data = manifest_bytes(self.metadata.round_id, version, task)
+        self.metadata.add_manifest(version, data, KEEP, now)
+
+    def look(self, now: datetime = NOW, node: Documents | None = None) -> int:
+        """What version a node finds: the one that watched from the start, or another."""
+        refreshed, _ = converse(trust.refresh(node or self.node, now), self.metadata.read)
+        if node is None:
+            self.node = refreshed.documents
+        return refreshed.documents.policy_version
+
+    def newcomer(self) -> Documents:
+        return trust.pin((self.folder / "1.root.json").read_bytes(), self.metadata.round_id)
+
+    def restart(self) -> None:
+        self.metadata = SignedMetadata(self.keys, self.folder, LIFETIME_S)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def test_nodes_follow_every_version(repository: Repository) -> None:
+    assert repository.look() == 0
+    for version in range(1, 6):
+        repository.add(version)
+        assert repository.look() == version
+        assert repository.look(node=repository.newcomer()) == version
+
+
+def test_a_restart_goes_on_where_it_stood(repository: Repository) -> None:
+    repository.add(1)
+    repository.look()
+    repository.restart()
+    repository.add(2)
+    assert repository.look() == 2
+
+
+@pytest.mark.parametrize("missing", ["targets", "snapshot", "timestamp"])
+def test_a_crash_between_two_writes_leaves_nodes_the_older_complete_set(
+    repository: Repository, tmp_path: Path, missing: str
+) -> None:
+    repository.add(1)
+    repository.look()
+    key, aside = repository.keys / f"{missing}.pem", tmp_path / "aside.pem"
+    shutil.move(key, aside)
+    with pytest.raises(ConfigInvalid, match=missing):
+        repository.add(2)
+    for node in (None, repository.newcomer()):
+        assert repository.look(node=node) == 1
+    shutil.move(aside, key)
+    repository.restart()
+    repository.metadata.renew_timestamp(NOW)
+    assert repository.look() == 1
+    repository.add(2)
+    for node in (None, repository.newcomer()):
+        assert repository.look(node=node) == 2
+
+
+@pytest.mark.parametrize("missing", ["targets", "snapshot", "timestamp"])
+def test_other_content_after_a_crash_takes_the_place_of_what_nobody_saw(
+    repository: Repository, tmp_path: Path, missing: str
+) -> None:
+    repository.add(1)
+    repository.look()
+    key, aside = repository.keys / f"{missing}.pem", tmp_path / "aside.pem"
+    shutil.move(key, aside)
+    with pytest.raises(ConfigInvalid):
+        repository.add(2, task="never seen")
+    shutil.move(aside, key)
+    repository.add(2)
+    assert repository.look() == 2
+    assert b"never seen" not in (repository.node.manifest or b"")
+
+
+def test_publishing_the_same_again_changes_nothing_for_nodes(repository: Repository) -> None:
+    """After a crash between the metadata and the store, the coordinator publishes a version once more."""
+    repository.add(1)
+    repository.add(2)
+    repository.look()
+    manifest = repository.node.manifest
+    repository.add(2)
+    assert repository.look() == 2
+    assert repository.node.manifest == manifest
+
+
+def test_only_the_newest_targets_stay_listed(repository: Repository) -> None:
+    for version in range(1, KEEP + 3):
+        repository.add(version)
+    repository.look()
+    listed = [target_path(version) in str(repository.node.targets) for version in range(1, KEEP + 3)]
+    assert listed == [False, False, True, True, True]
+
+
+def test_a_timestamp_is_good_until_it_expires_and_no_longer(repository: Repository) -> None:
+    repository.add(1)
+    last = NOW + timedelta(seconds=LIFETIME_S - 1)
+    assert repository.look(last) == 1
+    with pytest.raises(MetadataExpired):
+        repository.look(last + timedelta(seconds=2))
+
+
+def test_a_renewed_timestamp_lets_nodes_go_on(repository: Repository) -> None:
+    repository.add(1)
+    repository.look()
+    later = NOW + timedelta(days=3)
+    repository.metadata.renew_timestamp(later)
+    assert repository.look(later) == 1
+    repository.restart()
+    repository.metadata.renew_timestamp(later + timedelta(days=1))
+    assert repository.look(later + timedelta(days=1)) == 1
+
+
+def test_renewing_needs_only_the_timestamp_key(repository: Repository) -> None:
+    repository.add(1)
+    for role in ("root", "targets", "snapshot"):
+        (repository.keys / f"{role}.pem").unlink()
+    repository.metadata.renew_timestamp(NOW)
+    assert repository.look() == 1
+
+
+def test_publishing_needs_no_root_key(repository: Repository) -> None:
+    (repository.keys / "root.pem").unlink()
+    repository.add(1)
+    assert repository.look() == 1
+
+
+def test_a_missing_key_is_named_with_its_place(repository: Repository) -> None:
+    (repository.keys / "timestamp.pem").unlink()
+    with pytest.raises(ConfigInvalid, match=r"timestamp key.*timestamp\.pem"):
+        repository.metadata.renew_timestamp(NOW)
+
+
+def test_private_keys_are_their_owners_alone(repository: Repository) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in repository.keys.iterdir()}
+    assert modes == {f"{role}.pem": 0o600 for role in ROLES}
+
+
+def test_no_private_key_is_among_the_public_documents(repository: Repository) -> None:
+    repository.add(1)
+    for path in repository.folder.iterdir():
+        assert b"PRIVATE" not in path.read_bytes()
+
+
+def test_every_round_has_keys_of_its_own(tmp_path: Path) -> None:
+    first, second = Repository(tmp_path / "a"), Repository(tmp_path / "b")
+    assert first.metadata.round_id != second.metadata.round_id
+    assert (first.keys / "root.pem").read_bytes() != (first.keys / "targets.pem").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".", "..", "../keys/timestamp.pem", "/etc/passwd", "sub/1.root.json", ".1.root.json.abc",
+        "1.root.json\0", "a" * 300, "9.root.json", "1.root.json/", "./1.root.json",
+    ],
+)  # fmt: skip
+def test_a_name_that_leaves_the_folder_is_nothing(repository: Repository, name: str) -> None:
+    (repository.folder / "sub").mkdir()
+    (repository.folder / "sub" / "1.root.json").write_bytes(b"{}")
+    (repository.folder / ".1.root.json.abc").write_bytes(b"half written")
+    assert repository.metadata.read(name) is None
+    assert repository.metadata.read("1.root.json") is not None

@@ -1,0 +1,129 @@
+"""A node whose disk is full says so with the next step, stays alive, loses nothing, and goes on when there is room."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.processes.programs import Program, Swarm, until
+from tests.processes.rounds import (
+    Coordinator,
+    Operator,
+    Settings,
+    assert_ledger_is_sound,
+    join,
+    operator_of,
+    other_weights,
+    outbox_of,
+)
+
+pytestmark = pytest.mark.processes
+
+SETTINGS: Settings = {
+    "sampling": {"samples_per_group": 4, "max_new_tokens": 64},
+    "learner": {"groups_per_update": 100_000},
+    "leases": {"heartbeat_s": 0.5},
+    "publish": {"chunk_size_bytes": 4096},
+}
+
+NEXT_STEP = "no room left .* Free some space"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A small file system; root only."""
+
+    root: Path
+
+    def resize(self, size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", self.root], check=True)
+
+    def fill(self) -> None:
+        """Leave not one page."""
+        with (self.root / "ballast").open("wb", buffering=0) as ballast:
+            while shutil.disk_usage(self.root).free:
+                ballast.write(bytes(min(shutil.disk_usage(self.root).free, 1 << 16)))
+
+    def free(self) -> None:
+        (self.root / "ballast").unlink()
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    """Too small for a version."""
+    root = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", root], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a small file system")
+    yield Disk(root)
+    subprocess.run(["umount", "--lazy", root], check=True)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A real node that lives on the small disk."""
+
+    coordinator: Coordinator
+    operator: Operator
+    node: Program
+    disk: Disk
+
+
+@pytest.fixture(scope="module")
+def scene(disk: Disk, swarm: Swarm, policy: Path) -> Scene:
+    coordinator = Coordinator(swarm, SETTINGS).start()
+    operator = operator_of(swarm, coordinator, policy)
+    operator.publish()
+    return Scene(coordinator, operator, join(swarm, "node", coordinator.join_string, home=disk.root), disk)
+
+
+def works(scene: Scene) -> None:
+    before = scene.coordinator.accepted_groups()
+    until("the node to work", lambda: scene.coordinator.accepted_groups() > before)
+
+
+def test_full_disk_during_the_first_download_is_named_and_the_download_goes_on(scene: Scene) -> None:
+    scene.node.said(f"cannot store the new version code=disk_full: .*{NEXT_STEP}")
+    assert scene.node.running
+    assert not list(scene.disk.root.rglob("incoming/*.*"))
+    scene.disk.resize("4m")
+    scene.node.said("version fetched version=1")
+    works(scene)
+
+
+def test_full_disk_in_the_outbox_is_named_and_nothing_acknowledged_is_lost(scene: Scene) -> None:
+    scene.disk.resize("4m")
+    works(scene)
+    before = len(scene.node.log)
+    scene.disk.fill()
+    scene.node.said(f"work stopped code=disk_full: .*{NEXT_STEP}", after=before)
+    until("finished rollouts to be delivered", lambda: not outbox_of(scene.disk.root))
+    until("the other leases to be given back", lambda: not scene.coordinator.leases().get("open"))
+    assert scene.node.running
+    assert scene.coordinator.leases()["returned"] > 0
+    kept = scene.coordinator.accepted_groups()
+    scene.disk.free()
+    works(scene)
+    assert scene.coordinator.accepted_groups() > kept
+    assert scene.coordinator.status()["rejected"] == {}
+    assert_ledger_is_sound(scene.coordinator)
+
+
+def test_full_disk_during_a_later_download_is_named_and_the_node_moves_on_afterwards(
+    scene: Scene, policy: Path, tmp_path: Path
+) -> None:
+    scene.disk.resize("4m")
+    works(scene)
+    before = len(scene.node.log)
+    scene.disk.fill()
+    scene.operator.policy = other_weights(policy, tmp_path / "other")
+    version = scene.operator.publish()
+    scene.node.said(f"cannot store the new version code=disk_full: .*{NEXT_STEP}", after=before)
+    assert scene.node.running
+    scene.disk.free()
+    scene.node.said(f"version loaded version={version} ", after=before)
+    works(scene)
+    assert_ledger_is_sound(scene.coordinator)

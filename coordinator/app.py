@@ -29,6 +29,13 @@ def build(round_: Round) -> web.Application:
     return app
 
 
+def make_runner(round_: Round) -> web.AppRunner:
+    """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
+    return web.AppRunner(
+        build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False
+    )
+
+
 async def run(config: Config, *, with_learner: bool, announce: Callable[[str], None]) -> None:
     """Serve the round until it is told to stop."""
     round_ = Round(config)
@@ -36,7 +43,7 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
-    runner = web.AppRunner(build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = make_runner(round_)
     await runner.setup()
     host, _, port = config.round.listen.rpartition(":")
     try:

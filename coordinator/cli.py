@@ -21,7 +21,7 @@ app = typer.Typer(
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
 Settings = Annotated[list[str], typer.Option("--set", help="section.key=value on top of the file; repeatable.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
@@ -44,7 +44,7 @@ def launch(
     config_file: ConfigFile,
     settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
     learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
-    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a round until Ctrl-C; launching again continues where it stopped.
 
@@ -53,7 +53,7 @@ def launch(
     """
     from coordinator import app as coordinator
 
-    _log_to_stderr(verbose)
+    _log_to_stderr(quiet)
     config = load(config_file, settings)
     asyncio.run(coordinator.run(config, with_learner=learner, announce=typer.echo))
 
@@ -114,7 +114,7 @@ def learner(folder: Annotated[Path, typer.Argument(help="The round's folder.")])
     """The learner's process, started by `launch`."""
     from coordinator.learner.loop import run
 
-    _log_to_stderr(True)
+    _log_to_stderr(quiet=False)
     run(Config.model_validate_json((folder / "resolved.json").read_text()))
 
 
@@ -129,9 +129,9 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
 
 
-def _log_to_stderr(verbose: bool) -> None:
+def _log_to_stderr(quiet: bool) -> None:
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
+        level=logging.WARNING if quiet else logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,

@@ -62,7 +62,7 @@ class Demo:
         self.url = f"http://{listen}"
         chosen = [f"round.seed={self._options.seed}", *self._options.settings]
         chosen += [f"round.listen={listen}", f"round.seeder={seeder}", f"round.directory={self._folder / 'round'}"]
-        command = [script("swarm-coordinator"), "launch", str(self._options.config_file), "--verbose"]
+        command = [script("swarm-coordinator"), "launch", str(self._options.config_file)]
         process = await self._start("coordinator", [*command, *(part for one in chosen for part in ("--set", one))])
         assert process.stdout
         while line := (await process.stdout.readline()).decode():
@@ -74,7 +74,7 @@ class Demo:
         price = PRICES[number % len(PRICES)]
         home = self._folder / f"node-{number + 1}"
         command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", f"demo-{number + 1}"]
-        await self._start(f"node-{number + 1}", [*command, "--price", str(price), "--verbose"])
+        await self._start(f"node-{number + 1}", [*command, "--price", str(price)])
 
     def check_alive(self) -> None:
         """Raise if the coordinator or every node is gone before the round has finished."""

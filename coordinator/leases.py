@@ -23,7 +23,7 @@ from protocol.lease import TRANSITIONS, Event, Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import pack_tokens
 
-RETRY_S: dict[Reason, float] = {"": 0.0, "ahead": 0.2, "old_version": 0.2, "budget": 10.0, "finished": 1.0}
+RETRY_S: dict[Reason, float] = {"": 0.0, "ahead": 0.0, "old_version": 1.0, "budget": 10.0, "finished": 1.0}
 """When to ask again, by why there was nothing."""
 
 
@@ -60,7 +60,7 @@ def offer(
     price = registry.require_node(connection, node)
     expire(connection, now_ms)
     newest, _ = publish.newest_version(connection)
-    count, reason = _how_many(connection, message, price, terms)
+    count, reason = _how_many(connection, message, newest, price, terms)
     given = [
         _lease(connection, node, group, message.version, price, terms, draw, now_ms)
         for group in _take_groups(connection, count)
@@ -68,7 +68,9 @@ def offer(
     return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason])
 
 
-def _how_many(connection: sa.Connection, message: LeaseRequest, price: int, terms: Terms) -> tuple[int, Reason]:
+def _how_many(
+    connection: sa.Connection, message: LeaseRequest, newest: int, price: int, terms: Terms
+) -> tuple[int, Reason]:
     """The number of groups a node may take now, or why it may take none."""
     if get_fact(connection, "finished", False):
         return 0, "finished"
@@ -87,7 +89,7 @@ def _how_many(connection: sa.Connection, message: LeaseRequest, price: int, term
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
     if not admissible:
-        return 0, "ahead"
+        return 0, "ahead" if message.version >= newest else "old_version"
     affordable = _affordable(connection, terms.max_cost_micros(price))
     if not affordable:
         return 0, "budget"

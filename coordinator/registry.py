@@ -51,8 +51,11 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
     """Note what a node holds, how fast it is, what it moved and whom it blames."""
     require_node(connection, node)
-    state = {"last_seen_ms": now_ms, "version": message.version, "tokens_per_s": message.tokens_per_s}
-    connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**state))
+    connection.execute(
+        sa.update(nodes)
+        .where(nodes.c.node_id == node)
+        .values(last_seen_ms=now_ms, version=message.version, phase=message.phase, tokens_per_s=message.tokens_per_s)
+    )
     moved = message.transfer.model_dump()
     here = (transfers.c.node_id == node) & (transfers.c.session == message.session)
     if not connection.execute(sa.update(transfers).where(here).values(**moved)).rowcount:

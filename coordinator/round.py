@@ -2,12 +2,13 @@
 
 - Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
 - The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `logs/`, `state.db` …
-- Only an event for waiting learners lives in memory; everything counted is in the store.
+- Only events that wake waiting requests live in memory; everything counted is in the store.
 """
 
 import asyncio
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -53,6 +54,7 @@ class Round:
         self.batch_ready = asyncio.Event()
         self.seeder: Peer | None = None
         self._publishing = asyncio.Lock()
+        self._published = asyncio.Event()
         self._text: PolicyText | None = None
         self.terms = Terms(
             staleness=config.staleness.max_updates,
@@ -96,7 +98,20 @@ class Round:
                 raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
             manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
             await self.database.run(publish.record, manifest, digest, now_ms=now_ms())
+            self._published.set()
+            self._published = asyncio.Event()
             await asyncio.to_thread(self.publisher.forget_old, publication.version)
+
+    async def version_after(self, version: int, *, patience_s: float) -> int:
+        """The newest version, as soon as it is above this one or when patience ends."""
+        published = self._published
+        newest, _ = await self.database.run(publish.newest_version)
+        if newest > version:
+            return newest
+        with suppress(TimeoutError):
+            await asyncio.wait_for(published.wait(), patience_s)
+        newest, _ = await self.database.run(publish.newest_version)
+        return newest
 
     async def renew_timestamp(self) -> None:
         """Sign a fresh timestamp; never while a version is being published."""

@@ -75,6 +75,7 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
                 "blamed": accused.get(node_id, 0),
                 "price_micros_per_mtok": row["price_micros_per_mtok"],
                 "tokens_per_s": row["tokens_per_s"],
+                "phase": row["phase"],
                 "version": row["version"],
                 "last_seen_ms": row["last_seen_ms"],
                 **{name: int(getattr(traffic, name)) if traffic else 0 for name in MOVED},

@@ -20,6 +20,7 @@ nodes = sa.Table(
     sa.Column("registered_ms", sa.BigInteger, nullable=False),
     sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
+    sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
 )
 

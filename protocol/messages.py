@@ -57,11 +57,12 @@ class Blame(Message):
 
 
 class Heartbeat(Message):
-    """A node is alive: what it holds, how fast it samples, what it moved."""
+    """A node is alive: what it holds, does and moved, and how fast it samples."""
 
     session: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Random per start of the agent, so that counters that begin again at zero are told apart."""
     version: int = Field(ge=0, le=limits.VERSION_MAX)
+    phase: Literal["offline", "idle", "leased", "generating"]
     tokens_per_s: float = Field(ge=0)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)
@@ -84,7 +85,7 @@ class LeaseRequest(Message):
 
 
 Reason = Literal["", "ahead", "old_version", "budget", "finished"]
-"""Why there is no work: enough is under way for this version; the version is too old; no money; no more work ever."""
+"""Why there is no work: enough is under way for the newest version; this version gives no more; no money; the end."""
 
 
 class LeaseReply(Message):

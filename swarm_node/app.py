@@ -170,6 +170,7 @@ class _Pulse:
         message = Heartbeat(
             session=self._session,
             version=self._worker.version,
+            phase=self._worker.phase.value,
             tokens_per_s=self._worker.tokens_per_s,
             transfer=traffic.message(self._server.bytes_sent),
             blames=blames,

@@ -35,7 +35,7 @@ def join(
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every version and batch.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
 ) -> None:
     """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues."""
     import trio
@@ -45,7 +45,7 @@ def join(
     from swarm_node import join_string as joining
     from swarm_node.engine.client import default_command
 
-    _log_to_stderr(verbose)
+    _log_to_stderr(quiet)
     home.mkdir(parents=True, exist_ok=True)
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
@@ -81,7 +81,7 @@ def seed(
     from swarm_node import identity
     from swarm_node.seed import seed as serve
 
-    _log_to_stderr(False)
+    _log_to_stderr(quiet=True)
     host, _, port = listen.rpartition(":")
     trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
 
@@ -91,7 +91,7 @@ def engine(context: typer.Context) -> None:
     """The sampling engine's process, started by the agent."""
     from swarm_node.engine.child import main as run_child
 
-    _log_to_stderr(False)
+    _log_to_stderr(quiet=True)
     raise typer.Exit(run_child(context.args))
 
 
@@ -120,9 +120,9 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return found
 
 
-def _log_to_stderr(verbose: bool) -> None:
+def _log_to_stderr(quiet: bool) -> None:
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
+        level=logging.WARNING if quiet else logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,

@@ -120,6 +120,12 @@ class PolicyFollower:
             await self._changed.wait()
         return self.ready
 
+    async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
+        """Return when another version than this is ready, or after so many seconds."""
+        with trio.move_on_after(patience_s):
+            while self.ready == policy:
+                await self._changed.wait()
+
     async def _follow(self) -> None:
         self._hint = trio.Event()
         manifest = await self._updater.refresh()

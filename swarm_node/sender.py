@@ -5,6 +5,7 @@
 """
 
 import logging
+import math
 from collections import Counter
 
 import trio
@@ -18,6 +19,10 @@ from swarm_node.outbox import Outbox
 log = logging.getLogger(__name__)
 
 ROLLOUTS_PER_REQUEST = 8
+
+WORD_S = 30.0
+"""Between two lines about what was earned."""
+
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Between attempts while the coordinator does not take rollouts; the last is repeated."""
 
@@ -29,6 +34,7 @@ class Sender:
         self._coordinator = coordinator
         self._outbox = outbox
         self._woken = trio.Event()
+        self._next_word = -math.inf
         self.verdicts: Counter[str] = Counter()
         """Outcome, or the code of a rejection → how often."""
         self.tokens = 0
@@ -45,6 +51,7 @@ class Sender:
             try:
                 sent = await self.send_some()
                 failures = 0
+                self._tell()
             except SwarmError as error:
                 level = logging.INFO if isinstance(error, Unreachable) else logging.WARNING
                 log.log(level, "rollouts wait code=%s: %s", error.code, error)
@@ -53,6 +60,14 @@ class Sender:
                 continue
             if not sent:
                 await self._woken.wait()
+
+    def _tell(self) -> None:
+        """Say now and then what was earned."""
+        if trio.current_time() >= self._next_word:
+            self._next_word = trio.current_time() + WORD_S
+            log.info(
+                "credited tokens=%d credit_micros=%d verdicts=%s", self.tokens, self.credit_micros, dict(self.verdicts)
+            )
 
     async def send_some(self) -> int:
         """Send the oldest rollouts; how many were judged."""

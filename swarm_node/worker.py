@@ -135,7 +135,7 @@ class Worker:
         elif not reply.leases:
             if reply.reason == "budget":
                 log.warning("no work: the round's budget is used up")
-            await trio.sleep(min(max(reply.retry_s, 0.05), 30.0))
+            await self._policies.newer_than(policy, patience_s=min(max(reply.retry_s, 0.05), 30.0))
         return reply.leases
 
     async def _answer(self, policy: Policy, leases: tuple[Lease, ...]) -> None:

@@ -2,7 +2,7 @@
 
 - Machines speak canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
 - People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
-- A body is refused by its declared length before a byte of it is read.
+- A body is refused by its declared length before a byte of it is read, one without a length where it gets too long.
 """
 
 import hmac
@@ -17,7 +17,7 @@ from aiohttp import web
 from coordinator import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
-from protocol.errors import MessageTooLarge, NotAuthorised, NotFound, SwarmError
+from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, SwarmError
 from protocol.message import Message
 from protocol.messages import open_request
 
@@ -66,10 +66,13 @@ async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) 
     if (request.content_length or 0) > max_bytes:
         raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
     data = bytearray()
-    async for piece in request.content.iter_any():
-        data += piece
-        if len(data) > max_bytes:
-            raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
+    try:
+        async for piece in request.content.iter_any():
+            data += piece
+            if len(data) > max_bytes:
+                raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
+    except web.RequestPayloadError as error:
+        raise MalformedMessage("The request's body is not encoded as its headers say.") from error
     return bytes(data)
 
 

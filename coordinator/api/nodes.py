@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import intake, leases, publish, registry
+from coordinator import batches, intake, leases, publish, registry
 from coordinator.api.http import ROUND, act, reply
 from coordinator.intake import Judge
 from coordinator.state import get_fact
@@ -23,6 +23,9 @@ from protocol.messages import (
 
 routes = web.RouteTableDef()
 
+HOLD_S = 2.0
+"""How long a node that is ahead waits for an answer: it hears of the next version at once, and need not poll for it."""
+
 
 @routes.post("/v1/nodes")
 async def register(request: web.Request) -> web.Response:
@@ -39,8 +42,13 @@ async def heartbeat(request: web.Request) -> web.Response:
 
 @routes.post("/v1/leases")
 async def lease(request: web.Request) -> web.Response:
+    """Offer work; where only a newer version can bring some, hold the answer until there is one."""
     here = request.app[ROUND]
-    return reply(await act(request, LeaseRequest, leases.offer, terms=here.terms, draw=await here.draw()))
+    offered = await act(request, LeaseRequest, leases.offer, terms=here.terms, draw=await here.draw())
+    if offered.reason == "ahead":
+        newest = await here.version_after(offered.newest_version, patience_s=HOLD_S)
+        offered = offered.model_copy(update={"newest_version": newest})
+    return reply(offered)
 
 
 @routes.post("/v1/leases/return")
@@ -80,4 +88,8 @@ def _take_all(
     connection: sa.Connection, node: NodeId, message: Submission, *, judge: Judge, now_ms: int
 ) -> tuple[Verdict, ...]:
     registry.require_node(connection, node)
-    return tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)
+    verdicts = tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)
+    if get_fact(connection, "finished", False):
+        # Leased before the round ended, and no report will come to settle it.
+        batches.settle_leftovers(connection, now_ms=now_ms)
+    return verdicts

@@ -3,13 +3,14 @@
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import ClientResponse, web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import BaseTestServer, TestClient
 
-from coordinator.app import build
+from coordinator.app import make_runner
 from coordinator.config import load
 from coordinator.round import Round, now_ms
 from protocol import canonical, chunks, limits
@@ -29,9 +30,10 @@ from protocol.messages import (
 from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 from tests.coordinator.policy_files import END_TOKEN, encode, policy_files
+from tests.coordinator.world import empty_store
 
 M = TypeVar("M", bound=Message)
-Client = TestClient[web.Request, web.Application]
+Client = TestClient[web.Request, None]
 
 SETTINGS = [
     "learner.groups_per_update=2",
@@ -39,6 +41,17 @@ SETTINGS = [
     "sampling.max_new_tokens=6",
     "publish.chunk_size_bytes=1024",
 ]
+
+
+class Server(BaseTestServer):
+    """The coordinator's own server on a free port."""
+
+    def __init__(self, round_: Round) -> None:
+        super().__init__()
+        self._round = round_
+
+    async def _make_runner(self, **_options: object) -> web.AppRunner:
+        return make_runner(self._round)
 
 
 class Served:
@@ -63,7 +76,7 @@ class Served:
         )
 
     async def post(self, path: str, data: bytes) -> ClientResponse:
-        return await self.client.post(path, data=data)
+        return await self.client.post(path, data=BytesIO(data))
 
     async def call(self, key: NodeKey, path: str, message: Message, kind: type[M]) -> M:
         """A signed request that must succeed."""
@@ -104,7 +117,7 @@ class Served:
         files = policy_files(weights)
         for name, data in files.items():
             path = f"/v1/learner/uploads/{version}/{name}"
-            assert (await self.client.put(path, data=data, headers=self.operator)).status == 204
+            assert (await self.client.put(path, data=BytesIO(data), headers=self.operator)).status == 204
         uploads = tuple(Upload(path=name, digest=chunks.digest(data)) for name, data in files.items())
         message = Publication(version=version, update=version - 1, files=uploads)
         response = await self.client.post("/v1/learner/versions", data=message.to_bytes(), headers=self.operator)
@@ -113,7 +126,12 @@ class Served:
 
 @asynccontextmanager
 async def serve(folder: Path, *settings: str) -> AsyncIterator[Served]:
+    store = folder / "round" / "state.db"
+    if not store.exists():
+        store.parent.mkdir()
+        store.write_bytes(empty_store())
     round_ = Round(load(None, [f"round.directory={folder / 'round'}", *SETTINGS, *settings]))
-    async with TestClient(TestServer(build(round_))) as client:
+    client: Client = TestClient(Server(round_))
+    async with client:
         yield Served(round_, client)
     round_.close()

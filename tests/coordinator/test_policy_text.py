@@ -43,7 +43,7 @@ def test_only_the_exact_answer_earns(completion: list[int], reward: float) -> No
 
 def test_the_bounds_come_from_the_policys_files() -> None:
     bounds = policy_text().bounds
-    assert (bounds.vocab_size, bounds.end_tokens, bounds.max_new_tokens) == (len(VOCABULARY), {END_TOKEN}, 6)
+    assert (bounds.vocab_size, bounds.end_tokens, bounds.max_new_tokens) == (len(VOCABULARY), frozenset([END_TOKEN]), 6)
 
 
 def test_a_policy_may_have_several_end_tokens() -> None:

@@ -21,6 +21,7 @@ def beat(world: World, node: NodeId, session: int = 0, moved: int = 0, blames: t
     message = Heartbeat(
         session=f"{session:016x}",
         version=1,
+        phase="idle",
         tokens_per_s=10.0,
         transfer=Transfer(from_peers=moved, from_seeder=2 * moved, from_http=0, to_peers=3 * moved),
         blames=blames,

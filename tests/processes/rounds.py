@@ -48,7 +48,7 @@ class Coordinator:
     def start(self, *, learner: bool = False) -> "Coordinator":
         """Launch, and wait for the line that people copy."""
         with_learner = "--learner" if learner else "--no-learner"
-        command = [script("swarm-coordinator"), "launch", str(self.config_file), with_learner, "--verbose"]
+        command = [script("swarm-coordinator"), "launch", str(self.config_file), with_learner]
         self._program = self._swarm.start("coordinator", *command)
         self.join_string = self._program.said(r"swarm-node join (\S+)$")[1]
         return self
@@ -145,7 +145,7 @@ def join(swarm: Swarm, name: str, join_string: str, *options: str, home: Path | 
     """Start a real node."""
     home = home or swarm.folder / name
     command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", name, *options]
-    return swarm.start(name, *command, "--verbose", "--json")
+    return swarm.start(name, *command, "--json")
 
 
 def node_id_of(node: Program) -> str:

@@ -32,7 +32,7 @@ def build(round_: Round) -> web.Application:
 def make_runner(round_: Round) -> web.AppRunner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
     return web.AppRunner(
-        build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False
+        build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=0.5, auto_decompress=False
     )
 
 
@@ -61,6 +61,7 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
             await stop.wait()
             for task in tasks:
                 task.cancel()
+            await runner.cleanup()  # while the children end
     finally:
         with suppress(asyncio.CancelledError):
             await runner.cleanup()

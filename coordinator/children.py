@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses before the first, second … restart; the last is repeated."""
 
-GRACE_S = 3.0
+GRACE_S = 2.0
 """How long a child may take to leave after its input closed."""
 
 

@@ -5,7 +5,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -104,7 +104,8 @@ async def run(settings: Settings) -> Earnings:
             nursery.start_soon(worker.run)
             await worker.finished.wait()
             await _drain(sender, outbox)
-            await pulse.beat()
+            with suppress(SwarmError):  # the round is over, whether or not this is still heard
+                await pulse.beat()
             nursery.cancel_scope.cancel()
     await coordinator.close()
     accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
@@ -154,14 +155,21 @@ class _Pulse:
                 await trio.sleep(1.0)
 
     async def run(self) -> None:
+        """Beat for ever; a coordinator that goes away is told of once, and once when it is back."""
+        told = False
         while True:
             pause_s = 2.0
             try:
                 pause_s = (await self.beat()).heartbeat_s
+                if told:
+                    log.info("the coordinator answers again")
+                told = False
             except UnknownNode:
                 await self.register()
             except SwarmError as error:
-                log.info("heartbeat failed code=%s: %s", error.code, error.message)
+                if not told:
+                    log.warning("waiting for the coordinator: %s", error)
+                told = True
             await trio.sleep(min(max(pause_s, 0.1), 60.0))
 
     async def beat(self) -> HeartbeatReply:

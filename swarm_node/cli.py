@@ -46,7 +46,6 @@ def join(
     from swarm_node.engine.client import default_command
 
     _log_to_stderr(quiet)
-    home.mkdir(parents=True, exist_ok=True)
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
         join=joining.parse(join_string),

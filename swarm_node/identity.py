@@ -2,12 +2,14 @@
 
 import os
 import secrets
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
-from swarm_node.disk import sync_folder
+from swarm_node.disk import full_disk_named, sync_folder
 
 
 @dataclass(frozen=True)
@@ -20,18 +22,23 @@ class Identity:
 
 def load_or_create(path: Path) -> Identity:
     """The identity in a file; a new one if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return _load(path)
-    seed = secrets.token_bytes(32)
-    with os.fdopen(handle, "w") as file:
-        file.write(seed.hex())
+    with full_disk_named(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _create(path)
+    return _load(path)
+
+
+def _create(path: Path) -> None:
+    """Put a new key in place, whole; one that somebody else put there meanwhile stays."""
+    # A temporary file is readable by its owner only, from its first byte on.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(secrets.token_bytes(32).hex())
         file.flush()
         os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(file.name, path)
     sync_folder(path.parent)
-    return Identity(NodeKey(seed), seed)
 
 
 def _load(path: Path) -> Identity:

@@ -94,7 +94,7 @@ class PolicyFollower:
                 await self._follow()
                 self._judge(None)
             except (Unreachable, NotFound) as error:
-                log.info("no news from the coordinator reason=%r", error.message)
+                log.debug("no news from the coordinator reason=%r", error.message)
                 patience_s = RETRY_S
             except NoSource as error:
                 log.warning("version not fetched code=%s: %s", error.code, error)

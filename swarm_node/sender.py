@@ -53,7 +53,7 @@ class Sender:
                 failures = 0
                 self._tell()
             except SwarmError as error:
-                level = logging.INFO if isinstance(error, Unreachable) else logging.WARNING
+                level = logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING
                 log.log(level, "rollouts wait code=%s: %s", error.code, error)
                 await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
                 failures += 1

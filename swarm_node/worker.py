@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import trio
 
-from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError
+from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.lease import Lease
 from protocol.messages import LeaseRequest, ReturnLeases
@@ -103,6 +103,8 @@ class Worker:
             except DiskFull as error:
                 self._say_once(error, "work stopped")
                 await trio.sleep(FULL_DISK_PAUSE_S)
+            except Unreachable:  # the heartbeat tells the owner
+                await trio.sleep(1.0)
             except SwarmError as error:
                 self._say_once(error, "no work")
                 await trio.sleep(1.0)

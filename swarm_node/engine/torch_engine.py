@@ -67,19 +67,17 @@ class TorchEngine:
 
     def measure(self, rows: int, new_tokens: int) -> Measured:
         """Decode rows that never end, for the node's own throughput."""
+        prompt = [0] * 8
         samples = min(rows, 8)
-        requests = [
-            Request(request_id="", prompt=pack_tokens([0] * 8), seed=number, samples=samples,
-                    max_new_tokens=new_tokens, temperature=1.0)
-            for number in range(-(-rows // samples))
-        ]  # fmt: skip
+        alike: dict[str, Any] = {"request_id": "", "samples": samples, "max_new_tokens": new_tokens, "temperature": 1.0}
+        requests = [Request(prompt=pack_tokens(prompt), seed=number, **alike) for number in range(-(-rows // samples))]
         if self._model is None:
             raise EngineFailed("No policy is loaded.", hint="Load one before measuring.")
         started = time.monotonic()
         never, tokens = torch.empty(0, dtype=torch.long), 0
         with torch.inference_mode():
             for wave in _waves(requests):
-                batch = _Batch(self._model, requests[wave], [[0] * 8] * len(requests[wave]))
+                batch = _Batch(self._model, requests[wave], [prompt] * len(requests[wave]))
                 tokens += batch.rows * new_tokens
                 while batch.rows:
                     batch.step(never)

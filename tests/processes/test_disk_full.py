@@ -1,5 +1,6 @@
 """A node whose disk is full says so with the next step, stays alive, loses nothing, and goes on when there is room."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -83,6 +84,17 @@ def scene(disk: Disk, swarm: Swarm, policy: Path) -> Scene:
 def works(scene: Scene) -> None:
     before = scene.coordinator.accepted_groups()
     until("the node to work", lambda: scene.coordinator.accepted_groups() > before)
+
+
+def test_node_that_starts_on_a_full_disk_says_so_and_leaves_no_half_key(swarm: Swarm, disk: Disk) -> None:
+    home = disk.root / "newcomer"
+    disk.fill()
+    node = join(swarm, "newcomer", f"http://127.0.0.1:1#{'0' * 64}", home=home)
+    assert node.process.wait(timeout=60) == 1
+    assert re.search(rf"{NEXT_STEP}.*\[disk_full\]", node.log)
+    assert "Traceback" not in node.log
+    assert not list(home.glob("*"))
+    disk.free()
 
 
 def test_full_disk_during_the_first_download_is_named_and_the_download_goes_on(scene: Scene) -> None:

@@ -91,7 +91,7 @@ def demo(
     nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes to start.")] = 3,
     settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file, too.")] = None,
-    stay: Annotated[bool, typer.Option(help="Keep everything up at the end, until Ctrl-C.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Keep everything up at the end, until Ctrl-C.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Keep the round's files here.")] = None,
 ) -> None:
     """Train the embedded model on a whole swarm of real processes on this machine, then print what happened."""

@@ -34,8 +34,8 @@ from protocol.tasks import task
 log = logging.getLogger(__name__)
 
 MISMATCH_NATS = 6.0
-"""Mean |log π/μ| per token of a claim beyond which its log-probabilities cannot be those of its tokens. Honest groups at
-the demo's lag stay below 1, but for one in thousands at 2.2; tokens that the policy would not say lie near 10."""
+"""Mean |log π/μ| per token of a claim beyond which its log-probabilities cannot be those of its tokens. Honest
+groups at the demo's lag stay below 1, but for one in thousands at 2.2; tokens the policy would not say lie near 10."""
 
 
 def run(config: Config) -> None:

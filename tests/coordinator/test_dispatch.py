@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -142,3 +142,4 @@ class Swarm(RuleBasedStateMachine):
 
 
 TestSwarm = Swarm.TestCase
+TestSwarm.settings = settings(max_examples=60, deadline=None)

@@ -164,4 +164,4 @@ def _no_prompt_is_lost(groups: Rows, leases: Rows, rollouts: Rows) -> None:
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+TestHistory.settings = settings(max_examples=12, stateful_step_count=50, deadline=None)

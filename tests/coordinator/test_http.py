@@ -129,6 +129,16 @@ class TestTheWholeWay:
             response = await waiting
         assert len(Batch.from_bytes(await response.read()).groups) == 2
 
+    async def test_a_node_that_is_ahead_hears_of_the_next_version(self, served: Served) -> None:
+        await served.publish()
+        key = await served.join()
+        await served.lease(key, groups=8)
+        await served.lease(key, groups=8)
+        waiting = asyncio.create_task(served.call(key, "/v1/leases", ASK, LeaseReply))
+        await served.publish(2)
+        reply = await waiting
+        assert (reply.leases, reply.newest_version) == ((), 2)
+
     async def test_an_answer_that_arrives_after_the_end_is_paid_like_every_other(self, served: Served) -> None:
         """Its lease was good when the round ended; nobody is left who would settle it later."""
         await served.publish()

@@ -34,7 +34,7 @@ BLAME = {"peer_id": KEY.node_id, "chunk": "c" * 64, "got": "d" * 64}
 FIELDS: dict[type[Message], dict[str, Any]] = {
     Register: {"name": "n", "price_micros_per_mtok": 1, "addresses": ["127.0.0.1:4001"], "agent": ""},
     Heartbeat: {
-        "session": "0" * 16, "version": 0, "tokens_per_s": 0.0, "transfer": TRANSFER, "blames": [BLAME]
+        "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER, "blames": [BLAME]
     },
     LeaseRequest: {"version": 1, "groups": 1},
     PlanRequest: {"version": 1},
@@ -129,6 +129,7 @@ def test_every_kind_of_request_has_a_good_example(kind: type[Message]) -> None:
         (Heartbeat, {"tokens_per_s": -1.0}),
         (Heartbeat, {"version": limits.VERSION_MAX + 1}),
         (Heartbeat, {"version": True}),
+        (Heartbeat, {"phase": "sleeping"}),
         (Heartbeat, {"transfer": TRANSFER | {"from_peers": -1}}),
         (Heartbeat, {"transfer": TRANSFER | {"to_peers": 2**63}}),  # no 64-bit column holds it, nor the sum of two
         (Heartbeat, {"transfer": TRANSFER | {"to_peers": 2**62}}),

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from protocol import limits, trust
+from protocol.errors import SwarmError
 from protocol.manifest import PolicyManifest, target_path
 from protocol.trust import Conversation, Documents, Refreshed, Wanted
 
@@ -127,3 +129,22 @@ class Repository:
 
     def refresh(self, stored: Documents, now: datetime = NOW) -> Refreshed:
         return self.answer(trust.refresh(stored, now))[0]
+
+
+Seen = tuple[Repository, Documents]
+"""A repository, and the trust state of a node that has followed it."""
+
+
+def two_versions() -> Seen:
+    repository = Repository()
+    repository.publish(1)
+    repository.publish(2)
+    return repository, repository.refresh(repository.newcomer()).documents
+
+
+def refused(repository: Repository, stored: Documents, error: type[SwarmError], now: datetime = NOW) -> str:
+    """The refresh fails by that name; returns what it says."""
+    with pytest.raises(SwarmError) as caught:
+        repository.refresh(stored, now)
+    assert type(caught.value) is error, caught.value
+    return str(caught.value)

@@ -9,6 +9,7 @@
 
 import logging
 from contextlib import aclosing
+from contextlib import aclosing
 from enum import StrEnum
 
 import trio

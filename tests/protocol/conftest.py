@@ -1,0 +1,11 @@
+"""What several tests of the protocol start from."""
+
+import pytest
+
+from tests.protocol.tuf_repository import Seen, two_versions
+
+
+@pytest.fixture
+def seen() -> Seen:
+    """A repository with two versions, and a node that has seen both."""
+    return two_versions()

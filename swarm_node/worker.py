@@ -9,7 +9,6 @@
 
 import logging
 from contextlib import aclosing
-from contextlib import aclosing
 from enum import StrEnum
 
 import trio

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses before the first, second … restart; the last is repeated."""
 
+WRONG_SETTING = 2
+"""Both programs' exit code for what starting again cannot mend."""
+
 GRACE_S = 2.0
 """How long a child may take to leave after its input closed."""
 
@@ -34,6 +37,9 @@ async def keep_running(
     while True:
         code = await _run_once(name, command, log_file, on_line)
         if code == 0:
+            return
+        if code == WRONG_SETTING:
+            log.error("%s refuses its settings and is not started again (see %s)", name, log_file)
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
         crashes += 1

@@ -24,11 +24,23 @@ from coordinator.signed_metadata import SignedMetadata, utc_now
 from coordinator.state import Database
 from ledger import store
 from ledger.entry import Deposit
-from protocol.errors import NotFound, OutOfOrder
+from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.learning import Publication
 from protocol.manifest import Sampler
 from protocol.messages import Peer
 from protocol.tasks import task
+
+FIXED = (
+    "round.seed",
+    "model.path",
+    "task.name",
+    "sampling.samples_per_group",
+    "sampling.max_new_tokens",
+    "staleness.kappa",
+    "learner.groups_per_update",
+    "market.budget_micros",
+)
+"""Settings that batches, versions, leases or the ledger of a round were counted with."""
 
 
 class Round:
@@ -40,7 +52,7 @@ class Round:
         self.metadata = _open_metadata(config, self.folder)
         self.round_id = self.metadata.round_id
         self.operator_token = _open_token(self.folder)
-        write_durably(self.folder / "resolved.json", config.model_dump_json(indent=2).encode())
+        _keep_settings(self.folder / "resolved.json", config)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
         self.publisher = Publisher(
@@ -131,6 +143,21 @@ def join_string(config: Config, round_id: str) -> str:
     """What an operator hands to volunteers: where to go, and whom to trust."""
     url = config.round.public_url or f"http://{config.round.listen}"
     return f"{url}#{round_id}"
+
+
+def _keep_settings(path: Path, config: Config) -> None:
+    """Store the resolved settings; a round that exists goes on with those that its history depends on."""
+    if path.exists():
+        before = Config.model_validate_json(path.read_text())
+        for name in FIXED:
+            section, _, key = name.partition(".")
+            old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
+            if old != new:
+                raise ConfigInvalid(
+                    f"The round in {path.parent} was made with {name} = {old}, not {new}.",
+                    hint="Keep the old value, or give the new round another round.directory.",
+                )
+    write_durably(path, config.model_dump_json(indent=2).encode())
 
 
 def _open_metadata(config: Config, folder: Path) -> SignedMetadata:

@@ -66,9 +66,9 @@ class SignedMetadata:
 
     def renew_timestamp(self, now: datetime) -> None:
         """Sign a fresh timestamp over the same snapshot."""
-        timestamp, snapshot, _ = self._current()
+        timestamp, _, _ = self._current()
         timestamp.version += 1
-        self._sign_timestamp(timestamp, snapshot.version, now)
+        self._sign_timestamp(timestamp, timestamp.snapshot_meta, now)
 
     def read(self, name: str) -> bytes | None:
         """A document by its public name, or None."""
@@ -78,15 +78,15 @@ class SignedMetadata:
 
     def _publish(self, targets: Targets, snapshot: Snapshot, timestamp: Timestamp, now: datetime) -> None:
         targets.expires = _whole(now + LONG_LIFETIME)
-        self._save(f"{targets.version}.targets.json", Metadata(targets), "targets")
+        data = self._save(f"{targets.version}.targets.json", Metadata(targets), "targets")
         snapshot.expires = _whole(now + LONG_LIFETIME)
-        snapshot.meta = {"targets.json": MetaFile(version=targets.version)}
-        self._save(f"{snapshot.version}.snapshot.json", Metadata(snapshot), "snapshot")
-        self._sign_timestamp(timestamp, snapshot.version, now)
+        snapshot.meta = {"targets.json": MetaFile.from_data(targets.version, data, ["sha256"])}
+        data = self._save(f"{snapshot.version}.snapshot.json", Metadata(snapshot), "snapshot")
+        self._sign_timestamp(timestamp, MetaFile.from_data(snapshot.version, data, ["sha256"]), now)
 
-    def _sign_timestamp(self, timestamp: Timestamp, snapshot_version: int, now: datetime) -> None:
+    def _sign_timestamp(self, timestamp: Timestamp, snapshot: MetaFile, now: datetime) -> None:
         timestamp.expires = _whole(now + self._timestamp_lifetime)
-        timestamp.snapshot_meta = MetaFile(version=snapshot_version)
+        timestamp.snapshot_meta = snapshot
         self._save("timestamp.json", Metadata(timestamp), "timestamp")
 
     def _current(self) -> tuple[Timestamp, Snapshot, Targets]:
@@ -97,9 +97,11 @@ class SignedMetadata:
         targets_name = f"{snapshot.meta['targets.json'].version}.targets.json"
         return timestamp, snapshot, Metadata[Targets].from_file(str(self._folder / targets_name)).signed
 
-    def _save(self, name: str, document: Metadata, role: str) -> None:  # type: ignore[type-arg]  # any role's document
+    def _save(self, name: str, document: Metadata, role: str) -> bytes:  # type: ignore[type-arg]  # any role's document
         document.sign(self._signer(role))
-        write_durably(self._folder / name, document.to_bytes())
+        data = document.to_bytes()
+        write_durably(self._folder / name, data)
+        return data
 
     def _signer(self, role: str) -> CryptoSigner:
         path = self._keys / f"{role}.pem"

@@ -6,7 +6,7 @@ The caller fetches and persists; every decision is here, in this order:
 1. the root is the pinned one, or was reached from it by signed rotations, one version at a time;
 2. the timestamp is signed, not older than the stored one, and not expired;
 3. the snapshot has the hash the timestamp names, and no role in it went backwards;
-4. the targets have the version the snapshot names;
+4. the targets have the version and hash the snapshot names;
 5. the newest policy is not older than the one already seen;
 6. its manifest has the length and hash the targets name, and belongs to this round.
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 
 from protocol import canonical, limits
-from protocol.errors import MalformedMessage, MessageTooLarge, NotFound, SwarmError, UnknownChunk, Unreachable
+from protocol.errors import MessageTooLarge, NotFound, SwarmError, UnknownChunk, Unreachable
 from protocol.ids import ChunkId
 from protocol.message import Message
 from protocol.messages import (
@@ -114,6 +114,7 @@ class Coordinator:
 def _named_error(path: str, status: int, data: bytes) -> SwarmError:
     """The error a coordinator's reply names; anything else comes from something that is no coordinator."""
     try:
-        return SwarmError.from_wire(canonical.decode(data, max_bytes=16 * limits.KIB))
-    except (MalformedMessage, MessageTooLarge):
+        reason = canonical.decode(data, max_bytes=16 * limits.KIB)
+    except SwarmError:
         return Unreachable(f"{path} answers with status {status} and no reason; is this the coordinator?")
+    return SwarmError.from_wire(reason)

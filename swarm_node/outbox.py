@@ -26,10 +26,16 @@ class Outbox:
     def put(self, lease_id: LeaseId, envelope: bytes) -> None:
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
 
-    def waiting(self, count: int) -> dict[LeaseId, bytes]:
-        """Up to `count` unsent rollouts, the oldest first."""
+    def waiting(self, count: int, max_bytes: int) -> dict[LeaseId, bytes]:
+        """The oldest unsent rollouts: at least one, then as many as fit into both bounds."""
         oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-        return {LeaseId(path.stem): path.read_bytes() for path in oldest[:count]}
+        taken: dict[LeaseId, bytes] = {}
+        for path in oldest[:count]:
+            envelope = path.read_bytes()
+            if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
+                break
+            taken[LeaseId(path.stem)] = envelope
+        return taken
 
     def remove(self, lease_id: LeaseId) -> None:
         """Forget a rollout that was judged."""

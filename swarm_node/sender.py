@@ -10,6 +10,7 @@ from collections import Counter
 
 import trio
 
+from protocol import limits
 from protocol.errors import SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.messages import Submission, Verdict
@@ -19,6 +20,8 @@ from swarm_node.outbox import Outbox
 log = logging.getLogger(__name__)
 
 ROLLOUTS_PER_REQUEST = 8
+ROLLOUT_BYTES_PER_REQUEST = limits.MESSAGE_MAX_BYTES // 2
+"""Leaves room for the words around them; a single larger one still goes alone."""
 
 WORD_S = 30.0
 """Between two lines about what was earned."""
@@ -71,7 +74,7 @@ class Sender:
 
     async def send_some(self) -> int:
         """Send the oldest rollouts; how many were judged."""
-        waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST)
+        waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
         if not waiting:
             return 0
         reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))

@@ -1,0 +1,60 @@
+"""Child processes: started again after a crash, left alone after a refusal, and gone with their keeper."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.children import keep_running
+
+DEADLINE_S = 30.0
+
+
+def child(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.asyncio
+async def test_child_that_crashes_is_started_again(tmp_path: Path) -> None:
+    """It crashes the first time, since the file is not there yet."""
+    mark = tmp_path / "mark"
+    program = f"import pathlib, sys; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch(); sys.exit(not done)"
+    async with asyncio.timeout(DEADLINE_S):
+        await keep_running("child", child(program), log_file=tmp_path / "log")
+    assert mark.exists()
+
+
+@pytest.mark.asyncio
+async def test_child_that_refuses_its_settings_is_not_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = tmp_path / "starts"
+    program = f"open({str(starts)!r}, 'a').write('x'); raise SystemExit(2)"
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(DEADLINE_S):
+            await keep_running("child", child(program), log_file=tmp_path / "log")
+    assert starts.read_text() == "x"
+    assert "refuses its settings" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_child_ends_when_its_keeper_is_cancelled(tmp_path: Path) -> None:
+    """The child reads standard input, as all of ours do, and leaves when it ends."""
+    pids: list[int] = []
+    told = asyncio.Event()
+
+    def on_line(line: str) -> None:
+        pids.append(int(line))
+        told.set()
+
+    program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    keeper = asyncio.create_task(keep_running("child", child(program), log_file=tmp_path / "log", on_line=on_line))
+    async with asyncio.timeout(DEADLINE_S):
+        await told.wait()
+        keeper.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await keeper
+    assert not psutil.pid_exists(pids[0])

@@ -1,0 +1,42 @@
+"""Opening a round: a new folder is furnished once, an old one continues with the settings it was counted with."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import load
+from coordinator.round import Round
+from protocol.errors import ConfigInvalid
+
+
+def open_round(folder: Path, *settings: str) -> str:
+    round_ = Round(load(None, [f"round.directory={folder}", *settings]))
+    round_.close()
+    return round_.round_id
+
+
+def test_opening_again_continues_the_same_round(tmp_path: Path) -> None:
+    assert open_round(tmp_path) == open_round(tmp_path, "leases.timeout_s=5", "round.max_updates=7")
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ("learner.groups_per_update=17", "learner.groups_per_update = 16, not 17"),
+        ("sampling.max_new_tokens=9", "sampling.max_new_tokens = 8, not 9"),
+        ("staleness.max_updates=9", "staleness.kappa = 3, not 8"),
+        ("market.budget_micros=1", "market.budget_micros = 1000000000, not 1"),
+    ],
+)
+def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path, setting: str, name: str) -> None:
+    open_round(tmp_path)
+    with pytest.raises(ConfigInvalid, match=name):
+        open_round(tmp_path, setting)
+    open_round(tmp_path)
+
+
+def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
+    open_round(tmp_path)
+    secrets = [tmp_path / "operator.token", *(tmp_path / "keys").iterdir()]
+    assert len(secrets) == 5
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}

@@ -15,6 +15,7 @@ from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.round import Round, join_string, now_ms
+from protocol.errors import ConfigInvalid
 from protocol.messages import Peer
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,8 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
         loop.add_signal_handler(name, stop.set)
     runner = make_runner(round_)
     await runner.setup()
-    host, _, port = config.round.listen.rpartition(":")
     try:
-        await web.TCPSite(runner, host, int(port)).start()
+        await _listen(runner, config.round.listen)
         announce(f"Leaderboard: http://{config.round.listen}")
         announce(f"Join with:   swarm-node join {join_string(config, round_.round_id)}")
         async with asyncio.TaskGroup() as group:
@@ -66,6 +66,17 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
         with suppress(asyncio.CancelledError):
             await runner.cleanup()
         round_.close()
+
+
+async def _listen(runner: web.AppRunner, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        await web.TCPSite(runner, host, int(port)).start()
+    except (OSError, OverflowError, ValueError) as error:
+        raise ConfigInvalid(
+            f"Cannot listen on {address}: {error}.",
+            hint="Is this round running already? Else set round.listen=host:port.",
+        ) from error
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from contextlib import suppress
@@ -29,6 +30,8 @@ from protocol.learning import Publication
 from protocol.manifest import Sampler
 from protocol.messages import Peer
 from protocol.tasks import task
+
+log = logging.getLogger(__name__)
 
 FIXED = (
     "round.seed",
@@ -110,6 +113,7 @@ class Round:
                 raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
             manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
             await self.database.run(publish.record, manifest, digest, now_ms=now_ms())
+            log.info("published version=%d update=%d", manifest.version, manifest.update)
             self._published.set()
             self._published = asyncio.Event()
             await asyncio.to_thread(self.publisher.forget_old, publication.version)

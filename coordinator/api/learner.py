@@ -1,6 +1,8 @@
 """What the learner calls, with the operator's token: upload, publish, batch, report, progress."""
 
 import asyncio
+import logging
+from typing import Any
 
 import sqlalchemy as sa
 from aiohttp import web
@@ -14,6 +16,8 @@ from coordinator.state import get_fact, set_fact
 from protocol.errors import MalformedMessage
 from protocol.learning import LearnerState, Progress, Publication, Report
 from protocol.manifest import FileName
+
+log = logging.getLogger(__name__)
 
 routes = web.RouteTableDef()
 
@@ -93,12 +97,15 @@ async def progress(request: web.Request) -> web.Response:
     here = require_operator(request)
     message = Progress.from_bytes(await body(request))
 
-    def remember(connection: sa.Connection) -> None:
-        before = get_fact(connection, "progress", {})
+    def remember(connection: sa.Connection) -> dict[str, Any]:
+        before: dict[str, Any] = get_fact(connection, "progress", {})
         known = {name: value for name, value in message.model_dump().items() if value is not None}
         set_fact(connection, "progress", before | known)
+        return before
 
-    await here.database.run(remember)
+    before = await here.database.run(remember)
+    if (message.phase, int(10 * message.fraction)) != (before.get("phase"), int(10 * before.get("fraction", 0))):
+        log.info("learner phase=%r done=%.0f%% %s", message.phase, 100 * message.fraction, message.detail)
     return web.Response(status=204)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.app import run
 from coordinator.config import load
 from coordinator.round import Round
 from protocol.errors import ConfigInvalid
@@ -40,3 +41,11 @@ def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     secrets = [tmp_path / "operator.token", *(tmp_path / "keys").iterdir()]
     assert len(secrets) == 5
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:http", "203.0.113.1:8700"])
+async def test_an_address_that_cannot_be_listened_on_is_a_named_error(tmp_path: Path, address: str) -> None:
+    config = load(None, [f"round.directory={tmp_path}", f"round.listen={address}"])
+    with pytest.raises(ConfigInvalid, match="Cannot listen on"):
+        await run(config, with_learner=False, announce=lambda _: None)

@@ -90,12 +90,12 @@ class Demo:
 
     async def stop(self) -> None:
         """End what still runs: nodes first, so that they can give leases back."""
-        for process in reversed(self._processes):
-            if process.returncode is None:
-                process.send_signal(signal.SIGINT)
-        for process in self._processes:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), GRACE_S)
+        running = [process for process in reversed(self._processes) if process.returncode is None]
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(process.wait() for process in running)), GRACE_S)
+        for process in running:
             if process.returncode is None:
                 process.kill()
                 await process.wait()

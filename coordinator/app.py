@@ -98,7 +98,8 @@ async def _sweep(round_: Round) -> None:
 async def _seeder(round_: Round) -> None:
     def ready(line: str) -> None:
         found = json.loads(line)
-        round_.seeder = Peer(peer_id=found["peer_id"], address=found["addrs"][0], kind="seeder")
+        address = round_.config.round.seeder_public or found["addrs"][0]
+        round_.seeder = Peer(peer_id=found["peer_id"], address=address, kind="seeder")
 
     command = [
         script("swarm-node"), "seed",
@@ -106,7 +107,8 @@ async def _seeder(round_: Round) -> None:
         "--key", str(round_.folder / "keys" / "seeder.key"),
         "--listen", round_.config.round.seeder,
     ]  # fmt: skip
-    await keep_running("seeder", command, log_file=round_.folder / "logs" / "seeder.log", on_line=ready)
+    log_file = round_.folder / "logs" / "seeder.log"
+    await keep_running("seeder", command, log_file=log_file, on_line=ready, may_end=False)
 
 
 async def _learner(round_: Round) -> None:

@@ -30,15 +30,20 @@ def script(name: str) -> str:
 
 
 async def keep_running(
-    name: str, command: Sequence[str], *, log_file: Path, on_line: Callable[[str], None] | None = None
+    name: str,
+    command: Sequence[str],
+    *,
+    log_file: Path,
+    on_line: Callable[[str], None] | None = None,
+    may_end: bool = True,
 ) -> None:
-    """Run a child until it exits with 0 or this task is cancelled."""
+    """Run a child until this task is cancelled, or until it is done (code 0) or refuses its settings, if it may end."""
     crashes = 0
     while True:
         code = await _run_once(name, command, log_file, on_line)
-        if code == 0:
+        if may_end and code == 0:
             return
-        if code == WRONG_SETTING:
+        if may_end and code == WRONG_SETTING:
             log.error("%s refuses its settings and is not started again (see %s)", name, log_file)
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]

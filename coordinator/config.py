@@ -29,6 +29,7 @@ class RoundSection(Section):
     listen: str = Field("127.0.0.1:8700", description="address of the HTTP API and the leaderboard")
     public_url: str = Field("", description="how nodes reach it, if not by the listen address")
     seeder: str = Field("127.0.0.1:8701", description="address on which the seeder serves chunks over libp2p")
+    seeder_public: str = Field("", description="host:port at which nodes reach the seeder, if not as it listens")
     seed: int = Field(0, ge=0, description="decides the embedded model, the prompts and their order")
     max_updates: int = Field(1000, ge=1, description="learner updates until the round is finished")
 
@@ -51,6 +52,15 @@ class SamplingSection(Section):
     temperature: float = Field(1.0, gt=0, le=10, description="of the distribution tokens are drawn from")
     max_new_tokens: int = Field(8, ge=1, le=limits.TOKENS_MAX, description="longest completion")
     samples_per_group: int = Field(16, ge=2, le=limits.SAMPLES_MAX, description="completions of one prompt")
+
+    @model_validator(mode="after")
+    def _fits_into_a_message(self) -> "SamplingSection":
+        if 8 * self.samples_per_group * self.max_new_tokens > limits.MESSAGE_MAX_BYTES // 2:
+            raise ValueError(
+                f"{self.samples_per_group} samples of {self.max_new_tokens} tokens do not fit into one message; "
+                f"samples_per_group x max_new_tokens may be {limits.MESSAGE_MAX_BYTES // 16} at most"
+            )
+        return self
 
 
 class StalenessSection(Section):
@@ -77,7 +87,7 @@ class LearnerSection(Section):
     """The optimizer."""
 
     learning_rate: float = Field(1e-6, gt=0, description="of AdamW, constant")
-    groups_per_update: int = Field(16, ge=1, description="B: prompts in one update")
+    groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
     threads: int = Field(1, ge=1, description="CPU threads of the learner")
 
 
@@ -93,7 +103,7 @@ class LeasesSection(Section):
 
     timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
     groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="most groups given at once")
-    heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; three missed ones make a node silent")
+    heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; plans name no node that missed three")
 
 
 class PublishSection(Section):

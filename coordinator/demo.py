@@ -2,7 +2,7 @@
 
 - It starts the same commands that people type: `swarm-coordinator launch` and `swarm-node join`.
 - Everything it reports was read from the coordinator's public API; nothing is computed from its own guesses.
-- However it ends, every process that it started is ended, too.
+- Whether it comes to its end, fails or is stopped by Ctrl-C: every process that it started is ended, too.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Demo:
         await asyncio.gather(*(process.wait() for process in self._processes[1:]))
 
     async def stop(self) -> None:
-        """End what still runs: nodes first, so that they can give leases back."""
+        """End what still runs, politely and then for certain."""
         running = [process for process in reversed(self._processes) if process.returncode is None]
         for process in running:
             process.send_signal(signal.SIGINT)
@@ -199,9 +199,10 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
     """The demo's result in the words of its JSON file; rollouts are counted in samples."""
     samples = status["samples_per_group"]
     rejected = {code: count * samples for code, count in status["rejected"].items()}
+    accepted = status["rollouts"]["samples"]
     if stale := status["rollouts"].get("stale", 0):
         rejected["stale_in_buffer"] = stale * samples
-    accepted = status["rollouts"]["samples"]
+        accepted -= stale * samples
     return {
         "seed": seed,
         "accuracy_before": status["accuracy_before"],

@@ -2,6 +2,7 @@
 
 - A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; a new one is made only when none is open.
 - A lease that ends without acceptance opens its group again, so no prompt is lost.
+- A node holds no more open leases than two requests' worth.
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease.
 - Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
 """
@@ -22,6 +23,9 @@ from protocol.ids import NodeId
 from protocol.lease import TRANSITIONS, Event, Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import pack_tokens
+
+LEASES_HELD_FACTOR = 2
+"""Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
 
 RETRY_S: dict[Reason, float] = {"": 0.0, "ahead": 0.0, "old_version": 1.0, "budget": 10.0, "finished": 1.0}
 """When to ask again, by why there was nothing."""
@@ -60,7 +64,7 @@ def offer(
     price = registry.require_node(connection, node)
     expire(connection, now_ms)
     newest, _ = publish.newest_version(connection)
-    count, reason = _how_many(connection, message, newest, price, terms)
+    count, reason = _how_many(connection, node, message, newest, price, terms)
     given = [
         _lease(connection, node, group, message.version, price, terms, draw, now_ms)
         for group in _take_groups(connection, count)
@@ -69,7 +73,7 @@ def offer(
 
 
 def _how_many(
-    connection: sa.Connection, message: LeaseRequest, newest: int, price: int, terms: Terms
+    connection: sa.Connection, node: NodeId, message: LeaseRequest, newest: int, price: int, terms: Terms
 ) -> tuple[int, Reason]:
     """The number of groups a node may take now, or why it may take none."""
     if get_fact(connection, "finished", False):
@@ -88,12 +92,13 @@ def _how_many(
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
-    if not admissible:
+    free_hands = LEASES_HELD_FACTOR * terms.groups_per_request - _held(connection, node)
+    if not admissible or free_hands <= 0:
         return 0, "ahead" if message.version >= newest else "old_version"
     affordable = _affordable(connection, terms.max_cost_micros(price))
     if not affordable:
         return 0, "budget"
-    return min(message.groups, terms.groups_per_request, admissible, affordable), ""
+    return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
 
 
 def close(connection: sa.Connection, lease_id: str, event: Event) -> bool:
@@ -143,6 +148,12 @@ def latest_batch(connection: sa.Connection) -> int:
 def _unfinished_groups(connection: sa.Connection) -> int:
     here = groups.c.state.in_(("leased", "accepted"))
     return connection.execute(sa.select(sa.func.count()).select_from(groups).where(here)).scalar_one()
+
+
+def _held(connection: sa.Connection, node: NodeId) -> int:
+    """How many leases the node has not answered yet."""
+    here = (leases.c.node_id == node) & (leases.c.state == State.OPEN.value)
+    return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
 
 
 def _affordable(connection: sa.Connection, max_cost: int) -> int:

@@ -8,6 +8,12 @@ from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Heartbeat, Peer, PlanRequest, Register
 
+SESSIONS_MAX = 1000
+"""Starts of one agent whose traffic is counted; a node that names ever new ones fills no disk."""
+
+BLAMES_MAX = 100
+"""Accusations one node can make in a round; the same for slander."""
+
 PEERS_MAX = 50
 """Peers in one plan: more would only be dialled in vain."""
 
@@ -58,9 +64,13 @@ def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, no
     )
     moved = message.transfer.model_dump()
     here = (transfers.c.node_id == node) & (transfers.c.session == message.session)
-    if not connection.execute(sa.update(transfers).where(here).values(**moved)).rowcount:
+    sessions = sa.select(sa.func.count()).select_from(transfers).where(transfers.c.node_id == node)
+    if (
+        not connection.execute(sa.update(transfers).where(here).values(**moved)).rowcount
+        and connection.execute(sessions).scalar_one() < SESSIONS_MAX
+    ):
         connection.execute(sa.insert(transfers).values(node_id=node, session=message.session, **moved))
-    for blame in message.blames:
+    for blame in message.blames[: BLAMES_MAX - _blames_of(connection, node)]:
         known = (blames.c.accuser == node) & (blames.c.accused == blame.peer_id) & (blames.c.chunk == blame.chunk)
         if not connection.execute(sa.select(blames.c.number).where(known)).first():
             connection.execute(
@@ -68,6 +78,11 @@ def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, no
                     accuser=node, accused=blame.peer_id, chunk=blame.chunk, got=blame.got, recorded_ms=now_ms
                 )
             )
+
+
+def _blames_of(connection: sa.Connection, node: NodeId) -> int:
+    here = sa.select(sa.func.count()).select_from(blames).where(blames.c.accuser == node)
+    return min(BLAMES_MAX, connection.execute(here).scalar_one())
 
 
 def live_peers(

@@ -6,11 +6,13 @@
 """
 
 import asyncio
+import fcntl
 import logging
 import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import sqlalchemy as sa
 
@@ -37,6 +39,7 @@ FIXED = (
     "round.seed",
     "model.path",
     "task.name",
+    "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
     "staleness.kappa",
@@ -52,10 +55,13 @@ class Round:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.folder = config.round.directory
+        resolved = self.folder / "resolved.json"
+        _check_settings(resolved, config)
+        self._lock = _only_coordinator(self.folder)
+        write_durably(resolved, config.model_dump_json(indent=2).encode())
         self.metadata = _open_metadata(config, self.folder)
         self.round_id = self.metadata.round_id
         self.operator_token = _open_token(self.folder)
-        _keep_settings(self.folder / "resolved.json", config)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
         self.publisher = Publisher(
@@ -70,6 +76,7 @@ class Round:
         self.seeder: Peer | None = None
         self._publishing = asyncio.Lock()
         self._published = asyncio.Event()
+        self._publication: asyncio.Task[None] | None = None
         self._text: PolicyText | None = None
         self.terms = Terms(
             staleness=config.staleness.max_updates,
@@ -104,7 +111,11 @@ class Round:
         return Judge(self.round_id, self.config.staleness.max_updates, text.bounds, text.reward)
 
     async def publish(self, publication: Publication) -> None:
-        """Publish an uploaded version; one that is already published is left as it is."""
+        """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""
+        self._publication = asyncio.create_task(self._publish(publication))
+        await asyncio.shield(self._publication)
+
+    async def _publish(self, publication: Publication) -> None:
         async with self._publishing:
             newest, _ = await self.database.run(publish.newest_version)
             if publication.version <= newest:
@@ -136,6 +147,7 @@ class Round:
 
     def close(self) -> None:
         self.database.close()
+        self._lock.close()
 
 
 def now_ms() -> int:
@@ -149,19 +161,33 @@ def join_string(config: Config, round_id: str) -> str:
     return f"{url}#{round_id}"
 
 
-def _keep_settings(path: Path, config: Config) -> None:
-    """Store the resolved settings; a round that exists goes on with those that its history depends on."""
-    if path.exists():
-        before = Config.model_validate_json(path.read_text())
-        for name in FIXED:
-            section, _, key = name.partition(".")
-            old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
-            if old != new:
-                raise ConfigInvalid(
-                    f"The round in {path.parent} was made with {name} = {old}, not {new}.",
-                    hint="Keep the old value, or give the new round another round.directory.",
-                )
-    write_durably(path, config.model_dump_json(indent=2).encode())
+def _only_coordinator(folder: Path) -> IO[str]:
+    """One coordinator per round: two would sign the same version numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / "coordinator.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigInvalid(
+            f"A coordinator is running in {folder}.", hint="Stop it, or choose another round.directory."
+        ) from None
+    return lock
+
+
+def _check_settings(path: Path, config: Config) -> None:
+    """A round that exists goes on with the settings that its history depends on."""
+    if not path.exists():
+        return
+    before = Config.model_validate_json(path.read_text())
+    for name in FIXED:
+        section, _, key = name.partition(".")
+        old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
+        if old != new:
+            raise ConfigInvalid(
+                f"The round in {path.parent} was made with {name} = {old}, not {new}.",
+                hint="Keep the old value, or give the new round another round.directory.",
+            )
 
 
 def _open_metadata(config: Config, folder: Path) -> SignedMetadata:

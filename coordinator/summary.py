@@ -89,11 +89,11 @@ MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
 
 
 def _rollouts(connection: sa.Connection) -> dict[str, int]:
-    """Samples by what became of them: a lease's group counts as many."""
-    generated, accepted = connection.execute(
+    """Accepted groups and the samples in them; then groups by what became of them."""
+    groups, rewards_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(rollouts.c.rewards)), 0))
     ).one()
-    return {"groups": generated, "samples": int(accepted) // 4, **_counts(connection, rollouts.c.state)}
+    return {"groups": groups, "samples": int(rewards_bytes) // 4, **_counts(connection, rollouts.c.state)}
 
 
 def _rejected(connection: sa.Connection) -> dict[str, int]:

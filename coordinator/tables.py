@@ -92,10 +92,11 @@ rollouts = sa.Table(
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale
+    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused
     sa.Column("batch", sa.Integer, nullable=True),
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
+sa.Index("rollouts_by_batch", rollouts.c.batch)
 
 # One row per node and code, however often it happens: a stranger cannot fill the disk with refusals.
 rejections = sa.Table(

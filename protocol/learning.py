@@ -46,7 +46,7 @@ class Report(Message):
     idle_s: float = Field(ge=0)
     """Seconds the learner waited for this batch."""
     busy_s: float = Field(ge=0)
-    """Seconds from the batch to this report, publishing included."""
+    """Seconds from the batch before to asking for this one: the last update and what followed, publishing included."""
 
 
 class Progress(Message):

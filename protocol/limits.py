@@ -13,6 +13,9 @@ MESSAGE_MAX_BYTES = 8 * MIB
 REQUEST_MAX_BYTES = MESSAGE_MAX_BYTES + 64 * KIB
 """A signed request: the largest message and the words around it."""
 
+SMALL_REQUEST_MAX_BYTES = 16 * KIB
+"""A request that carries no rollouts: checking one costs a stranger more than us."""
+
 MESSAGE_MAX_DEPTH = 8
 """No message nests deeper than offer → lease → field; eight leaves room and stops nesting bombs."""
 

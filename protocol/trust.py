@@ -11,7 +11,8 @@ The caller fetches and persists; every decision is here, in this order:
 6. its manifest has the length and hash the targets name, and belongs to this round.
 
 - Persist `Refreshed.documents` only after `refresh` returned; a failed refresh changes nothing.
-- An expired timestamp is not a nuisance but a finding: somebody may be withholding newer versions.
+- An expired timestamp is not a nuisance but a finding: somebody may be withholding newer versions. Silence is the same:
+  a proof is good until `Refreshed.proved_until`, whatever the reason that no newer one came.
 """
 
 import hashlib
@@ -63,6 +64,8 @@ class Refreshed:
 
     documents: Documents
     manifest: PolicyManifest | None
+    proved_until: datetime
+    """When the timestamp expires: without a newer one, nothing is proved after it."""
 
 
 Conversation = Generator[Wanted, bytes | None, Refreshed]
@@ -99,7 +102,7 @@ def refresh(stored: Documents, now: datetime) -> Conversation:
         data = yield from _manifest_bytes(trusted, target_path(version), stored.manifest)
         manifest = open_manifest(data, round_id=stored.round_id, version=version)
     documents = Documents(stored.round_id, root, timestamp, snapshot, targets, data, version)
-    return Refreshed(documents, manifest)
+    return Refreshed(documents, manifest, trusted.timestamp.expires)
 
 
 def _follow_roots(trusted: TrustedMetadataSet, root: bytes) -> Generator[Wanted, bytes | None, bytes]:
@@ -129,7 +132,7 @@ def _newest_timestamp(trusted: TrustedMetadataSet, stored: bytes | None) -> Gene
         if trusted.timestamp.is_expired(trusted.reference_time):
             raise MetadataExpired(
                 f"The coordinator's timestamp ran out at {trusted.timestamp.expires:%Y-%m-%d %H:%M:%S} UTC.",
-                hint=_FROZEN,
+                hint=FROZEN,
             ) from None
         return stored
     return data
@@ -189,7 +192,7 @@ class _Unchanged(Exception):
     """The timestamp on offer is the one already stored."""
 
 
-_FROZEN = "Newer versions may be withheld, or a clock is wrong: compare this machine's clock, then ask the operator."
+FROZEN = "Newer versions may be withheld, or a clock is wrong: compare this machine's clock, then ask the operator."
 
 
 def _load_as_floor(load: Callable[[bytes], object], data: bytes) -> None:
@@ -208,6 +211,6 @@ def _named() -> Iterator[None]:
     except BadVersionNumberError as error:
         raise RolledBack(f"Older trust metadata was served: {error}.") from error
     except ExpiredMetadataError as error:
-        raise MetadataExpired(f"The coordinator's trust metadata is out of date: {error}.", hint=_FROZEN) from error
+        raise MetadataExpired(f"The coordinator's trust metadata is out of date: {error}.", hint=FROZEN) from error
     except RepositoryError as error:
         raise UntrustedMetadata(f"The coordinator's trust metadata is not sound: {error}.") from error

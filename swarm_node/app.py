@@ -63,13 +63,13 @@ async def run(settings: Settings) -> Earnings:
     me = identity.load_or_create(settings.home / "node.key")
     folder = settings.home / "rounds" / settings.join.round_id[:16]
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
-    outbox = Outbox(folder / "outbox")
-    sender = Sender(coordinator, outbox)
-    blobs = BlobStore(folder / "blobs")
-    blobs.clean()
     host_name, _, port = settings.listen.rpartition(":")
-    log.info("node started id=%s home=%s", me.key.node_id, settings.home)
     with _only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        log.info("node started id=%s home=%s", me.key.node_id, settings.home)
+        outbox = Outbox(folder / "outbox")
+        sender = Sender(coordinator, outbox)
+        blobs = BlobStore(folder / "blobs")
+        blobs.clean()
         async with (
             open_host(me.seed, host_name, int(port)) as host,
             open_engine(settings.engine_command, log=None) as engine,

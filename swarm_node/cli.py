@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, SwarmError
+from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError
 
 app = typer.Typer(
     help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
@@ -46,6 +46,7 @@ def join(
     from swarm_node.engine.client import default_command
 
     _log_to_stderr(quiet)
+    _check_settings(name or "-", price, listen, advertise)
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
         join=joining.parse(join_string),
@@ -128,3 +129,18 @@ def _log_to_stderr(quiet: bool) -> None:
     )
     for noisy in ("httpx", "httpcore", "libp2p", "multiaddr"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def _check_settings(name: str, price: int, listen: str, advertise: str) -> None:
+    """Refuse what the coordinator would refuse, before anything is started."""
+    from protocol.messages import Register
+
+    for address in filter(None, (listen, advertise)):
+        try:
+            Register.from_value(
+                {"name": name, "price_micros_per_mtok": price, "addresses": [address], "agent": "echo-swarm"}
+            )
+        except MalformedMessage as error:
+            raise ConfigInvalid(
+                error.message, hint="A name has 40 characters at most, an address looks like host:port."
+            ) from None

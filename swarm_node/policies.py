@@ -2,21 +2,23 @@
 
 - Work goes on with the old version while the new one is fetched; the worker swaps between two batches.
 - If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes.
-- A version that became old while it was being fetched is given up for the newest.
+- Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
 """
 
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
 import trio
 
-from protocol.errors import DiskFull, NotFound, SwarmError, Unreachable
+from protocol.errors import DiskFull, MetadataExpired, NotFound, SwarmError, Unreachable
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Blame, PlanRequest, Transfer
+from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.blobs import BlobStore
@@ -116,9 +118,19 @@ class PolicyFollower:
 
     async def usable(self) -> Policy:
         """The version to work with, once there is one and nothing speaks against it."""
-        while self.ready is None or self.distrust is not None:
+        while True:
+            self._expire()
+            if self.ready is not None and self.distrust is None:
+                return self.ready
             await self._changed.wait()
-        return self.ready
+
+    def _expire(self) -> None:
+        """Proof has an end: when no newer one came, for whatever reason, work stops and it is asked for again."""
+        until = self._updater.proved_until
+        if self.distrust is None and until is not None and datetime.now(UTC) > until:
+            said = f"The last proof of the newest version ended at {until:%H:%M:%S} UTC."
+            self._judge(MetadataExpired(said, hint=FROZEN))
+            self._hint.set()
 
     async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
         """Return when another version than this is ready, or after so many seconds."""
@@ -145,17 +157,23 @@ class PolicyFollower:
 
     async def _fetch(self, manifest: PolicyManifest) -> None:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
-        report = await fetch_version(
-            manifest,
-            plan.peers,
-            host=self._host,
-            blobs=self._blobs,
-            rng=self._rng,
-            origin=self._coordinator.chunk,
-            blames=self._caught,
-        )
-        self._caught.update(blame.peer_id for blame in report.blames)
-        self.traffic.add(report)
+        report = FetchReport()
+        try:
+            await fetch_version(
+                manifest,
+                plan.peers,
+                host=self._host,
+                blobs=self._blobs,
+                rng=self._rng,
+                origin=self._coordinator.chunk,
+                blames=self._caught,
+                report=report,
+            )
+        finally:
+            self._caught.update(blame.peer_id for blame in report.blames)
+            self.traffic.add(report)
+            for blame in report.blames:
+                log.warning("peer sent wrong bytes peer=%s chunk=%s", blame.peer_id, blame.chunk)
         log.info(
             "version fetched version=%d seconds=%.2f from_peers=%d from_seeder=%d from_http=%d on_disk=%d",
             manifest.version,
@@ -165,8 +183,6 @@ class PolicyFollower:
             report.bytes_from["origin"],
             report.bytes_on_disk,
         )
-        for blame in report.blames:
-            log.warning("peer sent wrong bytes peer=%s chunk=%s", blame.peer_id, blame.chunk)
 
     def _judge(self, error: SwarmError | None) -> None:
         """Take or give up trust, and say so once."""

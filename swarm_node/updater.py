@@ -24,6 +24,8 @@ class Updater:
         self._round_id = round_id
         self._path = path
         self._documents: Documents | None = _load(path)
+        self.proved_until: datetime | None = None
+        """Until when the last refresh vouches for its version; None before the first."""
 
     async def refresh(self) -> PolicyManifest | None:
         """The newest signed policy, or None before the first; raises when nothing on offer can be trusted."""
@@ -32,6 +34,7 @@ class Updater:
         if refreshed.documents != self._documents:
             await trio.to_thread.run_sync(_save, self._path, refreshed.documents)
             self._documents = refreshed.documents
+        self.proved_until = refreshed.proved_until
         return refreshed.manifest
 
     async def _converse(self, conversation: trust.Conversation) -> trust.Refreshed:

@@ -117,14 +117,14 @@ class Worker:
 
     async def _load(self, policy: Policy) -> None:
         loaded = await self._engine.load(policy.folder)
-        first, self._loaded = self._loaded is None, policy
+        self._loaded = policy
         log.info(
             "version loaded version=%d update=%d seconds=%.2f",
             policy.manifest.version,
             policy.manifest.update,
             loaded.seconds,
         )
-        if first:
+        if not self.tokens_per_s:
             self.tokens_per_s = await self._engine.measure_throughput()
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 

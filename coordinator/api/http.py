@@ -19,7 +19,7 @@ from coordinator.round import Round, now_ms
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, SwarmError
 from protocol.message import Message
-from protocol.messages import open_request
+from protocol.messages import Submission, open_request
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _error(request, error)
     except web.HTTPNotFound:
         return _error(request, NotFound(f"There is nothing at {request.path[:100]}."))
-    except web.HTTPException:
-        raise
+    except web.HTTPException as error:
+        return _error(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
     except Exception:  # whatever it is, the client gets an answer and the operator the traceback
         log.exception("%s %s failed", request.method, request.path)
         return _error(request, SwarmError("The coordinator failed; the rollout is not lost.", hint="Try again later."))
@@ -50,7 +50,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
     """Run `effect(connection, node, message, …)` for a node's signed request, in one transaction with its nonce."""
     here = request.app[ROUND]
-    signed, opened = open_request(await body(request), round_id=here.round_id, path=request.path, now_ms=now_ms())
+    data = await body(request, limits.REQUEST_MAX_BYTES if kind is Submission else limits.SMALL_REQUEST_MAX_BYTES)
+    signed, opened = open_request(data, round_id=here.round_id, path=request.path, now_ms=now_ms())
     message = kind.from_bytes(opened.body)
     moment_ms = now_ms()
 

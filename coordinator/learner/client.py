@@ -12,6 +12,9 @@ from protocol.message import Message
 BATCH_WAIT_S = 60.0
 """The coordinator holds a request for a batch open for a while; this is longer."""
 
+PUBLICATION_S = 3600.0
+"""Cutting, hashing and syncing the largest policies."""
+
 BATCH_MAX_BYTES = 64 * limits.MIB
 """A batch comes from the operator's own coordinator."""
 
@@ -47,12 +50,15 @@ class CoordinatorClient:
             data = path.read_bytes()
             self._call("PUT", f"/v1/learner/uploads/{version}/{path.name}", data)
             entries.append(Upload(path=path.name, digest=chunks.digest(data)))
-        self._call("POST", "/v1/learner/versions", Publication(version=version, update=update, files=tuple(entries)))
+        publication = Publication(version=version, update=update, files=tuple(entries))
+        self._call("POST", "/v1/learner/versions", publication, timeout_s=PUBLICATION_S)
 
-    def _call(self, method: str, path: str, body: Message | bytes | None = None) -> bytes:
+    def _call(
+        self, method: str, path: str, body: Message | bytes | None = None, timeout_s: float = BATCH_WAIT_S
+    ) -> bytes:
         content = body.to_bytes() if isinstance(body, Message) else body
         try:
-            response = self._http.request(method, path, content=content)
+            response = self._http.request(method, path, content=content, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise Unreachable(f"The coordinator does not answer ({error}).") from error
         if response.is_error:

@@ -59,6 +59,8 @@ class Learner:
         self._last = config.round.max_updates
         self._folder = config.round.directory / "learner"
         self._checkpoint = self._folder / "checkpoint.pt"
+        self._began: float | None = None
+        """When the last batch came."""
         self._policy, self._tokenizer = self._open()
         self._end = int(self._policy.model.config.eos_token_id)
 
@@ -82,8 +84,9 @@ class Learner:
         """Wait for the next batch, train on it, report."""
         number = self._policy.update + 1
         asked = time.monotonic()
+        busy_s = asked - (self._began or asked)
         batch = self._client.batch(number)
-        began = time.monotonic()
+        self._began = time.monotonic()
         step = self._policy.train_step(batch.groups)
         mismatched = tuple(claim for claim, nats in step.distances.items() if not nats < MISMATCH_NATS)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
@@ -93,8 +96,8 @@ class Learner:
                 number=number,
                 mismatched=mismatched,
                 metrics=metrics,
-                idle_s=began - asked,
-                busy_s=time.monotonic() - began,
+                idle_s=self._began - asked,
+                busy_s=busy_s,
             )
         )
         log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))

@@ -84,9 +84,11 @@ async def fetch_version(
     blames: Mapping[str, int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     rules: FetchRules | None = None,
+    report: FetchReport | None = None,
 ) -> FetchReport:
-    """Return once every chunk of the manifest is verified and stored."""
+    """Return once every chunk of the manifest is verified and stored; a given report is filled even on failure."""
     download = _Download(manifest, list(sources), host, blobs, origin, on_progress, rules or FetchRules())
+    download.report = report or download.report
     await download.run(rng, blames or {})
     return download.report
 

@@ -369,7 +369,7 @@ class TestLargeBodies:
         response = await served.client.post("/v1/nodes", data=bomb, headers={"Content-Encoding": "gzip"})
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        await refused(response, "malformed_message")
+        await refused(response, "message_too_large")
         await self.stays_up_and_flat(served, peak)
 
     async def test_a_signed_request_just_below_the_limit_is_read(self, served: Served) -> None:

@@ -51,6 +51,17 @@ def test_one_request_gets_no_more_than_the_operator_allows(tmp_path: Path) -> No
     world.database.close()
 
 
+def test_lease_hoarding_leaves_work_for_others(tmp_path: Path) -> None:
+    world = World(tmp_path, groups_per_request=2)
+    world.publish(1, 0)
+    hoarder, honest = world.join(1), world.join(2)
+    taken = [len(world.offer(hoarder, groups=64).leases) for _ in range(4)]
+    assert taken == [2, 2, 0, 0]
+    assert world.offer(hoarder).reason == "ahead"
+    assert len(world.offer(honest, groups=64).leases) == 2
+    world.database.close()
+
+
 def test_a_new_version_opens_the_gate_again(world: World) -> None:
     key = world.join(1)
     for _ in range(6):

@@ -151,3 +151,23 @@ def test_a_node_without_an_address_is_in_no_plan(world: World) -> None:
 def test_a_plan_stays_short_however_many_join(world: World) -> None:
     keys = [world.join(number) for number in range(registry.PEERS_MAX + 3)]
     assert len(peers(world, keys[0].node_id)) == registry.PEERS_MAX
+
+
+def rows_of(world: World, table: Any) -> int:
+    return world.run(lambda connection: len(connection.execute(table.select()).all()))
+
+
+def test_ever_new_sessions_fill_no_disk(world: World) -> None:
+    world.run(registry.register, NODE, Register(name="n", price_micros_per_mtok=PRICE, addresses=(), agent="t"),
+              max_price=PRICE, now_ms=world.now_ms)  # fmt: skip
+    for session in range(registry.SESSIONS_MAX + 5):
+        beat(world, NODE, session, moved=1)
+    assert rows_of(world, tables.transfers) == registry.SESSIONS_MAX
+
+
+def test_slander_has_an_end(world: World) -> None:
+    world.run(registry.register, NODE, Register(name="n", price_micros_per_mtok=PRICE, addresses=(), agent="t"),
+              max_price=PRICE, now_ms=world.now_ms)  # fmt: skip
+    for number in range(registry.BLAMES_MAX + 5):
+        beat(world, NODE, blames=(Blame(peer_id=OTHER, chunk=f"{number:064x}", got="0" * 64),))
+    assert rows_of(world, tables.blames) == registry.BLAMES_MAX

@@ -49,3 +49,11 @@ async def test_an_address_that_cannot_be_listened_on_is_a_named_error(tmp_path: 
     config = load(None, [f"round.directory={tmp_path}", f"round.listen={address}"])
     with pytest.raises(ConfigInvalid, match="Cannot listen on"):
         await run(config, with_learner=False, announce=lambda _: None)
+
+
+def test_a_second_coordinator_of_the_same_round_is_refused(tmp_path: Path) -> None:
+    first = Round(load(None, [f"round.directory={tmp_path}"]))
+    with pytest.raises(ConfigInvalid, match="A coordinator is running"):
+        open_round(tmp_path)
+    first.close()
+    open_round(tmp_path)

@@ -138,6 +138,17 @@ def test_frozen_metadata_is_refused_once_it_expires(scene: Scene) -> None:
     scene.refuses("metadata_expired", "withheld", attack)
 
 
+def test_silence_about_versions_stops_work_when_the_last_proof_runs_out(scene: Scene) -> None:
+    """Somebody drops every question about versions, and lets everything else through."""
+
+    def attack() -> None:
+        scene.impostor.metadata = scene.swarm.folder / "nothing"
+        scene.impostor.metadata.mkdir()
+        scene.publish()
+
+    scene.refuses("metadata_expired", "withheld", attack)
+
+
 def test_one_wrong_digit_in_a_signature_is_refused(scene: Scene) -> None:
     def attack() -> None:
         damaged = scene.copy_of_metadata("damaged")

@@ -154,7 +154,8 @@ def test_a_plan_stays_short_however_many_join(world: World) -> None:
 
 
 def rows_of(world: World, table: Any) -> int:
-    return world.run(lambda connection: len(connection.execute(table.select()).all()))
+    count: int = world.run(lambda connection: len(connection.execute(table.select()).all()))
+    return count
 
 
 def test_ever_new_sessions_fill_no_disk(world: World) -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 16, "max_new_tokens": 256},
-    "learner": {"groups_per_update": 100_000},
+    "learner": {"groups_per_update": 512},
     "leases": {"timeout_s": 600.0, "heartbeat_s": 0.5},
 }
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 4, "max_new_tokens": 64},
-    "learner": {"groups_per_update": 100_000},
+    "learner": {"groups_per_update": 512},
     "leases": {"heartbeat_s": 0.5},
     "publish": {"chunk_size_bytes": 4096},
 }

@@ -19,7 +19,7 @@ GROUPS = 16
 LEASE_TIMEOUT_S = 8.0
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 32, "max_new_tokens": MAX_NEW_TOKENS},
-    "learner": {"groups_per_update": 10_000},
+    "learner": {"groups_per_update": 512},
     "leases": {"timeout_s": LEASE_TIMEOUT_S, "groups_per_request": GROUPS},
 }
 

@@ -229,7 +229,7 @@ def test_learners_upload_may_be_larger_than_any_message(scene: Scene) -> None:
 
 
 def test_bodies_that_are_no_message_are_refused_by_name(scene: Scene) -> None:
-    chaos = b"".join(chunk.to_bytes(4, "little") for chunk in range(0, 2**32, 2**32 // 50_000))
+    chaos = b"".join(chunk.to_bytes(4, "little") for chunk in range(0, 2**32, 2**32 // 4_000))
     bombs = {
         "malformed_message": [
             b"",
@@ -240,8 +240,9 @@ def test_bodies_that_are_no_message_are_refused_by_name(scene: Scene) -> None:
             b"\xc6\xff\xff\xff\xff",
         ],
         "message_too_large": [
+            b"\x91" * 10_000,
             b"\x91" * 1_000_000,
-            b"\x81\xa1a" * 1_000_000,
+            b"\x81\xa1a" * 5_000,
             b"\xdd\x00\x03\x0d\x40" + b"\xc0" * 200_000,
         ],
         "not_canonical": [b"\xc1", b"\xd4\x00\x00", b"\xca\x00\x00\x00\x00", msgpack.packb({"b": 1, "a": 2})],

@@ -66,7 +66,7 @@ class Sender:
 
     def _tell(self) -> None:
         """Say now and then what was earned."""
-        if trio.current_time() >= self._next_word:
+        if self.verdicts and trio.current_time() >= self._next_word:
             self._next_word = trio.current_time() + WORD_S
             log.info(
                 "credited tokens=%d credit_micros=%d verdicts=%s", self.tokens, self.credit_micros, dict(self.verdicts)

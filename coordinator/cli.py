@@ -20,13 +20,15 @@ app = typer.Typer(
 )
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[list[str], typer.Option("--set", help="section.key=value on top of the file; repeatable.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
 @app.command(epilog=EXIT_CODES)
-def init(config_file: ConfigFile, settings: Settings = []) -> None:  # noqa: B006  # typer reads the default, nobody changes it
+def init(config_file: ConfigFile, settings: Settings) -> None:
     """Make a round's keys, store and deposit, and print the join string for its nodes.
 
     Take keys/root.pem of the round's folder offline afterwards: it is needed only to change the other keys.
@@ -42,7 +44,7 @@ def init(config_file: ConfigFile, settings: Settings = []) -> None:  # noqa: B00
 @app.command(epilog=EXIT_CODES)
 def launch(
     config_file: ConfigFile,
-    settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
+    settings: Settings,
     learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
     quiet: Quiet = False,
 ) -> None:
@@ -61,7 +63,7 @@ def launch(
 @app.command(epilog=EXIT_CODES)
 def status(
     config_file: ConfigFile,
-    settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
+    settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")] = False,
 ) -> None:
     """Ask the running coordinator where its round stands."""
@@ -87,9 +89,9 @@ def status(
 @app.command()
 def demo(
     config_file: ConfigFile,
+    settings: Settings,
     seed: Annotated[int, typer.Option(help="Decides model, prompts and their order.")] = 0,
     nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes to start.")] = 3,
-    settings: Settings = [],  # noqa: B006  # typer reads the default, nobody changes it
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file, too.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Keep everything up at the end, until Ctrl-C.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Keep the round's files here.")] = None,

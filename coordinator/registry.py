@@ -6,16 +6,13 @@ from coordinator.tables import blames, nodes, nonces, transfers
 from protocol import limits
 from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Heartbeat, Peer, PlanRequest, Register
+from protocol.messages import Heartbeat, Register
 
 SESSIONS_MAX = 1000
 """Starts of one agent whose traffic is counted; a node that names ever new ones fills no disk."""
 
 BLAMES_MAX = 100
 """Accusations one node can make in a round; the same for slander."""
-
-PEERS_MAX = 50
-"""Peers in one plan: more would only be dialled in vain."""
 
 
 def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int, now_ms: int) -> None:
@@ -85,15 +82,9 @@ def _blames_of(connection: sa.Connection, node: NodeId) -> int:
     return min(BLAMES_MAX, connection.execute(here).scalar_one())
 
 
-def live_peers(
-    connection: sa.Connection, node: NodeId, _message: PlanRequest, *, silent_after_ms: int, now_ms: int
-) -> tuple[Peer, ...]:
-    """The other nodes that were heard of lately and can be dialled."""
-    require_node(connection, node)
+def live_nodes(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, str]:
+    """Where each node that was heard of lately can be dialled; an empty string if nowhere."""
     live = connection.execute(
-        sa.select(nodes.c.node_id, nodes.c.addresses)
-        .where(nodes.c.last_seen_ms >= now_ms - silent_after_ms, nodes.c.node_id != node)
-        .order_by(nodes.c.last_seen_ms.desc())
-        .limit(PEERS_MAX)
+        sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
     )
-    return tuple(Peer(peer_id=peer_id, address=addresses[0], kind="peer") for peer_id, addresses in live if addresses)
+    return {NodeId(node_id): addresses[0] if addresses else "" for node_id, addresses in live}

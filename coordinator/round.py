@@ -21,6 +21,7 @@ from coordinator.config import Config
 from coordinator.files import write_durably
 from coordinator.intake import Judge
 from coordinator.leases import Draw, Terms
+from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
@@ -74,6 +75,7 @@ class Round:
         )
         self.batch_ready = asyncio.Event()
         self.seeder: Peer | None = None
+        self.plans = Plans()
         self._publishing = asyncio.Lock()
         self._published = asyncio.Event()
         self._publication: asyncio.Task[None] | None = None

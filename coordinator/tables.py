@@ -35,6 +35,26 @@ transfers = sa.Table(
     sa.Column("to_peers", sa.BigInteger, nullable=False),
 )
 
+# Who sent how much of a version to whom, by the receiver's signed word; the signed bytes are kept as evidence.
+receipts = sa.Table(
+    "receipts",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("received_ms", sa.BigInteger, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+
+uploads = sa.Table(
+    "uploads",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("sender", sa.String, primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+)
+
 blames = sa.Table(
     "blames",
     metadata,

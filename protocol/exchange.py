@@ -4,24 +4,38 @@ Participants: the *requester* opens the stream and asks; the *responder* answers
 feeds each other opens one stream in each direction. Who the other side is, and that nobody reads or changes the bytes
 on the way, is the secure channel's business (libp2p with Noise).
 
-Goals: many chunks in flight on one long-lived stream; a bound on what the other side can make us buffer, known before
-we buffer it; no request without an answer; every departure from these rules has a name and an owner.
+Goals: many chunks in flight on one long-lived stream; a chunk travels on the moment it has arrived; a bound on what the
+other side can make us buffer, known before we buffer it; no request without an answer; every departure from these rules
+has a name and an owner.
 Non-goals: truth (a chunk proves itself by its hash, whoever sent it), discovery, fairness, and time (deadlines belong
 to the caller, who owns the clock).
 
 Frame: type u8, body length u32 big-endian, body. Chunk names travel as their 32 raw bytes.
 
+    1 HAVE    responder → requester   1…64 names           these would be answered at once; a hint, never a promise
     2 WANT    requester → responder   name                 asks for one chunk
     3 CHUNK   responder → requester   name, 1…4 MiB bytes  answers a WANT
-    4 REJECT  responder → requester   name, reason u8      answers a WANT: 1 absent, 2 busy, 3 malformed
+    4 REJECT  responder → requester   name, reason u8      answers a WANT: 1 absent, 2 busy, 3 cancelled
+    5 CANCEL  requester → responder   name                 the chunk came from elsewhere; the WANT still gets its answer
     6 BYE     both                    reason u8            last frame: 1 done, 2 busy, 3 idle, 4 fault
 
-Types 1 and 5 are kept for HAVE and CANCEL.
+The standing of a name on a stream, the same for both sides; what is not listed is a fault of the sender:
+
+    closed     WANT    → open
+    open       CHUNK   → closed
+    open       REJECT  → closed
+    open       CANCEL  → cancelled
+    cancelled  CHUNK   → closed
+    cancelled  REJECT  → closed
+    closed     CANCEL  → closed      it crossed the answer on the way
 
 Rules:
 
 - Each WANT gets exactly one CHUNK or REJECT, in any order; at most `EXCHANGE_WANTS_MAX` may be unanswered.
-- A name is not asked for again while its first WANT is unanswered.
+- A responder that is itself about to receive the chunk lets the WANT wait and answers when the chunk arrives: so a
+  version flows through a chain of nodes chunk by chunk. One that neither has nor expects it rejects as absent, at once.
+- A CANCEL that arrives in time is answered by REJECT, reason cancelled.
+- HAVE names chunks that arrived after the stream was opened, or were there already; it may leave out any.
 - The end of the stream means nothing by itself: what counts is a CHUNK whose hash is right.
 
 Failures, all faults of the other side, which end the stream: an unknown type or a body that does not fit its type
@@ -30,10 +44,10 @@ chunk of another size than the manifest says (`UnaskedAnswer`); a WANT too many 
 """
 
 import struct
-from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import ClassVar
+from enum import Enum, IntEnum
+from typing import ClassVar, TypeVar
 
 from protocol import limits
 from protocol.errors import PeerFault
@@ -74,7 +88,7 @@ class Reason(IntEnum):
 
     ABSENT = 1
     BUSY = 2
-    MALFORMED = 3
+    CANCELLED = 3
 
 
 class Farewell(IntEnum):
@@ -84,6 +98,14 @@ class Farewell(IntEnum):
     BUSY = 2
     IDLE = 3
     FAULT = 4
+
+
+@dataclass(frozen=True)
+class Have:
+    """Chunks that would be answered at once."""
+
+    type: ClassVar[int] = 1
+    chunks: tuple[ChunkId, ...]
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,14 @@ class Reject:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """The chunk is not needed any more."""
+
+    type: ClassVar[int] = 5
+    chunk: ChunkId
+
+
+@dataclass(frozen=True)
 class Bye:
     """The last frame of a side."""
 
@@ -120,12 +150,14 @@ class Bye:
     reason: Farewell
 
 
-Message = Want | Chunk | Reject | Bye
+Message = Have | Want | Chunk | Reject | Cancel | Bye
 
 _BODY_BYTES: dict[int, tuple[int, int]] = {
+    Have.type: (_NAME_BYTES, _NAME_BYTES * limits.EXCHANGE_HAVE_NAMES_MAX),
     Want.type: (_NAME_BYTES, _NAME_BYTES),
     Chunk.type: (_NAME_BYTES + 1, _NAME_BYTES + limits.CHUNK_MAX_BYTES),
     Reject.type: (_NAME_BYTES + 1, _NAME_BYTES + 1),
+    Cancel.type: (_NAME_BYTES, _NAME_BYTES),
     Bye.type: (1, 1),
 }
 """Frame type → smallest and largest body."""
@@ -135,6 +167,8 @@ def encode(message: Message) -> bytes:
     """The frame of a message."""
     if isinstance(message, Bye):
         body = bytes([message.reason])
+    elif isinstance(message, Have):
+        body = bytes.fromhex("".join(message.chunks))
     else:
         body = bytes.fromhex(message.chunk)
         if isinstance(message, Chunk):
@@ -207,10 +241,17 @@ def _decode(frame: bytearray) -> Message:
         if frame[-1] not in tuple(Farewell):
             raise MalformedFrame(f"BYE reason {frame[-1]} is not part of {PROTOCOL_ID}.")
         return Bye(Farewell(frame[-1]))
+    if kind == Have.type:
+        if (len(frame) - _HEADER.size) % _NAME_BYTES:
+            raise MalformedFrame("A HAVE frame does not end with a whole name.")
+        starts = range(_HEADER.size, len(frame), _NAME_BYTES)
+        return Have(tuple(ChunkId(frame[start : start + _NAME_BYTES].hex()) for start in starts))
     name_end = _HEADER.size + _NAME_BYTES
     chunk = ChunkId(frame[_HEADER.size : name_end].hex())
     if kind == Want.type:
         return Want(chunk)
+    if kind == Cancel.type:
+        return Cancel(chunk)
     if kind == Chunk.type:
         return Chunk(chunk, bytes(memoryview(frame)[name_end:]))
     if frame[-1] not in tuple(Reason):
@@ -218,30 +259,82 @@ def _decode(frame: bytearray) -> Message:
     return Reject(chunk, Reason(frame[-1]))
 
 
-class Requester:
-    """What one requester has asked for on a stream and not yet been told."""
+Answer = TypeVar("Answer", Chunk, Reject)
+
+
+class Standing(Enum):
+    """How one name stands on one stream."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    CANCELLED = "cancelled"
+
+
+TRANSITIONS: dict[tuple[Standing, type[Want | Chunk | Reject | Cancel]], Standing] = {
+    (Standing.CLOSED, Want): Standing.OPEN,
+    (Standing.OPEN, Chunk): Standing.CLOSED,
+    (Standing.OPEN, Reject): Standing.CLOSED,
+    (Standing.OPEN, Cancel): Standing.CANCELLED,
+    (Standing.CANCELLED, Chunk): Standing.CLOSED,
+    (Standing.CANCELLED, Reject): Standing.CLOSED,
+    (Standing.CLOSED, Cancel): Standing.CLOSED,
+}
+
+
+class _Standings:
+    """The names that are not closed; a step that the table does not list, or a WANT too many, is refused."""
 
     def __init__(self) -> None:
+        self._standing: dict[ChunkId, Standing] = {}
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+    def of(self, chunk: ChunkId) -> Standing:
+        return self._standing.get(chunk, Standing.CLOSED)
+
+    def step(self, message: Want | Chunk | Reject | Cancel) -> bool:
+        """Take one step; False if it is against the rules."""
+        after = TRANSITIONS.get((self.of(message.chunk), type(message)))
+        if after is None or (after is Standing.OPEN and len(self) >= limits.EXCHANGE_WANTS_MAX):
+            return False
+        self._standing[message.chunk] = after
+        if after is Standing.CLOSED:
+            del self._standing[message.chunk]
+        return True
+
+
+class Requester:
+    """The asking side of one stream: what it wants and has not been told."""
+
+    def __init__(self) -> None:
+        self._names = _Standings()
         self._sizes: dict[ChunkId, int] = {}
 
     @property
     def unanswered(self) -> int:
-        return len(self._sizes)
+        return len(self._names)
 
     def want(self, chunk: ChunkId, size_bytes: int) -> Want:
         """Ask for a chunk of a known size; asking twice or beyond the window is this side's own bug."""
-        if chunk in self._sizes or len(self._sizes) >= limits.EXCHANGE_WANTS_MAX:
+        want = Want(chunk)
+        if not self._names.step(want):
             raise ValueError("the chunk is already asked for, or the window is full")
         self._sizes[chunk] = size_bytes
-        return Want(chunk)
+        return want
 
-    def receive(self, message: Message) -> Chunk | Reject | Bye:
+    def cancel(self, chunk: ChunkId) -> Cancel | None:
+        """Take a WANT back; None if it is answered or taken back already."""
+        cancel = Cancel(chunk)
+        return cancel if self._names.of(chunk) is Standing.OPEN and self._names.step(cancel) else None
+
+    def receive(self, message: Message) -> Have | Chunk | Reject | Bye:
         """Match one message with its WANT."""
-        if isinstance(message, Bye):
+        if isinstance(message, Have | Bye):
             return message
-        if isinstance(message, Want):
+        if isinstance(message, Want | Cancel):
             raise UnaskedAnswer("The responder asks for a chunk on the requester's stream.")
-        if message.chunk not in self._sizes:
+        if not self._names.step(message):
             raise UnaskedAnswer(f"Nobody asked for chunk {message.chunk[:12]}….")
         size_bytes = self._sizes.pop(message.chunk)
         if isinstance(message, Chunk) and len(message.data) != size_bytes:
@@ -250,25 +343,49 @@ class Requester:
 
 
 class Responder:
-    """What one responder still has to answer on a stream."""
+    """The answering side of one stream: what it owes, the oldest first."""
 
     def __init__(self) -> None:
-        self._waiting: deque[ChunkId] = deque()
+        self._names = _Standings()
+        self._owed: dict[ChunkId, None] = {}
         self.ended = False
 
-    def receive(self, message: Message) -> None:
-        """Note a WANT, or that the requester has left."""
+    @property
+    def owed(self) -> Collection[ChunkId]:
+        """Names to be answered by CHUNK or REJECT."""
+        return self._owed.keys()
+
+    def receive(self, message: Message) -> Reject | None:
+        """Note a WANT, a CANCEL, or that the requester has left; the answer to a CANCEL in time is returned."""
         if isinstance(message, Bye):
             self.ended = True
-        elif not isinstance(message, Want):
-            raise UnaskedAnswer("The requester sends answers on its own stream.")
-        elif message.chunk in self._waiting:
-            raise WantRefused(f"Chunk {message.chunk[:12]}… is asked for twice.")
-        elif len(self._waiting) >= limits.EXCHANGE_WANTS_MAX:
-            raise WantRefused(f"More than {limits.EXCHANGE_WANTS_MAX} WANTs are unanswered.")
+        elif isinstance(message, Want):
+            if not self._names.step(message):
+                raise WantRefused(f"Chunk {message.chunk[:12]}… is asked for twice, or beyond the window.")
+            self._owed[message.chunk] = None
+        elif isinstance(message, Cancel):
+            if not self._names.step(message):
+                raise WantRefused(f"The WANT for chunk {message.chunk[:12]}… is taken back twice.")
+            if message.chunk in self._owed:
+                return self.reject(message.chunk, Reason.CANCELLED)
         else:
-            self._waiting.append(message.chunk)
+            raise UnaskedAnswer("The requester sends answers on its own stream.")
+        return None
 
-    def next(self) -> ChunkId | None:
-        """The oldest unanswered name, which the caller now answers; None when there is none or nobody listens."""
-        return self._waiting.popleft() if self._waiting and not self.ended else None
+    def take(self, chunk: ChunkId) -> None:
+        """Begin to answer: from here on the name is not owed, and a CANCEL comes too late."""
+        del self._owed[chunk]
+
+    def chunk(self, chunk: ChunkId, data: bytes) -> Chunk:
+        """The answer with the bytes."""
+        return self._answer(Chunk(chunk, data))
+
+    def reject(self, chunk: ChunkId, reason: Reason) -> Reject:
+        """The answer without."""
+        return self._answer(Reject(chunk, reason))
+
+    def _answer(self, answer: Answer) -> Answer:
+        if not self._names.step(answer):
+            raise ValueError("there is no WANT for this answer")
+        self._owed.pop(answer.chunk, None)
+        return answer

@@ -58,6 +58,15 @@ LEASES_PER_REQUEST_MAX = 64
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 
+FETCH_MAX_S = 7 * 86_400
+"""A version that took a week is told of as a week."""
+
+STRIPES_MAX = 64
+"""Parts into which a version is dealt; each may come from another node, and each costs a connection."""
+
+PEERS_MAX = 128
+"""Peers in one plan: a parent for each stripe, and some to turn to."""
+
 TRANSFER_MAX_BYTES = 2**50
 """A petabyte moved by one agent since it started; the sum of thousands of such counters still fits into 64 bits."""
 
@@ -70,5 +79,9 @@ NONCE_BYTES = 16
 PRICE_MAX_MICROS_PER_MTOK = 10**12
 """A million units per million tokens: above any market, and far from overflowing 64 bits when multiplied."""
 
-EXCHANGE_WANTS_MAX = 16
-"""Unanswered WANTs on one stream: four fill a local link, eight one of 50 ms; a WANT costs us a chunk in memory."""
+EXCHANGE_WANTS_MAX = 32
+"""Unanswered WANTs on one stream: a few fill any link, the rest may wait for chunks that are still on their way here;
+a WANT costs the responder a name, and the requester a chunk in memory once it is answered."""
+
+EXCHANGE_HAVE_NAMES_MAX = 64
+"""Names in one HAVE: a frame of 2 KiB; more names travel in more frames."""

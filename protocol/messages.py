@@ -138,12 +138,46 @@ class Peer(Message):
     peer_id: PeerId
     address: HostPort
     kind: Literal["peer", "seeder"]
+    stripes: tuple[int, ...] = Field((), max_length=limits.STRIPES_MAX)
+    """The stripes to ask of it first; of the others it is asked when they are late."""
 
 
 class Plan(Message):
-    """From whom to fetch; every entry is a hint, since chunks prove themselves."""
+    """From whom to fetch; every entry is a hint, since chunks prove themselves.
 
-    peers: tuple[Peer, ...]
+    The n-th chunk of a version's manifest, counted from 0, belongs to stripe n modulo `stripes`.
+    """
+
+    stripes: int = Field(ge=1, le=limits.STRIPES_MAX)
+    peers: tuple[Peer, ...] = Field(max_length=limits.PEERS_MAX)
+
+
+class Upload(Message):
+    """What one node sent us of a version."""
+
+    peer_id: PeerId
+    size_bytes: int = Field(ge=0, le=limits.TRANSFER_MAX_BYTES)
+
+
+class Receipt(Message):
+    """A node's signed word on who sent it a version, and how long that took; an envelope of the domain `receipt`."""
+
+    round_id: Hex64
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    seconds: float = Field(gt=0, le=limits.FETCH_MAX_S)
+    uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
+
+
+class Fetched(Message):
+    """A version is complete on a node's disk: the sealed receipt for it."""
+
+    receipt: bytes = Field(max_length=limits.SMALL_REQUEST_MAX_BYTES)
+
+
+class Newest(Message):
+    """A node asks to be told of a version after this one, as soon as there is one."""
+
+    after: int = Field(ge=0, le=limits.VERSION_MAX)
 
 
 def seal_request(key: NodeKey, *, round_id: str, path: str, nonce: bytes, now_ms: int, body: Message) -> bytes:

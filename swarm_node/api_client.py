@@ -16,12 +16,15 @@ from protocol.errors import MessageTooLarge, NotFound, SwarmError, UnknownChunk,
 from protocol.ids import ChunkId
 from protocol.message import Message
 from protocol.messages import (
+    Fetched,
     Heartbeat,
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    Newest,
     Plan,
     PlanRequest,
+    Receipt,
     Register,
     ReturnLeases,
     Submission,
@@ -64,6 +67,14 @@ class Coordinator:
 
     async def plan(self, message: PlanRequest) -> Plan:
         return await self._call("/v1/plan", message, Plan)
+
+    async def newest(self, message: Newest) -> HeartbeatReply:
+        return await self._call("/v1/newest", message, HeartbeatReply)
+
+    async def fetched(self, receipt: Receipt) -> HeartbeatReply:
+        """Say that a version is here, and who sent it."""
+        envelope = self._key.seal("receipt", receipt.to_bytes())
+        return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
 
     async def document(self, name: str, max_bytes: int) -> bytes | None:
         """A trust document, or None if there is none of that name."""

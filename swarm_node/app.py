@@ -17,6 +17,7 @@ from protocol.errors import ConfigInvalid, SwarmError, UnknownNode, Unreachable
 from protocol.messages import Heartbeat, HeartbeatReply, Register
 from swarm_node import identity
 from swarm_node.api_client import Coordinator
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.engine.client import open_engine
 from swarm_node.join_string import JoinString
@@ -75,12 +76,14 @@ async def run(settings: Settings) -> Earnings:
             open_engine(settings.engine_command, log=None) as engine,
             trio.open_nursery() as nursery,
         ):
-            server = ChunkServer(blobs)
+            arrivals = Arrivals()
+            server = ChunkServer(blobs, arrivals)
             host.serve(server.handle)
             policies = PolicyFollower(
                 coordinator=coordinator,
                 updater=Updater(coordinator, settings.join.round_id, folder / "trust.msgpack"),
                 blobs=blobs,
+                arrivals=arrivals,
                 folder=folder / "policies",
                 host=host,
                 rng=Random(secrets.randbits(64)),

@@ -2,7 +2,8 @@
 
 - Bytes are verified before they are written and again each time they are read, so neither a peer nor a bad disk can
   make us serve or assemble anything else.
-- Every file is whole: it is written beside, synced, then renamed. What a crash leaves behind is removed by `clean`.
+- A file gets its name when all its bytes are written. It is not synced: a chunk that a power cut damaged is found out
+  when it is read, and fetched again. What a crash leaves unfinished is removed by `clean`.
 - One process owns the folder (writes, cleans, prunes); others may read along, as the seeder does.
 - All methods block; callers on an event loop use a thread.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from protocol.chunks import blob_path, verify
 from protocol.errors import ChunkMismatch, UnknownChunk
 from protocol.ids import ChunkId
-from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.disk import full_disk_named, write_whole
 
 _TEMP = "incoming"
 """Subfolder of unfinished files; no two hex digits, so no chunk can lie there."""
@@ -59,7 +60,7 @@ class BlobStore:
         if not self.has(chunk):
             with full_disk_named(self.root):
                 (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
-            write_durably(self.path(chunk), data, temp_folder=self.root / _TEMP)
+                write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
 
     def prune(self, keep: Collection[ChunkId]) -> int:
         """Remove all chunks but these; returns how many went."""

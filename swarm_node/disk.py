@@ -43,16 +43,22 @@ def sync_folder(folder: Path) -> None:
 def write_durably(target: Path, data: bytes, *, temp_folder: Path) -> None:
     """Write a whole file under its final name; `temp_folder` lies on the same file system."""
     with full_disk_named(target.parent):
-        handle, name = tempfile.mkstemp(dir=temp_folder)
-        temp = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
+        write_whole(target, data, temp_folder=temp_folder, sync=True)
+        sync_folder(target.parent)
+
+
+def write_whole(target: Path, data: bytes, *, temp_folder: Path, sync: bool = False) -> None:
+    """Write a file that appears under its final name with all its bytes, or not at all."""
+    handle, name = tempfile.mkstemp(dir=temp_folder)
+    temp = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if sync:
                 file.flush()
                 os.fsync(file.fileno())
-            target.parent.mkdir(exist_ok=True)
-            temp.replace(target)
-        except BaseException:
-            temp.unlink(missing_ok=True)
-            raise
-        sync_folder(target.parent)
+        target.parent.mkdir(exist_ok=True)
+        temp.replace(target)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise

@@ -1,45 +1,46 @@
 """Which missing chunk to ask of whom: pure decisions; time and chance are arguments.
 
-- Everyone who fetches the same version sorts the same names and gets an equal *share* of the chunks, so nodes begin
-  with different chunks and can trade. A peer is asked for its own share first: that is what it has first.
-- The seeder is asked for our own share. Beyond it only when no peer delivered anything for `patience_s`, or for
-  `busy_patience_s` while one still owes us an answer: the seeder's uplink feeds everybody.
-- The origin is the last resort: for chunks the seeder lacks, when nobody delivered anything for `origin_patience_s`,
-  and when no other source is left.
-- A chunk is asked of one source at a time; when nothing else is left to ask, one that a source has owed us for
-  `overdue_s` is asked of a second one.
-- A source has at most `window` chunks to answer, and one while it pauses after saying absent or busy.
-- A source that failed pauses, longer each time, and is given up after `strikes_max` failures without a delivery.
-  One that lied is never asked again.
+- The plan deals a version's chunks to stripes and names for each stripe the upstreams to ask first, its *parents*. A
+  parent is asked in the order of the version even for chunks that it does not hold yet: those WANTs wait there, and the
+  chunk comes the moment the parent has it.
+- No part of the plan runs far ahead of the whole (`lead`): an uplink that has sent us our share is needed by others.
+- Who would finish sooner takes over from who would finish later: a chunk whose parents fall behind is asked of a source
+  that holds it and would end its own part earlier at its present pace, the rarest chunk first. A parent that stalls
+  falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
+- A WANT that could be answered and is not within `overdue_factor` times that source's usual time is asked of a second
+  source. When a chunk comes, all other WANTs for it are taken back.
+- The origin is the last resort: when the seeder lacks a chunk, when nothing came for `origin_patience_s`, and when no
+  other source is left.
+- A source that refused pauses; one that failed pauses, longer each time, and is given up after `strikes_max` failures
+  without a delivery. One that lied is never asked again.
 - Every chunk is delivered, or `hopeless` says that it never will be: no source is left, or none delivered anything
   for `give_up_s`.
 """
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from random import Random
-from typing import Literal
+from statistics import median
 
 from protocol.exchange import Reason
-from protocol.ids import ChunkId, NodeId
-
-ORIGIN = "origin"
-"""The name of the source that is not a node."""
+from protocol.ids import ChunkId
+from swarm_node.sources import Source, SourceState
 
 
 @dataclass(frozen=True)
-class Source:
-    """Somebody who may have chunks; `name` is a node id, or `ORIGIN`."""
-
-    name: str
-    kind: Literal["peer", "seeder", "origin"]
-
-
-@dataclass(frozen=True)
-class Assignment:
+class Ask:
     """Ask this source for this chunk now."""
+
+    source: str
+    chunk: ChunkId
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """The chunk came from elsewhere, or will sooner: cancel this WANT."""
 
     source: str
     chunk: ChunkId
@@ -49,88 +50,77 @@ class Assignment:
 class PickerRules:
     """The numbers behind the rules above."""
 
-    window: int = 4
-    patience_s: float = 1.0
-    busy_patience_s: float = 5.0
-    origin_patience_s: float = 3.0
-    overdue_s: float = 3.0
-    pause_s: float = 0.03
+    window: int = 2
+    """Chunks that a source can send at once and was asked for: one under way, one behind it."""
+    asked_max: int = 6
+    waits: int = 4
+    """Chunks that a parent was asked for and does not hold yet."""
+    lead: float = 0.05
+    """How far one source's part may be ahead of the whole, as a share of that part."""
+    lead_chunks: int = 4
+    ahead: float = 1.5
+    """How many times sooner a source must be done to take over from another, and by how much at the least."""
+    ahead_s: float = 1.0
+    slow: float = 1.2
+    """A source that takes this many times longer to answer than the others do takes nothing over."""
+    overdue_s: float = 1.0
+    """At the least, before a second source is asked."""
+    overdue_factor: float = 4.0
+    sample: int = 8
+    """Chunks looked at when one is chosen by chance."""
+    outlook: int = 64
+    """Planned chunks looked at when the next is chosen."""
+    look_s: float = 0.25
+    """How often to look whether somebody has fallen behind."""
+    origin_patience_s: float = 4.0
+    pause_s: float = 0.05
     pause_max_s: float = 1.0
     failure_pause_s: float = 0.5
     strikes_max: int = 4
     give_up_s: float = 60.0
 
 
-class _Queue:
-    """Chunks still worth asking one source for, each at most once."""
-
-    def __init__(self) -> None:
-        self._order: OrderedDict[ChunkId, None] = OrderedDict()
-
-    def push(self, chunk: ChunkId) -> None:
-        self._order.setdefault(chunk)
-
-    def pop(self, wanted: set[ChunkId]) -> ChunkId | None:
-        """The first chunk that is still wanted; those before it leave the queue."""
-        while self._order:
-            chunk, _ = self._order.popitem(last=False)
-            if chunk in wanted:
-                return chunk
-        return None
-
-
-@dataclass
-class _State:
-    """What the picker knows about one source."""
-
-    source: Source
-    first: _Queue
-    later: _Queue
-    score: int
-    asked: dict[ChunkId, float] = field(default_factory=dict)
-    """What it owes us, and since when."""
-    paused_until: float = -math.inf
-    pauses: int = 0
-    strikes: int = 0
-    gone: bool = False
-
-    def free(self, now: float, window: int) -> int:
-        if self.gone or now < self.paused_until:
-            return 0
-        return (1 if self.pauses else window) - len(self.asked)
-
-
 class Picker:
-    """The state of fetching one version: `next` assigns, the other verbs report what became of it."""
+    """The state of fetching one version: `next` decides, the other verbs report what became of it."""
 
     def __init__(
         self,
-        missing: Sequence[ChunkId],
+        chunks: Sequence[ChunkId],
+        missing: Iterable[ChunkId],
         sources: Iterable[Source],
         *,
-        me: NodeId,
         rng: Random,
         now: float,
+        stripes: int = 1,
         rules: PickerRules | None = None,
         blames: Mapping[str, int] | None = None,
     ) -> None:
         self._rules = rules or PickerRules()
         self._rng = rng
         self._missing = set(missing)
-        self._open = set(missing)
-        others = {source.name: source for source in sources if source.name != me}
-        traders = sorted({me, *(name for name, source in others.items() if source.kind == "peer")})
-        mine = _from_share_of(me, traders, missing)
-        self._share = set(mine[: -(-len(mine) // len(traders))])
-        self._seeder_lacks: set[ChunkId] = set()
-        self._states: dict[str, _State] = {}
-        for name, source in others.items():
-            order = _from_share_of(name, traders, missing) if source.kind == "peer" else mine
-            state = _State(source, _Queue(), _Queue(), (blames or {}).get(name, 0))
-            for chunk in order:
-                self._enqueue(state, chunk)
-            self._states[name] = state
-        self._progress_at = self._peer_progress_at = now
+        self._initial = max(1, len(self._missing))
+        self._askers: dict[ChunkId, set[str]] = {chunk: set() for chunk in self._missing}
+        self._unasked = dict.fromkeys(chunk for chunk in chunks if chunk in self._missing)
+        self._copies: Counter[ChunkId] = Counter()
+        """How many peers said that they hold a chunk."""
+        self._states = {source.name: SourceState(source, (blames or {}).get(source.name, 0)) for source in sources}
+        self._parents: dict[ChunkId, list[SourceState]] = {}
+        self._plan(chunks, stripes)
+        self._withdrawn: list[TakeBack] = []
+        self._progress_at = now
+
+    def _plan(self, chunks: Sequence[ChunkId], stripes: int) -> None:
+        of_stripe: dict[int, list[SourceState]] = {}
+        for state in self._states.values():
+            for stripe in state.source.stripes:
+                of_stripe.setdefault(stripe, []).append(state)
+        for place, chunk in enumerate(chunks):
+            if chunk in self._missing:
+                self._parents[chunk] = of_stripe.get(place % stripes, [])
+                for state in self._parents[chunk]:
+                    state.planned.append(chunk)
+                    state.total += 1
+                    state.backlog += 1
 
     @property
     def missing(self) -> int:
@@ -142,48 +132,61 @@ class Picker:
         alone = all(state.gone for state in self._states.values())
         return bool(self._missing) and (alone or now >= self._progress_at + self._rules.give_up_s)
 
-    def next(self, now: float) -> list[Assignment]:
-        """All assignments that can be made now: peers first, the least blamed first among equals."""
-        states = list(self._states.values())
+    def next(self, now: float) -> list[Ask | TakeBack]:
+        """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
+        states = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
         self._rng.shuffle(states)
-        states.sort(key=lambda state: (_KINDS.index(state.source.kind), state.score))
-        assignments = []
+        states.sort(key=lambda state: (_KINDS.index(state.source.kind), state.blames))
+        asks = []
         for state in states:
-            while state.free(now, self._rules.window) > 0 and (chunk := self._pick(state, now)):
-                self._open.discard(chunk)
-                state.asked[chunk] = now
-                assignments.append(Assignment(state.source.name, chunk))
-        return assignments
+            while chunk := self._choose(state, now):
+                asks.append(self._ask(state, chunk, now))
+        taken_back, self._withdrawn = self._withdrawn, []
+        return [*taken_back, *asks]
 
     def wake_at(self, now: float) -> float:
         """When `next` may have more to say although nothing was reported."""
-        times = [self._progress_at + self._rules.give_up_s]
-        times += [at + self._rules.overdue_s for state in self._states.values() for at in state.asked.values()]
-        times += [state.paused_until for state in self._states.values() if not state.gone]
-        times += [self._seeder_opens_at(), self._progress_at + self._rules.origin_patience_s]
-        return min((time for time in times if time > now), default=now)
+        return now + self._rules.look_s
+
+    def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> None:
+        """A peer says that it holds these."""
+        state = self._states[name]
+        for chunk in chunks:
+            if chunk in self._missing and chunk not in state.has:
+                state.has.add(chunk)
+                self._copies[chunk] += 1
+                if chunk in state.asked:
+                    state.asked[chunk] = now
+                self._offer(state, chunk)
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
-        state = self._states[name]
-        state.asked.pop(chunk, None)
-        state.pauses = state.strikes = 0
-        is_new = chunk in self._missing
-        self._missing.discard(chunk)
-        self._open.discard(chunk)
+        self._states[name].settle(chunk, now)
         self._progress_at = now
-        if state.source.kind == "peer":
-            self._peer_progress_at = now
-        return is_new
+        if chunk not in self._missing:
+            return False
+        self._missing.discard(chunk)
+        self._unasked.pop(chunk, None)
+        self._withdrawn += [TakeBack(other, chunk) for other in self._askers.pop(chunk) if other != name]
+        del self._copies[chunk]
+        for state in self._states.values():
+            state.has.discard(chunk)
+        for parent in self._parents[chunk]:
+            parent.backlog -= 1
+        return True
 
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
         """The source answered without the chunk: leave it alone for a while, longer each time."""
         state = self._states[name]
         state.asked.pop(chunk, None)
-        if state.source.kind == "seeder" and reason is Reason.ABSENT:
-            self._seeder_lacks.add(chunk)
-        self._reopen(chunk)
-        if now >= state.paused_until:  # the other answers of the same burst say nothing new
+        if reason is Reason.ABSENT:
+            state.has.discard(chunk)
+            if state.holds_all:
+                state.lacks.add(chunk)
+        self._reopen(chunk, name)
+        if reason is Reason.CANCELLED:
+            state.owing_since = state.owing_since if state.asked else None
+        elif now >= state.paused_until:  # not for each answer of one burst
             pause_s = min(self._rules.pause_s * 2**state.pauses, self._rules.pause_max_s)
             state.pauses += 1
             state.paused_until = now + self._jittered(pause_s)
@@ -194,62 +197,148 @@ class Picker:
         state.strikes += 1
         state.gone = state.gone or state.strikes >= self._rules.strikes_max
         state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
-        owed, state.asked = list(state.asked), {}
+        owed = list(state.asked)
+        self._copies.subtract(state.has)
+        for forgotten in (state.asked, state.has, state.offers, state.extras):
+            forgotten.clear()
         for chunk in owed:
-            self._reopen(chunk)
+            self._reopen(chunk, name)
 
     def lied(self, name: str, now: float) -> None:
         """The source sent bytes that are not the chunk's: it is never asked again for this version."""
         self._states[name].gone = True
         self.failed(name, now)
 
-    def _pick(self, state: _State, now: float) -> ChunkId | None:
-        chunk = state.first.pop(self._open)
-        if chunk is None and self._may_go_further(state, now):
-            chunk = state.later.pop(self._open)
-        return chunk or self._overdue(state, now)
+    def _choose(self, state: SourceState, now: float) -> ChunkId | None:
+        """The next chunk to ask of this source."""
+        on_pace = self._is_on_pace(state)
+        if state.ready < self._rules.window:
+            chunk = self._next_planned(state) if state.holds_all else self._rarest(state.offers)
+            if chunk and on_pace:
+                return chunk
+            if chunk := self._taken_over(state, now) or self._overdue(state, now):
+                return chunk
+        may_wait = len(state.asked) - state.ready < self._rules.waits and len(state.asked) < self._rules.asked_max
+        if on_pace and may_wait and not state.holds_all:
+            return self._next_planned(state)
+        return None
 
-    def _overdue(self, state: _State, now: float) -> ChunkId | None:
-        """What another source has owed us for too long, the oldest first, unless two are asked already."""
-        if state.source.kind == "origin" and not self._may_go_further(state, now):
+    def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> Ask:
+        for name in self._askers[chunk]:
+            if self._states[name].asked.get(chunk) == math.inf:
+                self._withdrawn.append(TakeBack(name, chunk))
+        self._unasked.pop(chunk, None)
+        self._askers[chunk].add(state.source.name)
+        if state.owing_since is None:
+            state.owing_since = now
+        state.asked[chunk] = now if state.can_answer(chunk) else math.inf
+        return Ask(state.source.name, chunk)
+
+    def _is_on_pace(self, state: SourceState) -> bool:
+        begun = state.total - state.backlog + len(state.asked)
+        whole = 1.0 - len(self._missing) / self._initial
+        return begun <= whole * state.total + max(self._rules.lead_chunks, self._rules.lead * state.total)
+
+    def _next_planned(self, state: SourceState) -> ChunkId | None:
+        while state.planned and state.planned[0] not in self._missing:
+            state.planned.popleft()
+        nearest = islice(state.planned, self._rules.outlook)
+        skipped = state.lacks if state.holds_all else state.has
+        return next((chunk for chunk in nearest if chunk in self._unasked and chunk not in skipped), None)
+
+    def _rarest(self, offers: list[ChunkId]) -> ChunkId | None:
+        """Of a few that nobody was asked for, drawn by chance, the chunk that the fewest hold."""
+        found = self._draw(offers, self._unasked.__contains__)
+        return min(found, key=self._copies.__getitem__) if found else None
+
+    def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
+        """A chunk whose parents would be done much later than this source, and later than parents usually are."""
+        if state.source.kind == "origin" and not self._needs_origin(now):
+            return self._lacking_elsewhere(state)
+        late_s = self._late_s(state, now)
+
+        def behind_s(chunk: ChunkId) -> float:
+            return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
+
+        def fits(chunk: ChunkId) -> bool:
+            return self._only_waits(chunk) and state.can_answer(chunk) and behind_s(chunk) > late_s
+
+        if state.source.kind == "peer":
+            found = self._draw(state.extras, fits)
+        else:
+            pool = list(self._unasked or self._missing)
+            found = [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if fits(chunk)]
+        return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk))) if found else None
+
+    def _late_s(self, helper: SourceState, now: float) -> float:
+        """How late a chunk's parents must be for this source to help: a slow one should not, the seeder reluctantly."""
+        rules = self._rules
+        if now >= self._progress_at + rules.ahead_s:
+            return -1.0  # nobody delivers anything
+        own_s = rules.ahead * helper.done_in_s(now) + rules.ahead_s
+        working = [state for state in self._states.values() if state is helper or (state.interval_s and not state.gone)]
+        typical_s = median(state.done_in_s(now) for state in working)
+        if helper.source.kind != "peer":
+            return max(own_s, rules.ahead * typical_s + rules.ahead_s)
+        usual = [state.usual_s for state in self._states.values() if state.usual_s and state.source.kind == "peer"]
+        if usual and helper.usual_s > rules.slow * sum(usual) / len(usual):
+            return math.inf
+        return max(own_s, typical_s)
+
+    def _only_waits(self, chunk: ChunkId) -> bool:
+        """Nobody who could answer was asked for it."""
+        return all(self._states[name].asked.get(chunk) == math.inf for name in self._askers[chunk])
+
+    def _overdue(self, helper: SourceState, now: float) -> ChunkId | None:
+        """What one other source should have answered by now, the oldest first."""
+        if helper.source.kind == "origin" and not self._needs_origin(now):
             return None
-        owed = [(at, chunk) for other in self._states.values() for chunk, at in other.asked.items()]
-        times = Counter(chunk for _, chunk in owed)
-        late = [(at, chunk) for at, chunk in owed if now >= at + self._rules.overdue_s and chunk in self._missing]
-        candidates = [(at, chunk) for at, chunk in late if times[chunk] == 1 and chunk not in state.asked]
-        return min(candidates)[1] if candidates else None
+        late = [
+            (since, chunk)
+            for state in self._states.values()
+            for chunk, since in state.asked.items()
+            if now >= since + max(self._rules.overdue_s, self._rules.overdue_factor * state.usual_s)
+            and len(self._askers.get(chunk, ())) == 1
+            and chunk not in helper.asked
+            and helper.can_answer(chunk)
+        ]
+        return min(late)[1] if late else None
 
-    def _may_go_further(self, state: _State, now: float) -> bool:
-        """Whether the seeder may be asked beyond our share, and the origin for what others may still bring."""
-        if state.source.kind == "seeder":
-            return now >= self._seeder_opens_at() or not self._any_left("peer")
-        return now >= self._progress_at + self._rules.origin_patience_s or not self._any_left("peer", "seeder")
+    def _needs_origin(self, now: float) -> bool:
+        others = (state for state in self._states.values() if state.source.kind != "origin")
+        return now >= self._progress_at + self._rules.origin_patience_s or all(state.gone for state in others)
 
-    def _seeder_opens_at(self) -> float:
-        busy = any(state.asked for state in self._states.values() if state.source.kind == "peer")
-        return self._peer_progress_at + (self._rules.busy_patience_s if busy else self._rules.patience_s)
+    def _lacking_elsewhere(self, origin: SourceState) -> ChunkId | None:
+        """What the seeder does not hold, and so nobody will."""
+        lacks = [state.lacks for state in self._states.values() if state.source.kind == "seeder" and not state.gone]
+        found = [chunk for chunk in lacks[0] if chunk in self._unasked and origin.can_answer(chunk)] if lacks else []
+        return found[0] if found else None
 
-    def _any_left(self, *kinds: str) -> bool:
-        return any(not state.gone and state.source.kind in kinds for state in self._states.values())
+    def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+        """A few that fit, by chance; of what was looked at, those that are not missing leave the list."""
+        found: list[ChunkId] = []
+        for _ in range(min(self._rules.sample, len(offers))):
+            place = self._rng.randrange(len(offers))
+            chunk = offers[place]
+            if chunk not in self._missing:
+                offers[place] = offers[-1]
+                offers.pop()
+            elif fits(chunk):
+                found.append(chunk)
+        return found
 
-    def _reopen(self, chunk: ChunkId) -> None:
-        if chunk in self._missing and not any(chunk in state.asked for state in self._states.values()):
-            self._open.add(chunk)
-            for state in self._states.values():
-                self._enqueue(state, chunk)
+    def _offer(self, state: SourceState, chunk: ChunkId) -> None:
+        (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
 
-    def _enqueue(self, state: _State, chunk: ChunkId) -> None:
-        at_once = {"peer": True, "seeder": chunk in self._share, "origin": chunk in self._seeder_lacks}
-        (state.first if at_once[state.source.kind] else state.later).push(chunk)
+    def _reopen(self, chunk: ChunkId, name: str) -> None:
+        """One asker less; with none left the chunk is up for anybody."""
+        if chunk in self._missing:
+            self._askers[chunk].discard(name)
+            if not self._askers[chunk]:
+                self._unasked[chunk] = None
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._rng.uniform(0.75, 1.25)
 
 
 _KINDS = ("peer", "seeder", "origin")
-
-
-def _from_share_of(name: str, traders: Sequence[str], chunks: Sequence[ChunkId]) -> list[ChunkId]:
-    """All chunks, beginning with the share of this node."""
-    start = traders.index(name) * len(chunks) // len(traders)
-    return [*chunks[start:], *chunks[:start]]

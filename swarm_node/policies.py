@@ -1,5 +1,6 @@
 """Follows the round's policy: refresh the trust state, fetch what is new, rebuild it, offer it to the worker.
 
+- The coordinator is asked to tell of the next version as soon as there is one; heartbeats tell of it, too.
 - Work goes on with the old version while the new one is fetched; the worker swaps between two batches.
 - If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes.
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
@@ -7,6 +8,7 @@
 
 import logging
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +16,17 @@ from random import Random
 
 import trio
 
+from protocol import limits
 from protocol.errors import DiskFull, MetadataExpired, NotFound, SwarmError, Unreachable
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
-from protocol.messages import Blame, PlanRequest, Transfer
+from protocol.messages import Blame, Newest, PlanRequest, Receipt, Transfer, Upload
 from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import FetchReport, NoSource, fetch_version
+from swarm_node.p2p.download import FetchReport, NoSource, fetch_chunks
 from swarm_node.p2p.host import Host
 from swarm_node.updater import Updater
 
@@ -71,11 +75,20 @@ class PolicyFollower:
     """Keeps `ready` at the newest version this node has proved and fetched."""
 
     def __init__(
-        self, *, coordinator: Coordinator, updater: Updater, blobs: BlobStore, folder: Path, host: Host, rng: Random
+        self,
+        *,
+        coordinator: Coordinator,
+        updater: Updater,
+        blobs: BlobStore,
+        arrivals: Arrivals,
+        folder: Path,
+        host: Host,
+        rng: Random,
     ) -> None:
         self._coordinator = coordinator
         self._updater = updater
         self._blobs = blobs
+        self._arrivals = arrivals
         self._folder = folder
         self._host = host
         self._rng = rng
@@ -90,6 +103,19 @@ class PolicyFollower:
 
     async def run(self) -> None:
         """Follow for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen)
+            nursery.start_soon(self._keep_up)
+
+    async def _listen(self) -> None:
+        """Hear of each new version at once."""
+        while True:
+            try:
+                self.hint((await self._coordinator.newest(Newest(after=self._announced))).newest_version)
+            except SwarmError:
+                await trio.sleep(RETRY_S)  # heartbeats tell of what is wrong
+
+    async def _keep_up(self) -> None:
         while True:
             patience_s = REFRESH_S
             try:
@@ -146,8 +172,9 @@ class PolicyFollower:
         self._announced = max(self._announced, manifest.version)
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
-            await self._fetch(manifest)
+            report = await self._fetch(manifest)
             folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs)
+            await self._acknowledge(manifest, report)
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
         kept = [policy for policy in (previous, self.ready) if policy]
@@ -155,15 +182,29 @@ class PolicyFollower:
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
 
-    async def _fetch(self, manifest: PolicyManifest) -> None:
+    async def _acknowledge(self, manifest: PolicyManifest, report: FetchReport) -> None:
+        """Witness who sent this version; a receipt that is lost on the way is not worth a second try."""
+        uploads = [Upload(peer_id=name, size_bytes=size) for name, size in report.bytes_from_node.items()]
+        receipt = Receipt(
+            round_id=manifest.round_id,
+            version=manifest.version,
+            seconds=min(max(report.seconds, 1e-3), limits.FETCH_MAX_S),
+            uploads=tuple(uploads[: limits.PEERS_MAX]),
+        )
+        with suppress(SwarmError):
+            await self._coordinator.fetched(receipt)
+
+    async def _fetch(self, manifest: PolicyManifest) -> FetchReport:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
         report = FetchReport()
+        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes().items()}
         try:
-            await fetch_version(
-                manifest,
-                plan.peers,
+            await fetch_chunks(
+                sizes,
+                plan,
                 host=self._host,
                 blobs=self._blobs,
+                arrivals=self._arrivals,
                 rng=self._rng,
                 origin=self._coordinator.chunk,
                 blames=self._caught,
@@ -183,6 +224,7 @@ class PolicyFollower:
             report.bytes_from["origin"],
             report.bytes_on_disk,
         )
+        return report
 
     def _judge(self, error: SwarmError | None) -> None:
         """Take or give up trust, and say so once."""

@@ -3,15 +3,18 @@
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, intake, leases, publish, registry
+from coordinator import batches, intake, leases, links, publish, registry
 from coordinator.api.http import ROUND, act, reply
 from coordinator.intake import Judge
+from coordinator.round import Round
 from coordinator.state import get_fact
 from protocol.ids import NodeId
 from protocol.messages import (
+    Fetched,
     Heartbeat,
     HeartbeatReply,
     LeaseRequest,
+    Newest,
     Plan,
     PlanRequest,
     Register,
@@ -22,6 +25,9 @@ from protocol.messages import (
 )
 
 routes = web.RouteTableDef()
+
+NEWEST_S = 20.0
+"""How long a question for the next version is held: nodes and proxies wait at least 30 s for an answer."""
 
 HOLD_S = 2.0
 """How long a node that is ahead waits for an answer: it hears of the next version at once, and need not poll for it."""
@@ -67,10 +73,42 @@ async def submit(request: web.Request) -> web.Response:
 
 @routes.post("/v1/plan")
 async def plan(request: web.Request) -> web.Response:
+    """This node's part of the plan for the newest version."""
     here = request.app[ROUND]
     silent_after_ms = int(here.config.leases.heartbeat_s * 3000)
-    peers = await act(request, PlanRequest, registry.live_peers, silent_after_ms=silent_after_ms)
-    return reply(Plan(peers=(*peers, here.seeder) if here.seeder else peers))
+    return reply(await act(request, PlanRequest, _plan, here=here, silent_after_ms=silent_after_ms))
+
+
+@routes.post("/v1/newest")
+async def newest(request: web.Request) -> web.Response:
+    """Answer when there is a version after the one that is named, or in a while."""
+    asked = await act(request, Newest, _known)
+    await request.app[ROUND].version_after(asked.after, patience_s=NEWEST_S)
+    return reply(await _hint(request))
+
+
+@routes.post("/v1/fetched")
+async def fetched(request: web.Request) -> web.Response:
+    await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
+    return reply(await _hint(request))
+
+
+def _plan(
+    connection: sa.Connection, node: NodeId, message: PlanRequest, *, here: Round, silent_after_ms: int, now_ms: int
+) -> Plan:
+    registry.require_node(connection, node)
+    if here.plans.is_stale(message.version, node, now_ms):
+        live = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
+        live.setdefault(node, "")
+        source = here.seeder.peer_id if here.seeder else ""
+        source_up, nodes = links.node_links(live, *links.measured(connection), source=source)
+        here.plans.update(message.version, live, source_up, nodes, now_ms)
+    return here.plans.part(node, here.seeder)
+
+
+def _known(connection: sa.Connection, node: NodeId, message: Newest, *, now_ms: int) -> Newest:
+    registry.require_node(connection, node)
+    return message
 
 
 async def _hint(request: web.Request) -> HeartbeatReply:

@@ -2,13 +2,14 @@
 
 - The picker decides, one upstream per source acts, this loop carries news between them; it ends when every chunk is
   stored, when the picker gives up (`NoSource`), or when this node itself cannot go on (its own error, e.g. `DiskFull`).
+- All sources of the plan are connected at once, so that they can say what they hold.
 - Chunks that are stored already are not fetched: an interrupted download resumes by itself.
 - The origin is a function of the caller; its bytes are verified like anybody's.
 - Cancelling is safe at any time and leaves only whole chunks behind.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -18,12 +19,13 @@ import trio
 from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, DiskFull, SwarmError
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
-from protocol.messages import Blame, Peer
+from protocol.messages import Blame, Plan
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import Broke, Deadlines, Delivered, Failed, Lied, Outcome, Refused, Upstream
+from swarm_node.p2p.fetch import Broke, Deadlines, Delivered, Failed, Had, Lied, Outcome, Refused, Upstream
 from swarm_node.p2p.host import Host
-from swarm_node.picker import ORIGIN, Assignment, Picker, PickerRules, Source
+from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
+from swarm_node.sources import ORIGIN, Source
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
 
@@ -51,13 +53,12 @@ class FetchReport:
     bytes_from: Counter[str] = field(default_factory=Counter)
     """By kind of source: peer, seeder, origin."""
     bytes_from_node: Counter[str] = field(default_factory=Counter)
+    """By who sent them, whether or not they were needed; without the origin."""
     bytes_on_disk: int = 0
     """Needed, but stored already."""
     bytes_twice: int = 0
     """Asked of a second source because the first was late, and then delivered by both."""
     blames: list[Blame] = field(default_factory=list)
-    retries: int = 0
-    """Chunks asked for again, after a refusal, a failure or a lie."""
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -73,12 +74,13 @@ class FetchRules:
     """For goodbyes at the end; whoever is still being dialled is left alone."""
 
 
-async def fetch_version(
-    manifest: PolicyManifest,
-    sources: Iterable[Peer],
+async def fetch_chunks(
+    sizes: Mapping[ChunkId, int],
+    plan: Plan,
     *,
     host: Host,
     blobs: BlobStore,
+    arrivals: Arrivals,
     rng: Random,
     origin: Origin | None = None,
     blames: Mapping[str, int] | None = None,
@@ -86,8 +88,11 @@ async def fetch_version(
     rules: FetchRules | None = None,
     report: FetchReport | None = None,
 ) -> FetchReport:
-    """Return once every chunk of the manifest is verified and stored; a given report is filled even on failure."""
-    download = _Download(manifest, list(sources), host, blobs, origin, on_progress, rules or FetchRules())
+    """Return once every chunk is verified and stored; `sizes` has them in the order of the version's manifest.
+
+    A given report is filled even on failure.
+    """
+    download = _Download(sizes, plan, host, blobs, arrivals, origin, on_progress, rules or FetchRules())
     download.report = report or download.report
     await download.run(rng, blames or {})
     return download.report
@@ -98,22 +103,23 @@ class _Download:
 
     def __init__(
         self,
-        manifest: PolicyManifest,
-        peers: list[Peer],
+        sizes: Mapping[ChunkId, int],
+        plan: Plan,
         host: Host,
         blobs: BlobStore,
+        arrivals: Arrivals,
         origin: Origin | None,
         on_progress: Callable[[Progress], None] | None,
         rules: FetchRules,
     ) -> None:
-        self._sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes().items()}
-        self._peers = {peer.peer_id: peer for peer in peers}
-        self._kinds = {peer.peer_id: peer.kind for peer in peers} | {ORIGIN: ORIGIN}
-        self._host, self._blobs, self._origin = host, blobs, origin
+        self._sizes = sizes
+        self._stripes = plan.stripes
+        self._peers = {peer.peer_id: peer for peer in plan.peers if peer.peer_id != host.node_id}
+        self._kinds = {peer.peer_id: peer.kind for peer in plan.peers} | {ORIGIN: ORIGIN}
+        self._host, self._blobs, self._arrivals, self._origin = host, blobs, arrivals, origin
         self._on_progress, self._rules = on_progress, rules
         self._upstreams: dict[str, Upstream] = {}
         self._news_in, self._news = trio.open_memory_channel[Outcome](0)
-        self._asked: Counter[ChunkId] = Counter()
         self._bytes_done = self._chunks_done = 0
         self.report = FetchReport()
 
@@ -123,17 +129,20 @@ class _Download:
         self._progressed(sum(self._sizes.values()) - sum(self._sizes[chunk] for chunk in missing), len(missing))
         self.report.bytes_on_disk = self._bytes_done
         picker = Picker(
+            list(self._sizes),
             missing,
             self._sources(),
-            me=self._host.node_id,
+            stripes=self._stripes,
             rng=rng,
             now=started,
             rules=self._rules.picker,
             blames=blames,
         )
         error: SwarmError | None = None
+        held = self._sizes.keys() - missing
         async with trio.open_nursery() as nursery:
-            error = await self._drive(picker, nursery)
+            with self._arrivals.expecting(missing, held):
+                error = await self._drive(picker, nursery)
             self._news.close()
             for upstream in self._upstreams.values():
                 upstream.finish()
@@ -148,15 +157,17 @@ class _Download:
 
     def _sources(self) -> list[Source]:
         origin = [Source(ORIGIN, "origin")] if self._origin is not None else []
-        return [Source(peer.peer_id, peer.kind) for peer in self._peers.values()] + origin
+        return [Source(peer.peer_id, peer.kind, peer.stripes) for peer in self._peers.values()] + origin
 
     async def _drive(self, picker: Picker, nursery: trio.Nursery) -> SwarmError | None:
+        for name in self._peers if picker.missing else ():
+            self._open(name, nursery)
         while picker.missing:
             now = trio.current_time()
             if picker.hopeless(now):
                 return self._no_source(picker)
-            for assignment in picker.next(now):
-                self._assign(assignment, nursery)
+            for order in picker.next(now):
+                self._act(order, nursery)
             with trio.move_on_at(picker.wake_at(now)):
                 news = await self._news.receive()
                 if isinstance(news, Broke):
@@ -164,29 +175,38 @@ class _Download:
                 self._take(news, picker)
         return None
 
-    def _assign(self, assignment: Assignment, nursery: trio.Nursery) -> None:
-        name, chunk = assignment.source, assignment.chunk
-        self.report.retries += 1 if self._asked[chunk] else 0
-        self._asked[chunk] += 1
-        if name == ORIGIN:
+    def _act(self, order: Ask | TakeBack, nursery: trio.Nursery) -> None:
+        name, chunk = order.source, order.chunk
+        if isinstance(order, TakeBack):
+            if name in self._upstreams:
+                self._upstreams[name].take_back(chunk)
+        elif name == ORIGIN:
             nursery.start_soon(self._ask_origin, chunk)
-            return
-        if name not in self._upstreams:
-            self._upstreams[name] = Upstream(
-                self._host, self._peers[name], self._blobs, self._sizes, self._news_in, self._rules.deadlines
-            )
-            nursery.start_soon(self._upstreams[name].run)
-        self._upstreams[name].ask(chunk)
+        else:
+            if name not in self._upstreams:
+                self._open(name, nursery)
+            self._upstreams[name].ask(chunk)
 
-    def _take(self, news: Delivered | Refused | Failed | Lied, picker: Picker) -> None:
+    def _open(self, name: str, nursery: trio.Nursery) -> None:
+        upstream = Upstream(
+            self._host, self._peers[name], self._blobs, self._sizes, self._news_in, self._rules.deadlines
+        )
+        self._upstreams[name] = upstream
+        nursery.start_soon(upstream.run)
+
+    def _take(self, news: Delivered | Had | Refused | Failed | Lied, picker: Picker) -> None:
         now = trio.current_time()
         if isinstance(news, Delivered):
+            if news.source != ORIGIN:
+                self.report.bytes_from_node[news.source] += news.size_bytes
             if not picker.delivered(news.source, news.chunk, now):
                 self.report.bytes_twice += news.size_bytes
                 return
+            self._arrivals.arrived(news.chunk)
             self.report.bytes_from[self._kinds[news.source]] += news.size_bytes
-            self.report.bytes_from_node[news.source] += news.size_bytes
             self._progressed(news.size_bytes, picker.missing)
+        elif isinstance(news, Had):
+            picker.had(news.source, news.chunks, now)
         elif isinstance(news, Refused):
             picker.refused(news.source, news.chunk, news.reason, now)
         elif isinstance(news, Lied):

@@ -1,7 +1,7 @@
 """Ask one upstream for chunks, several at a time, and store what proves itself.
 
 - The peer at the other end is authenticated; its chunks are verified before they are written.
-- The oldest unanswered WANT bounds the wait (`chunk_s`), and so does silence while one is open (`stall_s`).
+- Each WANT is answered within `chunk_s`, or the peer is given up; who else to ask meanwhile is the picker's business.
 - The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
 """
@@ -16,7 +16,7 @@ import trio
 from protocol import limits
 from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, PeerFault, SwarmError
-from protocol.exchange import Bye, Chunk, Farewell, Reason, Reject, Requester
+from protocol.exchange import Bye, Cancel, Chunk, Farewell, Have, Reason, Reject, Requester, Want
 from protocol.ids import ChunkId
 from protocol.messages import Peer
 from swarm_node.blobs import BlobStore
@@ -30,9 +30,9 @@ class Deadlines:
 
     dial_s: float = 10.0
     chunk_s: float = 60.0
-    """Per answer: 4 MiB at 70 kB/s, the slowest peer worth having."""
+    """Per answer: 4 MiB at 70 kB/s, the slowest peer worth having; and longer than a WANT may wait there."""
     stall_s: float = 20.0
-    """Without a byte while an answer is due."""
+    """For a WANT to be taken."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ class Delivered:
     source: str
     chunk: ChunkId
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class Had:
+    """The upstream says that it holds these."""
+
+    source: str
+    chunks: tuple[ChunkId, ...]
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Broke:
     error: SwarmError
 
 
-Outcome = Delivered | Refused | Failed | Lied | Broke
+Outcome = Delivered | Had | Refused | Failed | Lied | Broke
 
 
 class _Liar(Exception):
@@ -86,7 +94,7 @@ class _Liar(Exception):
 
 
 class Upstream:
-    """One connection to one peer; `ask` names chunks, `run` brings them in and reports outcomes."""
+    """One stream to one peer; `ask` names chunks, `take_back` says which are not needed, `run` brings them in."""
 
     def __init__(
         self,
@@ -99,19 +107,24 @@ class Upstream:
     ) -> None:
         self._host, self._peer, self._blobs, self._sizes = host, peer, blobs, sizes
         self._outcomes, self._deadlines = outcomes, deadlines
-        self._wants_in, self._wants = trio.open_memory_channel[ChunkId](limits.EXCHANGE_WANTS_MAX)
+        self._orders_in, self._orders = trio.open_memory_channel[Want | Cancel](2 * limits.EXCHANGE_WANTS_MAX)
         self._requester = Requester()
+        self._due: dict[ChunkId, float] = {}
+        """When the answer to each open WANT must be here, the first one first."""
         self._patience = trio.CancelScope()
-        self._answer_due = math.inf
         self._failure: Exception | None = None
 
     def ask(self, chunk: ChunkId) -> None:
         """Name one more chunk; at most `EXCHANGE_WANTS_MAX` may be undelivered."""
-        self._wants_in.send_nowait(chunk)
+        self._orders_in.send_nowait(Want(chunk))
+
+    def take_back(self, chunk: ChunkId) -> None:
+        """A chunk that was asked for is not needed any more; it may come all the same."""
+        self._orders_in.send_nowait(Cancel(chunk))
 
     def finish(self) -> None:
         """There is nothing more to ask: say goodbye and end."""
-        self._wants_in.close()
+        self._orders_in.close()
 
     async def run(self) -> None:
         """Serve `ask` until `finish` or the first failure, which is reported and not raised."""
@@ -132,7 +145,7 @@ class Upstream:
     async def _use(self, link: Link) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._or_end, nursery, self._send_wants(link, nursery.cancel_scope))
+                nursery.start_soon(self._or_end, nursery, self._send_orders(link, nursery.cancel_scope))
                 nursery.start_soon(self._or_end, nursery, self._take_answers(link, nursery))
         finally:
             if isinstance(self._failure, PeerVanished):
@@ -150,12 +163,17 @@ class Upstream:
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
 
-    async def _send_wants(self, link: Link, conversation: trio.CancelScope) -> None:
-        async for chunk in self._wants:
-            want = self._requester.want(chunk, self._sizes[chunk])
-            if self._requester.unanswered == 1:
-                self._expect_answer()
-            await link.send(want, stall_s=self._deadlines.stall_s)
+    async def _send_orders(self, link: Link, conversation: trio.CancelScope) -> None:
+        async for order in self._orders:
+            message: Want | Cancel | None
+            if isinstance(order, Want):
+                message = self._requester.want(order.chunk, self._sizes[order.chunk])
+                self._due[order.chunk] = trio.current_time() + self._deadlines.chunk_s
+                self._be_patient()
+            else:
+                message = self._requester.cancel(order.chunk)
+            if message is not None:
+                await link.send(message, stall_s=self._deadlines.stall_s)
         conversation.cancel()
 
     async def _take_answers(self, link: Link, nursery: trio.Nursery) -> None:
@@ -167,9 +185,12 @@ class Upstream:
                 raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
             for message in messages:
                 answer = self._requester.receive(message)
-                self._expect_answer()
                 if isinstance(answer, Bye):
                     raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
+                if isinstance(answer, Have):
+                    await self._report(Had(link.peer, answer.chunks))
+                    continue
+                self._due.pop(answer.chunk, None)
                 if isinstance(answer, Reject):
                     await self._report(Refused(link.peer, answer.chunk, answer.reason))
                 else:
@@ -186,11 +207,5 @@ class Upstream:
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
             await self._outcomes.send(news)
 
-    def _expect_answer(self) -> None:
-        """The next answer, if one is owed, has its full time from now on."""
-        self._answer_due = trio.current_time() + self._deadlines.chunk_s if self._requester.unanswered else math.inf
-        self._be_patient()
-
     def _be_patient(self) -> None:
-        silence_ends = trio.current_time() + self._deadlines.stall_s if self._requester.unanswered else math.inf
-        self._patience.deadline = min(self._answer_due, silence_ends)
+        self._patience.deadline = next(iter(self._due.values()), math.inf)

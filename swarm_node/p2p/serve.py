@@ -1,19 +1,26 @@
 """Answer other nodes' WANTs from the chunk store.
 
-- A chunk is verified each time it is read for somebody; one that is not held is rejected as absent, at once.
+- A chunk is verified each time it is read for somebody; what this node neither holds nor expects is rejected as absent.
+- A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives; one for a chunk that
+  nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
+- Requesters are told what arrives (HAVE), so that they can ask for it.
 - Bounded per peer (streams) and in total (streams, chunks in memory): beyond, the answer is busy.
-- Every wait has a deadline: for a WANT to come, for a slot to get free, for the peer to take bytes.
-- A chunk that has just been fetched is in the same store and is served to others from that moment on.
+- Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a slot to get free, for the peer to take
+  bytes.
 """
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import islice
 
 import trio
 
+from protocol import limits
 from protocol.errors import PeerFault, UnknownChunk
-from protocol.exchange import Chunk, Farewell, Message, Reason, Reject, Responder
+from protocol.exchange import Chunk, Farewell, Have, Reason, Reject, Responder, Want
 from protocol.ids import ChunkId, NodeId
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.link import Link, PeerVanished
 
@@ -23,43 +30,39 @@ class ServeLimits:
     """What serving others may cost this node."""
 
     streams_per_peer: int = 2
-    streams: int = 128
-    uploads: int = 16
-    """Chunks in memory at once: 64 MiB at the largest chunk size."""
+    streams: int = 256
+    uploads: int = 32
+    """Chunks in memory at once: 128 MiB at the largest chunk size."""
     slot_s: float = 5.0
     """Waiting for an upload slot; after that the peer is told to come back."""
     stall_s: float = 20.0
-    peers_counted: int = 4096
-    """Peers with a count of their own between two `take_sent`; identities are free."""
+    wait_s: float = 30.0
+    """Waiting for a chunk that is on its way here."""
+    grace_s: float = 2.0
+    """Waiting for a chunk that nobody here has heard of."""
     idle_s: float = 120.0
-    """Without a WANT the stream is closed; opening another costs two round trips."""
+    """Without a WANT the stream is closed, unless something is on its way; opening another costs two round trips."""
 
 
 class ChunkServer:
     """Serves one chunk store; `handle` is given to `Host.serve`."""
 
-    def __init__(self, blobs: BlobStore, limits: ServeLimits | None = None) -> None:
-        self._blobs = blobs
-        self._limits = limits or ServeLimits()
-        self._streams: Counter[NodeId] = Counter()
-        self._uploads = trio.CapacityLimiter(self._limits.uploads)
+    def __init__(self, blobs: BlobStore, arrivals: Arrivals | None = None, limits: ServeLimits | None = None) -> None:
+        self.blobs = blobs
+        self.arrivals = arrivals or Arrivals()
+        self.limits = limits or ServeLimits()
+        self.uploads = trio.CapacityLimiter(self.limits.uploads)
         self.bytes_sent = 0
-        self.bytes_sent_to: Counter[NodeId] = Counter()
-        """Per peer, for those that were served since the last `take_sent`."""
-
-    def take_sent(self) -> dict[NodeId, int]:
-        """The bytes sent per peer since the last call."""
-        taken, self.bytes_sent_to = dict(self.bytes_sent_to), Counter()
-        return taken
+        self._streams: Counter[NodeId] = Counter()
 
     async def handle(self, link: Link) -> None:
         """Serve one stream to its end."""
-        if self._streams[link.peer] >= self._limits.streams_per_peer or self._streams.total() >= self._limits.streams:
+        if self._streams[link.peer] >= self.limits.streams_per_peer or self._streams.total() >= self.limits.streams:
             await link.close(Farewell.BUSY)
             return
         self._streams[link.peer] += 1
         try:
-            await self._converse(link)
+            await link.close(await _Conversation(self, link).run())
         except PeerVanished:
             await link.abort()
         except PeerFault:
@@ -70,41 +73,136 @@ class ChunkServer:
             if not self._streams[link.peer]:
                 del self._streams[link.peer]
 
-    async def _converse(self, link: Link) -> None:
-        responder = Responder()
-        while not responder.ended:
-            with trio.move_on_after(self._limits.idle_s) as patience:
-                for message in await self._next_messages(link):
-                    responder.receive(message)
-            if patience.cancelled_caught:
-                await link.close(Farewell.IDLE)
-                return
-            while (chunk := responder.next()) is not None:
-                await self._answer(link, chunk)
-        await link.close()
 
-    async def _next_messages(self, link: Link) -> list[Message]:
-        """One or more messages: a frame that comes in crumbs does not restart the idle deadline."""
-        while not (messages := await link.receive()):
-            pass
-        return messages
+class _Conversation:
+    """One stream: a reader notes what is wanted, a writer answers what can be answered."""
 
-    async def _answer(self, link: Link, chunk: ChunkId) -> None:
-        """One CHUNK or REJECT, whatever happens."""
+    def __init__(self, server: ChunkServer, link: Link) -> None:
+        self._server, self._link, self._limits = server, link, server.limits
+        self._responder = Responder()
+        self._replies: deque[Reject] = deque()
+        self._ready: deque[ChunkId] = deque()
+        self._waiting: dict[ChunkId, float] = {}
+        """Owed chunks that are not here yet, and when to say so."""
+        self._told = 0
+        """How many of the chunks that arrived the requester knows of."""
+        self._downloads_seen = 0
+        self._idle_at = trio.current_time() + self._limits.idle_s
+        self._changed = trio.Event()
+        self._farewell = Farewell.DONE
+        self._failure: PeerFault | None = None
+
+    async def run(self) -> Farewell:
+        """Converse until the requester leaves or falls silent."""
+        with self._server.arrivals.listening(self._look):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, nursery.cancel_scope)
+                nursery.start_soon(self._write, nursery.cancel_scope)
+        if self._failure is not None:
+            raise self._failure
+        return self._farewell
+
+    async def _read(self, conversation: trio.CancelScope) -> None:
+        try:
+            while not self._responder.ended:
+                for message in await self._link.receive():
+                    if rejected := self._responder.receive(message):
+                        self._replies.append(rejected)
+                    if isinstance(message, Want):
+                        self._place(message.chunk)
+                    self._changed.set()
+        except PeerFault as error:
+            self._failure = self._failure or error
+        conversation.cancel()
+
+    async def _write(self, conversation: trio.CancelScope) -> None:
+        try:
+            while await self._next_step():
+                pass
+        except PeerFault as error:
+            self._failure = self._failure or error
+        conversation.cancel()
+
+    def _place(self, chunk: ChunkId) -> None:
+        """Decide about a new WANT: answer, or wait."""
+        if self._server.blobs.has(chunk):
+            self._ready.append(chunk)
+        else:
+            expected = self._server.arrivals.expects(chunk)
+            self._waiting[chunk] = trio.current_time() + (self._limits.wait_s if expected else self._limits.grace_s)
+
+    def _look(self) -> None:
+        """Something arrived, or is expected now, or is not any more."""
+        arrivals, now = self._server.arrivals, trio.current_time()
+        for chunk in list(self._waiting):
+            if chunk not in self._responder.owed:
+                del self._waiting[chunk]
+            elif chunk in arrivals.held:
+                del self._waiting[chunk]
+                self._ready.append(chunk)
+            elif arrivals.expects(chunk):
+                self._waiting[chunk] = max(self._waiting[chunk], now + self._limits.wait_s)
+        self._changed.set()
+
+    async def _next_step(self) -> bool:
+        """Send one frame, or wait for something to send; False when the requester has been silent for too long."""
+        if self._replies:
+            await self._send(self._replies.popleft())
+        elif news := self._news():
+            await self._send(Have(news))
+        elif self._ready:
+            await self._answer(self._ready.popleft())
+        else:
+            return await self._wait()
+        return True
+
+    def _news(self) -> tuple[ChunkId, ...]:
+        """What arrived here and the requester was not told of."""
+        arrivals = self._server.arrivals
+        if self._downloads_seen != arrivals.downloads:
+            self._downloads_seen, self._told = arrivals.downloads, 0
+        news = tuple(islice(arrivals.held, self._told, self._told + limits.EXCHANGE_HAVE_NAMES_MAX))
+        self._told += len(news)
+        return news
+
+    async def _wait(self) -> bool:
+        self._changed = trio.Event()
+        idle_at = math.inf if self._responder.owed or self._server.arrivals.expecting_any else self._idle_at
+        with trio.move_on_at(min(idle_at, *self._waiting.values(), math.inf)):
+            await self._changed.wait()
+        now = trio.current_time()
+        for chunk, until in list(self._waiting.items()):
+            if now >= until:
+                del self._waiting[chunk]
+                self._reject(chunk, Reason.ABSENT)
+        if now >= idle_at and not self._responder.owed:
+            self._farewell = Farewell.IDLE
+            return False
+        return True
+
+    async def _answer(self, chunk: ChunkId) -> None:
+        """One CHUNK or REJECT, unless the WANT was taken back."""
         try:
             with trio.fail_after(self._limits.slot_s):
-                await self._uploads.acquire()
+                await self._server.uploads.acquire()
         except trio.TooSlowError:
-            await link.send(Reject(chunk, Reason.BUSY), stall_s=self._limits.stall_s)
+            self._reject(chunk, Reason.BUSY)
             return
         try:
-            data = await trio.to_thread.run_sync(self._blobs.read, chunk)
+            if chunk in self._responder.owed:
+                self._responder.take(chunk)
+                data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
+                await self._send(self._responder.chunk(chunk, data))
+                self._server.bytes_sent += len(data)
         except UnknownChunk:
-            await link.send(Reject(chunk, Reason.ABSENT), stall_s=self._limits.stall_s)
-        else:
-            await link.send(Chunk(chunk, data), stall_s=self._limits.stall_s)
-            self.bytes_sent += len(data)
-            if link.peer in self.bytes_sent_to or len(self.bytes_sent_to) < self._limits.peers_counted:
-                self.bytes_sent_to[link.peer] += len(data)
+            await self._send(self._responder.reject(chunk, Reason.ABSENT))
         finally:
-            self._uploads.release()
+            self._server.uploads.release()
+
+    def _reject(self, chunk: ChunkId, reason: Reason) -> None:
+        if chunk in self._responder.owed:
+            self._replies.append(self._responder.reject(chunk, reason))
+
+    async def _send(self, message: Chunk | Reject | Have) -> None:
+        await self._link.send(message, stall_s=self._limits.stall_s)
+        self._idle_at = trio.current_time() + self._limits.idle_s

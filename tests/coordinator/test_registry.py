@@ -8,7 +8,7 @@ from coordinator import registry, summary, tables
 from protocol import limits
 from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Blame, Heartbeat, Peer, PlanRequest, Register, Transfer
+from protocol.messages import Blame, Heartbeat, Register, Transfer
 from protocol.signing import NodeKey
 from tests.coordinator.world import PRICE, World
 
@@ -33,8 +33,9 @@ def spend(world: World, *, node: NodeId = NODE, nonce: bytes = NONCE, sent_ms: i
     world.run(registry.spend_nonce, node, nonce, sent_ms, world.now_ms)
 
 
-def peers(world: World, node: NodeId) -> list[Peer]:
-    return list(world.run(registry.live_peers, node, PlanRequest(version=1), silent_after_ms=100, now_ms=world.now_ms))
+def live(world: World) -> dict[NodeId, str]:
+    found: dict[NodeId, str] = world.run(registry.live_nodes, silent_after_ms=100, now_ms=world.now_ms)
+    return found
 
 
 def row(world: World, node: NodeId) -> dict[str, Any]:
@@ -97,8 +98,6 @@ def test_registering_again_changes_price_and_keeps_the_rest(world: World) -> Non
 def test_a_heartbeat_of_a_stranger_is_refused(world: World) -> None:
     with pytest.raises(UnknownNode):
         beat(world, NODE)
-    with pytest.raises(UnknownNode):
-        peers(world, NODE)
 
 
 def test_counters_that_begin_again_at_zero_add_up(world: World) -> None:
@@ -131,26 +130,19 @@ def test_a_repeated_blame_counts_once(world: World) -> None:
     assert row(world, two.node_id)["blamed"] == 3
 
 
-def test_a_plan_names_the_others_that_were_heard_of_lately(world: World) -> None:
-    silent, asks, lives = world.join(1), world.join(2), world.join(3)
+def test_only_nodes_that_were_heard_of_lately_are_alive(world: World) -> None:
+    silent, lives = world.join(1), world.join(2)
     world.now_ms += 101
-    for key in (asks, lives):
-        beat(world, key.node_id)
-    assert peers(world, asks.node_id) == [Peer(peer_id=lives.node_id, address="127.0.0.1:1", kind="peer")]
+    beat(world, lives.node_id)
+    assert live(world) == {lives.node_id: "127.0.0.1:1"}
     beat(world, silent.node_id)
-    assert {peer.peer_id for peer in peers(world, asks.node_id)} == {lives.node_id, silent.node_id}
+    assert live(world).keys() == {lives.node_id, silent.node_id}
 
 
-def test_a_node_without_an_address_is_in_no_plan(world: World) -> None:
-    asks = world.join(1)
+def test_a_node_without_an_address_is_alive_and_nowhere(world: World) -> None:
     message = Register(name="hidden", price_micros_per_mtok=0, addresses=(), agent="")
     world.run(registry.register, NODE, message, max_price=0, now_ms=world.now_ms)
-    assert peers(world, asks.node_id) == []
-
-
-def test_a_plan_stays_short_however_many_join(world: World) -> None:
-    keys = [world.join(number) for number in range(registry.PEERS_MAX + 3)]
-    assert len(peers(world, keys[0].node_id)) == registry.PEERS_MAX
+    assert live(world) == {NODE: ""}
 
 
 def rows_of(world: World, table: Any) -> int:

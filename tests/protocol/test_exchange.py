@@ -1,26 +1,32 @@
 """The chunk exchange: any split of the bytes means the same, and no bytes cost more than the frame they announce."""
 
+import re
 import struct
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import limits
+from protocol import exchange, limits
 from protocol.chunks import chunk_id
 from protocol.errors import ERRORS, PeerFault
 from protocol.exchange import (
+    TRANSITIONS,
     Bye,
+    Cancel,
     Chunk,
     Farewell,
     FrameReader,
     FrameTooLarge,
+    Have,
     MalformedFrame,
     Message,
     Reason,
     Reject,
     Requester,
     Responder,
+    Standing,
     UnaskedAnswer,
     Want,
     WantRefused,
@@ -33,7 +39,9 @@ HEADER_BYTES = 5
 
 names = st.binary(min_size=32, max_size=32).map(lambda raw: ChunkId(raw.hex()))
 messages = st.one_of(
+    st.builds(Have, st.lists(names, min_size=1, max_size=limits.EXCHANGE_HAVE_NAMES_MAX).map(tuple)),
     st.builds(Want, names),
+    st.builds(Cancel, names),
     st.builds(Chunk, names, st.binary(min_size=1, max_size=300)),
     st.builds(Reject, names, st.sampled_from(Reason)),
     st.builds(Bye, st.sampled_from(Farewell)),
@@ -72,7 +80,12 @@ def test_garbage_is_a_named_fault_and_never_buffers_more_than_the_cap(pieces: li
     ("data", "fault"),
     [
         (frame(0, 32), MalformedFrame),  # no such type
-        (frame(1, 32), MalformedFrame),  # HAVE is not spoken yet
+        (frame(1, 31), MalformedFrame),  # a HAVE without a name
+        (frame(1, 33, bytes(33)), MalformedFrame),  # one and a bit
+        (frame(1, 32 * limits.EXCHANGE_HAVE_NAMES_MAX + 1), FrameTooLarge),
+        (frame(5, 31), MalformedFrame),
+        (frame(5, 33), FrameTooLarge),
+        (frame(7, 1), MalformedFrame),
         (frame(255, 0), MalformedFrame),
         (frame(2, 0), MalformedFrame),  # a WANT without a name
         (frame(2, 31), MalformedFrame),
@@ -125,8 +138,8 @@ def test_every_want_is_answered_once_in_any_order() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Chunk(B, b"b"), Reject(B, Reason.BUSY), Chunk(A, b"aa"), Want(A)],
-    ids=["unasked chunk", "unasked reject", "another size", "a question"],
+    [Chunk(B, b"b"), Reject(B, Reason.BUSY), Chunk(A, b"aa"), Want(A), Cancel(A)],
+    ids=["unasked chunk", "unasked reject", "another size", "a question", "a question taken back"],
 )
 def test_an_answer_nobody_asked_for_is_the_peers_fault(message: Message) -> None:
     requester = Requester()
@@ -154,15 +167,105 @@ def test_asking_twice_or_too_much_is_our_own_bug() -> None:
         requester.want(B, 1)
 
 
-def test_a_responder_answers_in_order_until_the_goodbye() -> None:
+def test_a_responder_owes_in_order_and_a_name_may_be_asked_again_once_answered() -> None:
     responder = Responder()
     responder.receive(Want(A))
     responder.receive(Want(B))
-    assert responder.next() == A
-    responder.receive(Want(A))  # answered, so it may be asked again
+    assert list(responder.owed) == [A, B]
+    assert responder.chunk(A, b"a") == Chunk(A, b"a")
+    responder.receive(Want(A))
+    assert list(responder.owed) == [B, A]
     responder.receive(Bye(Farewell.DONE))
     assert responder.ended
-    assert responder.next() is None
+
+
+def test_a_want_taken_back_in_time_is_rejected_as_cancelled_and_may_be_asked_again() -> None:
+    requester, responder = Requester(), Responder()
+    responder.receive(requester.want(A, 1))
+    cancel = requester.cancel(A)
+    assert cancel == Cancel(A)
+    assert requester.cancel(A) is None  # once is enough
+    answer = responder.receive(cancel)
+    assert answer == Reject(A, Reason.CANCELLED)
+    assert list(responder.owed) == []
+    assert requester.receive(answer) == answer
+    assert requester.cancel(A) is None
+    responder.receive(requester.want(A, 1))
+
+
+def test_a_chunk_that_crosses_its_cancel_is_the_answer() -> None:
+    requester, responder = Requester(), Responder()
+    responder.receive(requester.want(A, 1))
+    cancel = requester.cancel(A)
+    assert cancel is not None
+    chunk = responder.chunk(A, b"a")
+    assert responder.receive(cancel) is None
+    assert requester.receive(chunk) == chunk
+    assert requester.unanswered == 0
+
+
+def test_a_chunk_under_way_cannot_be_cancelled() -> None:
+    requester, responder = Requester(), Responder()
+    responder.receive(requester.want(A, 1))
+    responder.take(A)
+    cancel = requester.cancel(A)
+    assert cancel is not None
+    assert responder.receive(cancel) is None
+    assert requester.receive(responder.chunk(A, b"a")) == Chunk(A, b"a")
+
+
+@pytest.mark.parametrize("standing", Standing)
+@pytest.mark.parametrize("message", [Want(A), Cancel(A), Chunk(A, b"a"), Reject(A, Reason.BUSY)], ids=repr)
+def test_what_the_table_does_not_list_is_refused_on_both_sides(standing: Standing, message: Message) -> None:
+    requester, responder = Requester(), Responder()
+    if standing is not Standing.CLOSED:
+        responder.receive(requester.want(A, 1))
+        responder.take(A)
+    if standing is Standing.CANCELLED and (cancel := requester.cancel(A)):
+        responder.receive(cancel)
+    listed = (standing, type(message)) in TRANSITIONS
+    receiver = responder if isinstance(message, Want | Cancel) else requester
+    if listed:
+        receiver.receive(message)
+    else:
+        with pytest.raises(PeerFault):
+            receiver.receive(message)
+
+
+def test_the_table_in_the_specification_is_the_table() -> None:
+    said = re.findall(r"^    (closed|open|cancelled) +([A-Z]+) +→ (\w+)", exchange.__doc__ or "", re.MULTILINE)
+    assert said == [(before.value, kind.__name__.upper(), after.value) for (before, kind), after in TRANSITIONS.items()]
+
+
+wants_and_cancels = st.lists(st.tuples(st.sampled_from(["want", "cancel", "chunk", "reject"]), st.sampled_from([A, B])))
+
+
+@given(wants_and_cancels)
+def test_two_honest_sides_never_fault_each_other_and_every_want_is_answered_once(
+    steps: list[tuple[str, ChunkId]],
+) -> None:
+    requester, responder = Requester(), Responder()
+    to_requester: list[Message] = []
+    wanted = answered = 0
+    for step, chunk in steps:
+        if step == "want":
+            with suppress(ValueError):
+                responder.receive(requester.want(chunk, 1))
+                wanted += 1
+        elif step == "cancel":
+            if (cancel := requester.cancel(chunk)) and (reject := responder.receive(cancel)):
+                to_requester.append(reject)
+        elif chunk in responder.owed:
+            to_requester.append(
+                responder.chunk(chunk, b"x") if step == "chunk" else responder.reject(chunk, Reason.BUSY)
+            )
+        if len(to_requester) > 2:  # answers travel behind
+            requester.receive(to_requester.pop(0))
+            answered += 1
+    for message in to_requester:
+        requester.receive(message)
+        answered += 1
+    assert wanted - answered == requester.unanswered == len(responder.owed)
 
 
 def test_a_flood_of_wants_is_refused() -> None:

@@ -15,7 +15,7 @@ from protocol.chunks import chunk_id, digest, split
 from protocol.exchange import Want
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
-from protocol.messages import Peer
+from protocol.messages import Peer, Plan
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.download import FetchRules
 from swarm_node.p2p.fetch import Deadlines
@@ -28,9 +28,7 @@ CHUNK_SIZE = 16 * 1024
 
 QUICK = FetchRules(
     deadlines=Deadlines(dial_s=5.0, chunk_s=2.0, stall_s=1.0),
-    picker=PickerRules(
-        patience_s=0.2, busy_patience_s=0.6, origin_patience_s=0.4, overdue_s=1.0, failure_pause_s=0.02, give_up_s=15.0
-    ),
+    picker=PickerRules(ahead_s=0.3, origin_patience_s=0.4, overdue_s=0.5, failure_pause_s=0.02, give_up_s=15.0),
 )
 """Deadlines as short as a loaded machine allows."""
 
@@ -92,6 +90,16 @@ async def node(
         if handler is not None:
             host.serve(handler)
         yield host
+
+
+def plan_of(*peers: Peer) -> Plan:
+    """A plan that deals the stripes to these, one each."""
+    dealt = [peer.model_copy(update={"stripes": (number,)}) for number, peer in enumerate(peers)]
+    return Plan(stripes=max(1, len(peers)), peers=tuple(dealt))
+
+
+def sizes_of(version: Version) -> dict[ChunkId, int]:
+    return {chunk: len(data) for chunk, data in version.chunks.items()}
 
 
 def as_peer(host: Host) -> Peer:

@@ -9,8 +9,9 @@ import trio
 
 from protocol import limits
 from protocol.chunks import chunk_id
-from protocol.exchange import Bye, Chunk, Farewell, Message, Reason, Reject, Want, encode
+from protocol.exchange import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
@@ -23,8 +24,10 @@ DIAL_S = STALL_S = 5.0
 
 
 @asynccontextmanager
-async def served(blobs: BlobStore, bounds: ServeLimits | None = None) -> AsyncIterator[tuple[ChunkServer, Host, Host]]:
-    server = ChunkServer(blobs, bounds)
+async def served(
+    blobs: BlobStore, bounds: ServeLimits | None = None, arrivals: Arrivals | None = None
+) -> AsyncIterator[tuple[ChunkServer, Host, Host]]:
+    server = ChunkServer(blobs, arrivals, bounds or ServeLimits(grace_s=0.1))
     async with node(1, server.handle) as host, node(2) as client:
         yield server, host, client
 
@@ -56,12 +59,10 @@ async def test_every_want_is_answered_with_its_chunk_or_a_reason(tmp_path: Path)
         sent = len(VERSION.chunks[CHUNKS[0]]) + len(VERSION.chunks[CHUNKS[1]])
         assert got == [
             Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]]),
-            Reject(absent, Reason.ABSENT),
             Chunk(CHUNKS[1], VERSION.chunks[CHUNKS[1]]),
+            Reject(absent, Reason.ABSENT),
         ]
         assert server.bytes_sent == sent
-        assert server.take_sent() == {client.node_id: sent}
-        assert server.take_sent() == {}
 
 
 @pytest.mark.trio
@@ -101,7 +102,7 @@ async def test_a_requester_that_breaks_the_rules_is_sent_away_and_others_are_ser
 
 @pytest.mark.trio
 async def test_more_streams_than_a_peer_may_have_are_told_to_come_back(tmp_path: Path) -> None:
-    async with served(store(tmp_path), ServeLimits(streams_per_peer=1)) as (_, host, client):
+    async with served(store(tmp_path), ServeLimits(streams_per_peer=1, grace_s=0.1)) as (_, host, client):
         first = await client.connect(as_peer(host), dial_s=DIAL_S)
         await first.send(Want(CHUNKS[0]), stall_s=STALL_S)
         await answers(first, 1)
@@ -160,7 +161,7 @@ async def test_no_free_upload_slot_is_a_busy_answer(tmp_path: Path) -> None:
 async def test_a_requester_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
     ended = trio.Event()
-    server = ChunkServer(store(tmp_path, big.chunks), ServeLimits(stall_s=0.2))
+    server = ChunkServer(store(tmp_path, big.chunks), limits=ServeLimits(stall_s=0.2))
 
     async def handle(link: Link) -> None:
         try:
@@ -173,3 +174,53 @@ async def test_a_requester_that_reads_nothing_is_cut_off(tmp_path: Path) -> None
         await link.send(Want(ChunkId(*big.chunks)), stall_s=STALL_S)
         with trio.fail_after(PATIENT_SECONDS):
             await ended.wait()
+
+
+@pytest.mark.trio
+async def test_a_want_for_a_chunk_on_its_way_waits_and_is_answered_the_moment_it_arrives(tmp_path: Path) -> None:
+    blobs, arrivals = store(tmp_path), Arrivals()
+    async with served(blobs, ServeLimits(grace_s=0.0), arrivals) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        with arrivals.expecting(CHUNKS, ()):
+            await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+            await link.send(Want(chunk_id(b"unheard of")), stall_s=STALL_S)
+            assert await answers(link, 1) == [Reject(chunk_id(b"unheard of"), Reason.ABSENT)]
+            blobs.write(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
+            arrivals.arrived(CHUNKS[0])
+            assert await answers(link, 2) == [Have((CHUNKS[0],)), Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]])]
+
+
+@pytest.mark.trio
+async def test_a_want_that_waits_in_vain_is_rejected_when_the_download_has_ended(tmp_path: Path) -> None:
+    arrivals = Arrivals()
+    async with served(store(tmp_path), ServeLimits(wait_s=0.1), arrivals) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        with arrivals.expecting(CHUNKS, ()):
+            await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+            assert await answers(link, 1) == [Reject(CHUNKS[0], Reason.ABSENT)]
+
+
+@pytest.mark.trio
+async def test_a_newcomer_is_told_all_that_is_held_in_frames_of_bounded_size(tmp_path: Path) -> None:
+    arrivals = Arrivals()
+    many = [chunk_id(number.to_bytes(2)) for number in range(150)]
+    async with served(store(tmp_path), None, arrivals) as (_, host, client):
+        with arrivals.expecting(CHUNKS, many):
+            link = await client.connect(as_peer(host), dial_s=DIAL_S)
+            told = await answers(link, 3)
+        assert [len(message.chunks) for message in told if isinstance(message, Have)] == [64, 64, 22]
+
+
+@pytest.mark.trio
+async def test_a_want_taken_back_while_it_waits_costs_no_bytes(tmp_path: Path) -> None:
+    blobs, arrivals = store(tmp_path), Arrivals()
+    async with served(blobs, None, arrivals) as (server, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        with arrivals.expecting(CHUNKS, ()):
+            await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+            await link.send(Cancel(CHUNKS[0]), stall_s=STALL_S)
+            assert await answers(link, 1) == [Reject(CHUNKS[0], Reason.CANCELLED)]
+            blobs.write(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
+            arrivals.arrived(CHUNKS[0])
+            assert await answers(link, 1) == [Have((CHUNKS[0],))]
+        assert server.bytes_sent == 0

@@ -9,133 +9,144 @@ from hypothesis import strategies as st
 
 from protocol.chunks import chunk_id
 from protocol.exchange import Reason
-from protocol.ids import ChunkId, NodeId
-from swarm_node.picker import ORIGIN, Assignment, Picker, PickerRules, Source
+from protocol.ids import ChunkId
+from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
+from swarm_node.sources import ORIGIN, Source
 
-ME = NodeId("b-me")
-PEER_A, PEER_C = Source("a-peer", "peer"), Source("c-peer", "peer")
-SEEDER, HTTP = Source("seeder", "seeder"), Source(ORIGIN, "origin")
+PEER_A, PEER_C = Source("a-peer", "peer", (0,)), Source("c-peer", "peer", (1,))
+SEEDER, HTTP = Source("seeder", "seeder", (2,)), Source(ORIGIN, "origin")
 CHUNKS = [chunk_id(bytes([number])) for number in range(12)]
-RULES = PickerRules(window=2)
+RULES = PickerRules()
+STRIPES = 3
 
 
-def picker_for(*sources: Source, chunks: list[ChunkId] = CHUNKS, me: NodeId = ME) -> Picker:
-    return Picker(chunks, sources, me=me, rng=Random(1), now=0.0, rules=RULES)
+def picker_for(*sources: Source, chunks: list[ChunkId] = CHUNKS, rules: PickerRules = RULES) -> Picker:
+    return Picker(chunks, chunks, sources, stripes=STRIPES, rng=Random(1), now=0.0, rules=rules)
 
 
-def asked_of(assignments: list[Assignment], source: Source) -> list[ChunkId]:
-    return [assignment.chunk for assignment in assignments if assignment.source == source.name]
+def asked_of(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
+    return [order.chunk for order in orders if isinstance(order, Ask) and order.source == source.name]
 
 
-def test_nodes_ask_the_seeder_for_different_chunks_first() -> None:
-    everyone = [Source(f"node-{number}", "peer") for number in range(3)]
-    firsts = [asked_of(picker_for(*everyone, SEEDER, me=NodeId(node.name)).next(0.0), SEEDER) for node in everyone]
-    assert [chunk for first in firsts for chunk in first] == [CHUNKS[at] for at in (0, 1, 4, 5, 8, 9)]
+def taken_back_from(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
+    return [order.chunk for order in orders if isinstance(order, TakeBack) and order.source == source.name]
 
 
-def test_a_peer_is_asked_for_its_own_share_first() -> None:
-    assignments = picker_for(PEER_A, PEER_C, SEEDER).next(0.0)
-    assert asked_of(assignments, PEER_A) == CHUNKS[0:2]
-    assert asked_of(assignments, SEEDER) == CHUNKS[4:6]
-    assert asked_of(assignments, PEER_C) == CHUNKS[8:10]
+def test_a_parent_is_asked_in_order_for_chunks_that_it_does_not_hold_yet() -> None:
+    orders = picker_for(PEER_A, PEER_C, SEEDER).next(0.0)
+    assert asked_of(orders, PEER_A) == CHUNKS[0::3]
+    assert asked_of(orders, PEER_C) == CHUNKS[1::3]
+    assert asked_of(orders, SEEDER) == CHUNKS[2::3][: RULES.window]
 
 
 def test_no_source_has_more_to_answer_than_its_window() -> None:
-    picker = picker_for(PEER_A, PEER_C, SEEDER, HTTP)
-    assert len(picker.next(0.0)) == 3 * RULES.window
+    many = [chunk_id(number.to_bytes(2)) for number in range(100)]
+    picker = picker_for(PEER_A, chunks=many)
+    picker.had(PEER_A.name, many, 0.0)
+    assert len(picker.next(0.0)) == RULES.window
     assert picker.next(0.0) == []
+    waiting = picker_for(PEER_A, chunks=many)
+    assert len(waiting.next(0.0)) == RULES.waits
+    assert waiting.next(0.0) == []
 
 
 def test_the_seeder_alone_delivers_everything() -> None:
-    picker = picker_for(SEEDER)
+    alone = Source("seeder", "seeder", range(STRIPES))
+    picker = picker_for(alone)
     got = []
     while picker.missing:
-        for assignment in picker.next(0.0):
-            got.append(assignment.chunk)
-            picker.delivered(assignment.source, assignment.chunk, 0.0)
-    assert sorted(got) == sorted(CHUNKS)
+        for order in picker.next(0.0):
+            got.append(order.chunk)
+            picker.delivered(order.source, order.chunk, 0.0)
+    assert got == CHUNKS
 
 
-def play_until_only_peers_are_waited_for(picker: Picker, *, peers_refuse: bool) -> None:
-    """The seeder delivers all it is asked for; the peers owe their answers, or have nothing."""
-    while assignments := picker.next(0.0):
-        for assignment in assignments:
-            if assignment.source == SEEDER.name:
-                picker.delivered(SEEDER.name, assignment.chunk, 0.0)
-            elif peers_refuse:
-                picker.refused(assignment.source, assignment.chunk, Reason.ABSENT, 0.0)
+def test_the_part_of_one_source_does_not_run_far_ahead_of_the_whole() -> None:
+    many = [chunk_id(number.to_bytes(2)) for number in range(300)]
+    picker = picker_for(PEER_A, PEER_C, SEEDER, chunks=many)
+    asked = 0
+    while more := asked_of(picker.next(0.0), SEEDER):
+        asked += len(more)
+        for chunk in more:
+            picker.delivered(SEEDER.name, chunk, 0.0)
+    assert RULES.lead * 100 <= asked < 25
 
 
-def test_beyond_our_share_the_seeder_is_asked_when_peers_owe_answers_for_too_long() -> None:
-    rules = replace(RULES, overdue_s=100.0)
-    picker = Picker(CHUNKS, [PEER_A, SEEDER], me=ME, rng=Random(1), now=0.0, rules=rules)
-    play_until_only_peers_are_waited_for(picker, peers_refuse=False)
-    assert picker.missing == len(CHUNKS) // 2
-    assert asked_of(picker.next(RULES.busy_patience_s - 0.1), SEEDER) == []
-    assert len(asked_of(picker.next(RULES.busy_patience_s), SEEDER)) == RULES.window
+def test_a_chunk_that_waits_is_taken_from_whoever_holds_it_once_its_parent_is_late() -> None:
+    picker = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:2])
+    assert asked_of(picker.next(0.0), PEER_A) == [CHUNKS[0]]
+    picker.delivered(PEER_C.name, CHUNKS[1], 0.1)
+    picker.had(PEER_C.name, [CHUNKS[0]], 0.1)
+    assert picker.next(0.2) == []
+    orders = picker.next(RULES.ahead_s + 0.1)
+    assert asked_of(orders, PEER_C) == [CHUNKS[0]]
+    assert taken_back_from(orders, PEER_A) == [CHUNKS[0]]
 
 
-def test_beyond_our_share_the_seeder_is_asked_sooner_when_no_peer_owes_anything() -> None:
-    picker = picker_for(PEER_A, SEEDER)
-    play_until_only_peers_are_waited_for(picker, peers_refuse=True)
-    assert picker.missing == len(CHUNKS) // 2
-    picker.failed(PEER_A.name, RULES.patience_s - 0.1)  # pauses, so that it owes nothing
-    assert asked_of(picker.next(RULES.patience_s - 0.1), SEEDER) == []
-    assert len(asked_of(picker.next(RULES.patience_s), SEEDER)) == RULES.window
+def test_the_rarest_chunk_is_taken_first() -> None:
+    picker = picker_for(PEER_A, PEER_C, rules=replace(RULES, window=1, sample=100))
+    picker.had(PEER_A.name, CHUNKS[0::3], 0.0)
+    picker.had(PEER_C.name, [*CHUNKS[0:7:3], *CHUNKS[1::3]], 0.0)
+    assert asked_of(picker.next(0.0), PEER_A) == [CHUNKS[9]]
 
 
-def test_an_absent_chunk_is_asked_again_after_a_pause_that_grows() -> None:
-    picker = picker_for(PEER_A)
+def test_when_a_chunk_comes_all_other_wants_for_it_are_taken_back() -> None:
+    picker = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1])
+    picker.next(0.0)
+    picker.had(PEER_A.name, CHUNKS[:1], 0.0)
+    picker.had(PEER_C.name, CHUNKS[:1], 0.0)
+    assert asked_of(picker.next(RULES.overdue_s), PEER_C) == CHUNKS[:1]
+    assert picker.delivered(PEER_C.name, CHUNKS[0], 1.5)
+    assert taken_back_from(picker.next(1.5), PEER_A) == CHUNKS[:1]
+    assert not picker.delivered(PEER_A.name, CHUNKS[0], 1.6)
+
+
+def test_a_parent_that_has_nothing_pauses_longer_each_time_and_the_seeder_takes_over() -> None:
+    picker = picker_for(PEER_A, SEEDER, chunks=CHUNKS[:1])
     now, pauses = 0.0, []
     for _ in range(4):
-        for assignment in picker.next(now):
-            picker.refused(assignment.source, assignment.chunk, Reason.ABSENT, now)
-        assert picker.next(now) == []
-        pauses.append(picker.wake_at(now) - now)
-        now = picker.wake_at(now)
-    assert pauses == sorted(pauses)
-    assert pauses[0] < 0.05 < pauses[-1]
+        for order in picker.next(now):
+            picker.refused(order.source, order.chunk, Reason.ABSENT, now)
+        began = now
+        while not picker.next(now) and now < 3.0:
+            now += 0.01
+        pauses.append(now - began)
+        picker.refused(PEER_A.name, CHUNKS[0], Reason.CANCELLED, now)
+    assert pauses[0] < pauses[1] < pauses[2]
+    assert asked_of(picker_after_refusals(), SEEDER) == CHUNKS[:1]
 
 
-def test_a_pausing_source_is_probed_with_one_chunk_only() -> None:
-    picker = picker_for(PEER_A)
-    first = picker.next(0.0)
-    picker.refused(PEER_A.name, first[0].chunk, Reason.ABSENT, 0.0)
-    picker.refused(PEER_A.name, first[1].chunk, Reason.ABSENT, 0.0)
-    probe = picker.next(1.0)
-    assert len(probe) == 1
-    assert probe[0].chunk not in {assignment.chunk for assignment in first}  # it may have others by now
-    picker.delivered(PEER_A.name, probe[0].chunk, 1.0)
-    assert len(picker.next(1.0)) == RULES.window
+def picker_after_refusals() -> list[Ask | TakeBack]:
+    picker = picker_for(PEER_A, SEEDER, chunks=CHUNKS[:1])
+    for order in picker.next(0.0):
+        picker.refused(order.source, order.chunk, Reason.ABSENT, 0.0)
+    return picker.next(10.0)
 
 
-def test_a_late_chunk_is_asked_of_a_second_source_when_nothing_else_is_left() -> None:
-    picker = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:3])
-    first = picker.next(0.0)
-    assert len(first) == 3
-    slow = asked_of(first, PEER_A)
-    for chunk in asked_of(first, PEER_C):
-        picker.delivered(PEER_C.name, chunk, 0.0)
+def test_a_late_answer_is_asked_of_a_second_source_only() -> None:
+    picker = picker_for(PEER_A, PEER_C, Source("d", "peer"), chunks=CHUNKS[:1])
+    picker.next(0.0)
+    for source in ("a-peer", "c-peer", "d"):
+        picker.had(source, CHUNKS[:1], 0.0)
     assert picker.next(RULES.overdue_s - 0.1) == []
-    assert picker.wake_at(RULES.overdue_s - 0.1) <= RULES.overdue_s
-    assert asked_of(picker.next(RULES.overdue_s), PEER_C) == slow
-    assert picker.next(2 * RULES.overdue_s) == []  # two are enough
-    assert picker.delivered(PEER_C.name, slow[0], 7.0)
-    assert not picker.delivered(PEER_A.name, slow[0], 8.0)
+    assert len(picker.next(RULES.overdue_s)) == 1
+    assert picker.next(2 * RULES.overdue_s) == []
 
 
 def test_what_a_failed_source_owed_is_asked_elsewhere() -> None:
-    picker = picker_for(PEER_A, PEER_C)
-    first = picker.next(0.0)
-    owed = asked_of(first, PEER_A)
-    picker.failed(PEER_A.name, 0.0)
-    for chunk in asked_of(first, PEER_C):
-        picker.delivered(PEER_C.name, chunk, 0.0)
-    taken = []
-    while more := asked_of(picker.next(0.0), PEER_C):
-        taken += more
-        for chunk in more:
-            picker.delivered(PEER_C.name, chunk, 0.0)
+    picker = picker_for(PEER_A, SEEDER)
+    owed = asked_of(orders := picker.next(0.0), PEER_A)
+    for chunk in asked_of(orders, SEEDER):
+        picker.delivered(SEEDER.name, chunk, 0.0)
+    for now in range(RULES.strikes_max):
+        picker.failed(PEER_A.name, float(now))
+    taken: list[ChunkId] = []
+    now_s = 10.0
+    while picker.missing and now_s < 30:
+        for chunk in asked_of(picker.next(now_s), SEEDER):
+            taken.append(chunk)
+            picker.delivered(SEEDER.name, chunk, now_s)
+        now_s += RULES.look_s
     assert set(owed) <= set(taken)
 
 
@@ -159,16 +170,17 @@ def test_a_liar_is_never_asked_again() -> None:
 
 
 def test_among_equals_the_least_blamed_is_asked_first() -> None:
-    picker = Picker(CHUNKS[:2], [PEER_A, PEER_C], me=ME, rng=Random(1), now=0.0, rules=RULES, blames={PEER_A.name: 2})
+    both = [replace(PEER_A, stripes=(0, 1, 2)), replace(PEER_C, stripes=(0, 1, 2))]
+    picker = Picker(CHUNKS[:2], CHUNKS[:2], both, stripes=3, rng=Random(1), now=0.0, blames={PEER_A.name: 2})
     assert asked_of(picker.next(0.0), PEER_A) == []
 
 
 def test_the_origin_is_asked_for_what_the_seeder_lacks() -> None:
     picker = picker_for(SEEDER, HTTP)
-    first = picker.next(0.0)
-    assert asked_of(first, HTTP) == []
-    picker.refused(SEEDER.name, first[0].chunk, Reason.ABSENT, 0.0)
-    assert asked_of(picker.next(0.0), HTTP) == [first[0].chunk]
+    first = asked_of(orders := picker.next(0.0), SEEDER)
+    assert asked_of(orders, HTTP) == []
+    picker.refused(SEEDER.name, first[0], Reason.ABSENT, 0.0)
+    assert asked_of(picker.next(0.0), HTTP) == [first[0]]
 
 
 def test_the_origin_is_asked_when_nobody_else_is_left_or_delivers() -> None:
@@ -186,11 +198,6 @@ def test_nothing_missing_means_nothing_to_do() -> None:
     assert not picker.hopeless(10**9)
 
 
-def test_this_node_and_duplicates_in_the_plan_are_no_sources() -> None:
-    picker = picker_for(Source(ME, "peer"), PEER_A, PEER_A)
-    assert {assignment.source for assignment in picker.next(0.0)} == {PEER_A.name}
-
-
 def test_no_source_at_all_is_hopeless_at_once() -> None:
     assert picker_for().hopeless(0.0)
 
@@ -202,22 +209,30 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
 ) -> None:
     """Plays all sources by dice: each answer, refusal, failure and lie comes at some time, in some order."""
     chunks = [chunk_id(number.to_bytes(2)) for number in range(chunk_count)]
-    sources = [Source(f"peer-{number}", "peer") for number in range(peer_count)]
+    sources = [Source(f"peer-{number}", "peer", (number % STRIPES,)) for number in range(peer_count)]
     sources += [SEEDER] * seeder + [HTTP] * origin
-    picker = Picker(chunks, sources, me=ME, rng=Random(7), now=0.0, rules=RULES)
+    picker = picker_for(*sources, chunks=chunks)
     habits = {source.name: chance.choice(["delivers", "absent", "fails", "lies", "any"]) for source in sources}
     open_wants: dict[str, list[ChunkId]] = {source.name: [] for source in sources}
     delivered: set[ChunkId] = set()
     now = 0.0
+    for source in sources[:peer_count]:
+        if habits[source.name] == "delivers":
+            picker.had(source.name, chunks, now)
     for _ in range(5000):
         if not picker.missing or picker.hopeless(now):
             break
-        for assignment in picker.next(now):
-            assert assignment.chunk not in delivered
-            assert sum(assignment.chunk in wants for wants in open_wants.values()) <= 1
-            assert assignment.chunk not in open_wants[assignment.source]
-            open_wants[assignment.source].append(assignment.chunk)
-            assert len(open_wants[assignment.source]) <= RULES.window
+        for order in picker.next(now):
+            wants = open_wants[order.source]
+            if isinstance(order, TakeBack):
+                if order.chunk in wants and chance.random() < 0.5:  # or it crosses the chunk on its way
+                    wants.remove(order.chunk)
+                    picker.refused(order.source, order.chunk, Reason.CANCELLED, now)
+                continue
+            assert order.chunk not in delivered
+            assert order.chunk not in wants
+            wants.append(order.chunk)
+            assert len(wants) <= RULES.asked_max
         busy = [name for name, wants in open_wants.items() if wants]
         if not busy:
             assert picker.wake_at(now) > now

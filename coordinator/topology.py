@@ -1,0 +1,224 @@
+"""Who feeds whom while a version spreads: a pure plan from measured links to one tree per stripe.
+
+- A version's chunks are dealt to K stripes. Each stripe flows down a tree of its own, from the source (the
+  coordinator's seeder) to every node; a node that has many children in one stripe is a leaf in most others, so every
+  uplink works.
+- The common rate R is the largest that the links allow: `R ≤ u_source` and `R ≤ (u_source + Σ u_i) / N`, counting the
+  uplinks of those nodes that themselves receive at R. One stripe is R/K wide, and a link of u bytes/s has ⌊K·u/R⌋
+  *slots*: children it can feed.
+- All slots of all nodes together are at least N·K, one for each node and stripe; so the trees fit, and the last byte
+  arrives at G/R plus the time that one chunk needs to pass down the deepest tree.
+- Good uploaders sit high: within a tree, wide nodes come before narrow ones, which makes it as flat as it can be.
+- A node that cannot be dialled feeds only nodes that can: it opens the connection, and they ask over it.
+- Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
+- `join` gives a newcomer its parents without moving anybody; who leaves takes only its edges along.
+
+The proof sketch, and how far real runs are from the bound, is in docs/broadcast.md.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+SOURCE = ""
+"""The name of the root of every tree: the coordinator's own seeder."""
+
+STRIPES = 32
+"""Trees per version: more split an uplink more finely, fewer mean fewer parents per node."""
+
+FAN_OUT_MAX = 64
+"""Children of one node: each costs a connection."""
+
+SOURCE_FAN_OUT_MAX = 256
+"""Children of the source, which has nothing else to do."""
+
+SPARES = 4
+"""Upstreams beside the parents, at the least: who to turn to when a parent fails."""
+
+_RATE_STEPS = 50
+"""Halvings in the search for R: more than a float has bits that matter here."""
+
+
+@dataclass(frozen=True)
+class NodeLinks:
+    """One node as the planner sees it; rates are bytes per second, measured."""
+
+    name: str
+    up: float
+    down: float
+    dialable: bool = True
+
+
+@dataclass
+class Topology:
+    """One version's trees: for each node its parent in every stripe, and the upstreams it may also turn to."""
+
+    stripes: int
+    rate: float
+    parents: dict[str, list[str]] = field(default_factory=dict)
+    spares: dict[str, list[str]] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+    """Children that each node could still take, over all stripes."""
+    dialable: set[str] = field(default_factory=set)
+
+    def upstreams(self, name: str) -> dict[str, list[int]]:
+        """Every upstream of a node, with the stripes that it is asked for first."""
+        found: dict[str, list[int]] = {}
+        for stripe, parent in enumerate(self.parents[name]):
+            found.setdefault(parent, []).append(stripe)
+        for spare in self.spares[name]:
+            found.setdefault(spare, [])
+        found.setdefault(SOURCE, [])
+        return found
+
+    def depth(self, stripe: int) -> int:
+        """Hops from the source to the farthest node of a stripe's tree."""
+        known = {SOURCE: 0}
+        for name in self.parents:
+            path = []
+            while name not in known:
+                path.append(name)
+                name = self.parents[name][stripe]
+            for step, passed in enumerate(reversed(path), start=1):
+                known[passed] = known[name] + step
+        return max(known.values())
+
+
+def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks]) -> float:
+    """Seconds that no scheme can beat: the source's uplink, the slowest downlink, or all uplinks together."""
+    together = source_up + sum(node.up for node in nodes)
+    return max(size_bytes / source_up, size_bytes / min(n.down for n in nodes), len(nodes) * size_bytes / together)
+
+
+def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES) -> Topology:
+    """Plan the trees of one version."""
+    rate, relays = _common_rate(source_up, nodes)
+    slots = _slots(source_up, relays, len(nodes), stripes)
+    topology = Topology(stripes, rate, dialable={node.name for node in nodes if node.dialable})
+    topology.parents = {node.name: [SOURCE] * stripes for node in nodes}
+    source_slots = slots.pop(SOURCE)
+    shares = _share_out(slots, source_slots, len(nodes), stripes)
+    used: dict[str, int] = dict.fromkeys(slots, 0)
+    for stripe, fan_outs in enumerate(shares):
+        wide = source_slots // stripes + (stripe < source_slots % stripes)
+        for child, parent in _tree(nodes, fan_outs, wide, stripe, topology.dialable):
+            topology.parents[child][stripe] = parent
+            if parent != SOURCE:
+                used[parent] += 1
+    whole = {node.name: min(int(stripes * node.up / rate), FAN_OUT_MAX) for node in relays}
+    topology.slots = {name: whole[name] - used[name] for name in whole}
+    names = [node.name for node in nodes]
+    topology.spares = {name: _spares(topology, names, position) for position, name in enumerate(names)}
+    return topology
+
+
+def join(topology: Topology, node: NodeLinks) -> None:
+    """Give a newcomer its parents: whoever has slots left, else the source."""
+    free = deque(sorted((n for n in topology.slots if n in topology.dialable), key=lambda n: -topology.slots[n]))
+    parents = []
+    for _ in range(topology.stripes):
+        while free and topology.slots[free[0]] <= 0:
+            free.popleft()
+        parents.append(free[0] if free else SOURCE)
+        if free:
+            topology.slots[free[0]] -= 1
+            free.rotate(-1)
+    topology.parents[node.name] = parents
+    names = list(topology.parents)
+    topology.spares[node.name] = _spares(topology, names, len(names) - 1)
+    topology.slots[node.name] = 0
+    if node.dialable:
+        topology.dialable.add(node.name)
+
+
+def leave(topology: Topology, name: str) -> None:
+    """Forget a node: its children ask their other upstreams until the next version's plan."""
+    for known in (topology.parents, topology.spares, topology.slots):
+        known.pop(name, None)
+    topology.dialable.discard(name)
+    for parents in topology.parents.values():
+        parents[:] = [SOURCE if parent == name else parent for parent in parents]
+    for spares in topology.spares.values():
+        spares[:] = [spare for spare in spares if spare != name]
+
+
+def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, list[NodeLinks]]:
+    """R, and the nodes that receive fast enough to pass on what they receive."""
+    best, relays = min([source_up / max(1, len(nodes)), *(node.down for node in nodes)]), 0
+    together = source_up
+    by_down = sorted(nodes, key=lambda node: -node.down)
+    for count, node in enumerate(by_down, start=1):
+        together += node.up
+        rate = min(source_up, node.down, together / len(nodes))
+        if rate >= best:
+            best, relays = rate, count
+    return best, by_down[:relays]
+
+
+def _slots(source_up: float, relays: Sequence[NodeLinks], count: int, stripes: int) -> dict[str, int]:
+    """As few slots as suffice for everybody, in proportion to the uplinks: so all links are used alike."""
+    uplinks = {node.name: node.up for node in relays}
+    cap = stripes * (count - 1) if count - 1 <= FAN_OUT_MAX else FAN_OUT_MAX
+    source_cap = stripes * count if count <= SOURCE_FAN_OUT_MAX else max(stripes, SOURCE_FAN_OUT_MAX)
+
+    def at(rate: float) -> dict[str, int]:
+        slots = {name: min(cap, int(stripes * up / rate)) for name, up in uplinks.items()}
+        return {SOURCE: max(stripes, min(source_cap, int(stripes * source_up / rate)))} | slots
+
+    def fits(rate: float) -> bool:
+        return sum(at(rate).values()) >= count * stripes
+
+    low = high = (source_up + sum(uplinks.values())) / max(1, count)
+    while not fits(low) and low > high / 1024:
+        low /= 2
+    for _ in range(_RATE_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return at(low)
+
+
+def _share_out(slots: Mapping[str, int], source_slots: int, count: int, stripes: int) -> list[dict[str, int]]:
+    """For each stripe, the nodes that pass it on and to how many: as few stripes per node as possible."""
+    demand = [count - source_slots // stripes - (stripe < source_slots % stripes) for stripe in range(stripes)]
+    shares: list[dict[str, int]] = [{} for _ in range(stripes)]
+    left = dict(sorted(slots.items(), key=lambda item: -item[1]))
+    fan_out_max = min(max(1, count - 1), FAN_OUT_MAX)
+    while any(need > 0 for need in demand) and any(left.values()):
+        for name, free in left.items():
+            stripe = max(range(stripes), key=lambda s: (name not in shares[s], demand[s]))
+            given = min(free, demand[stripe], fan_out_max - shares[stripe].get(name, 0))
+            if given > 0:
+                shares[stripe][name] = shares[stripe].get(name, 0) + given
+                demand[stripe] -= given
+                left[name] = free - given
+            elif name in shares[stripe] or demand[stripe] <= 0:
+                left[name] = 0
+    return shares
+
+
+def _tree(
+    nodes: Sequence[NodeLinks], fan_outs: Mapping[str, int], wide: int, stripe: int, dialable: set[str]
+) -> Iterable[tuple[str, str]]:
+    """The edges (child, parent) of one stripe, the flattest first."""
+    inner = sorted(fan_outs, key=lambda name: (name not in dialable, -fan_outs[name]))
+    start = stripe * len(nodes) // STRIPES
+    leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
+    leaves.sort(key=lambda name: name in dialable)  # those who cannot be dialled choose first
+    open_slots, shy_slots = deque([SOURCE] * wide), deque[str]()
+    for child in (*inner, *leaves):
+        queue = shy_slots if shy_slots and child in dialable else open_slots
+        yield child, queue.popleft() if queue else SOURCE
+        (open_slots if child in dialable else shy_slots).extend([child] * fan_outs.get(child, 0))
+
+
+def _spares(topology: Topology, names: Sequence[str], position: int) -> list[str]:
+    """Other nodes to turn to, so that everybody has some upstreams beside the source, spread evenly over the swarm."""
+    name = names[position]
+    parents = set(topology.parents[name])
+    step = max(1, len(names) // (SPARES + 1))
+    around = (names[(position + 1 + offset * step) % len(names)] for offset in range(SPARES))
+    return [
+        other
+        for other in dict.fromkeys(around)
+        if other != name and other not in parents and other in topology.dialable
+    ]

@@ -1,0 +1,67 @@
+"""What a node is about to hold, and news of what it has just got: how a chunk travels on the moment it arrives.
+
+- A download says what it expects (`expecting`) and what came (`arrived`); the server of other nodes listens.
+- Lives in memory, on one event loop; what counts as held is still the verified file in the store.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+from protocol.ids import ChunkId
+
+Listener = Callable[[], None]
+
+
+class Arrivals:
+    """One node's expectations and news."""
+
+    def __init__(self) -> None:
+        self._expected: set[ChunkId] = set()
+        self._held: dict[ChunkId, None] = {}
+        self._listeners: set[Listener] = set()
+        self.downloads = 0
+        """How many were begun: with each, what is held is counted anew."""
+
+    @property
+    def expecting_any(self) -> bool:
+        return bool(self._expected)
+
+    @property
+    def held(self) -> Collection[ChunkId]:
+        """Chunks of the version that came last, or is on its way, in the order of their arrival."""
+        return self._held.keys()
+
+    def expects(self, chunk: ChunkId) -> bool:
+        return chunk in self._expected
+
+    @contextmanager
+    def expecting(self, missing: Iterable[ChunkId], held: Iterable[ChunkId]) -> Iterator[None]:
+        """For the time of a download: what is still to come, and what is here already."""
+        self._expected = set(missing)
+        self._held = dict.fromkeys(held)
+        self.downloads += 1
+        self._tell()
+        try:
+            yield
+        finally:
+            self._expected.clear()
+            self._tell()
+
+    def arrived(self, chunk: ChunkId) -> None:
+        """A chunk is verified and stored."""
+        self._expected.discard(chunk)
+        self._held[chunk] = None
+        self._tell()
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Call the listener after every change."""
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()

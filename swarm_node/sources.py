@@ -1,0 +1,91 @@
+"""What is known about one source of chunks while a version is fetched: what it holds, what it owes us, its pace.
+
+- Only the picker changes these, and decides by them; times are the caller's clock.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.ids import ChunkId
+
+ORIGIN = "origin"
+"""The name of the source that is not a node."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Somebody who may have chunks; `name` is a node id, or `ORIGIN`."""
+
+    name: str
+    kind: Literal["peer", "seeder", "origin"]
+    stripes: Collection[int] = ()
+    """The stripes that it is asked for first."""
+
+
+@dataclass(eq=False)
+class SourceState:
+    """What the picker knows about one source."""
+
+    source: Source
+    blames: int
+    planned: deque[ChunkId] = field(default_factory=deque)
+    """What it is asked for first, in the order of the version; delivered ones are skipped."""
+    total: int = 0
+    backlog: int = 0
+    """How many chunks are planned of it, and how many of these are missing."""
+    has: set[ChunkId] = field(default_factory=set)
+    """Missing chunks that it said it holds."""
+    offers: list[ChunkId] = field(default_factory=list)
+    """The planned ones of these, for a choice by chance; may name chunks that are asked for meanwhile."""
+    extras: list[ChunkId] = field(default_factory=list)
+    """The others of these."""
+    lacks: set[ChunkId] = field(default_factory=set)
+    """What it does not hold, of a source that should hold everything."""
+    asked: dict[ChunkId, float] = field(default_factory=dict)
+    """What it owes us, and since when it could have answered (`inf`: it waits for the chunk itself)."""
+    usual_s: float = 0.0
+    """From the moment it could answer to the answer, smoothed."""
+    interval_s: float = 0.0
+    """Between two deliveries while it owes us something, smoothed."""
+    owing_since: float | None = None
+    """Since when it could have delivered something; refusals and failures do not settle that."""
+    paused_until: float = -math.inf
+    pauses: int = 0
+    strikes: int = 0
+    gone: bool = False
+
+    @property
+    def holds_all(self) -> bool:
+        return self.source.kind != "peer"
+
+    @property
+    def ready(self) -> int:
+        """Owed chunks that it could send now."""
+        return sum(since < math.inf for since in self.asked.values())
+
+    def can_answer(self, chunk: ChunkId) -> bool:
+        return chunk in self.has or (self.holds_all and chunk not in self.lacks)
+
+    def done_in_s(self, now: float) -> float:
+        """Until its part of the plan is delivered, at its present pace."""
+        if self.gone:
+            return math.inf
+        silence_s = now - self.owing_since if self.owing_since is not None else 0.0
+        return self.backlog * max(self.interval_s, silence_s)
+
+    def settle(self, chunk: ChunkId, now: float) -> None:
+        """It delivered: note its pace."""
+        since = self.asked.pop(chunk, math.inf)
+        if since < math.inf:
+            self.usual_s = _smoothed(self.usual_s, now - since)
+        if self.owing_since is not None:
+            self.interval_s = _smoothed(self.interval_s, now - self.owing_since)
+        self.owing_since = now if self.asked else None
+        self.pauses = self.strikes = 0
+
+
+def _smoothed(before: float, now: float) -> float:
+    return 0.8 * before + 0.2 * now if before else now

@@ -1,0 +1,140 @@
+"""The plan: every node gets every stripe, no link is promised more than it carries, and the bound is near."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import topology
+from coordinator.topology import FAN_OUT_MAX, SOURCE, STRIPES, NodeLinks, Topology, fluid_bound_s, plan
+
+W = 2.5e6
+
+rates = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
+swarms = st.lists(st.tuples(rates, rates, st.booleans()), min_size=1, max_size=40)
+
+
+def uniform(count: int, up: float = 1.0, down: float = 1.0) -> list[NodeLinks]:
+    return [NodeLinks(f"node-{number:05d}", up * W, down * W) for number in range(count)]
+
+
+def slots_used(topology: Topology) -> Counter[str]:
+    return Counter(parent for parents in topology.parents.values() for parent in parents)
+
+
+def assert_is_a_tree_per_stripe(topology: Topology) -> None:
+    for stripe in range(topology.stripes):
+        assert topology.depth(stripe) <= len(topology.parents)  # and it ends: there is no circle
+    for name, parents in topology.parents.items():
+        assert len(parents) == topology.stripes
+        assert name not in parents
+        assert all(parent == SOURCE or parent in topology.parents for parent in parents)
+
+
+@given(st.floats(min_value=0.5, max_value=50.0), swarms)
+def test_every_node_gets_every_stripe_down_a_tree_from_the_source(
+    source_up: float, links: list[tuple[float, float, bool]]
+) -> None:
+    nodes = [NodeLinks(str(at), up * W, down * W, dialable) for at, (up, down, dialable) in enumerate(links)]
+    planned = plan(source_up * W, nodes)
+    assert planned.parents.keys() == {node.name for node in nodes}
+    assert_is_a_tree_per_stripe(planned)
+
+
+@given(st.floats(min_value=0.5, max_value=50.0), swarms)
+def test_who_cannot_be_dialled_feeds_only_who_can(source_up: float, links: list[tuple[float, float, bool]]) -> None:
+    nodes = [NodeLinks(str(at), up * W, down * W, dialable) for at, (up, down, dialable) in enumerate(links)]
+    planned = plan(source_up * W, nodes)
+    for child, parents in planned.parents.items():
+        for parent in parents:
+            assert parent == SOURCE or parent in planned.dialable or child in planned.dialable
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 100, 1000])
+@pytest.mark.parametrize("source", [3.0, 8.0])
+@pytest.mark.parametrize("mix", [(1.0,), (0.5, 1.0, 2.0)])
+def test_at_the_planned_rate_no_link_carries_more_than_it_can(
+    count: int, source: float, mix: tuple[float, ...]
+) -> None:
+    down = 2.0 if len(mix) > 1 else 1.0
+    nodes = [NodeLinks(f"{at:05d}", mix[at % len(mix)] * W, down * W) for at in range(count)]
+    planned = plan(source * W, nodes)
+    used, width = slots_used(planned), planned.rate / STRIPES
+    assert used[SOURCE] * width <= source * W * 1.1
+    assert all(used[node.name] * width <= node.up * 1.1 for node in nodes)
+    size = 2.0**30
+    assert size / planned.rate <= 1.05 * fluid_bound_s(size, source * W, nodes)
+
+
+def test_the_trees_of_a_large_swarm_are_flat_and_nobody_has_too_many_children() -> None:
+    planned = plan(8 * W, uniform(5000))
+    assert max(planned.depth(stripe) for stripe in range(0, STRIPES, 8)) <= 4
+    children: dict[str, set[str]] = {}
+    for child, parents in planned.parents.items():
+        for parent in parents:
+            children.setdefault(parent, set()).add(child)
+    children.pop(SOURCE)
+    assert max(map(len, children.values())) <= FAN_OUT_MAX
+    assert all(len(planned.upstreams(name)) <= STRIPES + topology.SPARES + 1 for name in planned.parents)
+
+
+def test_good_uploaders_sit_high() -> None:
+    nodes = [*uniform(30, up=0.2), NodeLinks("strong", 20 * W, W)]
+    planned = plan(2 * W, nodes)
+    used = slots_used(planned)
+    assert used["strong"] > 10 * max(used[node.name] for node in nodes[:30])
+    passed_on = [stripe for stripe in range(STRIPES) if any(p[stripe] == "strong" for p in planned.parents.values())]
+    assert all(planned.parents["strong"][stripe] == SOURCE for stripe in passed_on)
+
+
+def test_a_node_that_receives_slowly_passes_nothing_on() -> None:
+    nodes = [*uniform(8), NodeLinks("slow", 5 * W, 0.1 * W)]
+    assert slots_used(plan(3 * W, nodes))["slow"] == 0
+
+
+def test_a_plan_is_the_same_every_time() -> None:
+    nodes = [NodeLinks(f"{at}", (1 + at % 3) * W, 2 * W) for at in range(50)]
+    assert plan(3 * W, nodes) == plan(3 * W, nodes)
+
+
+def test_a_newcomer_gets_every_stripe_and_moves_nobody() -> None:
+    planned = plan(3 * W, uniform(20))
+    before = {name: list(parents) for name, parents in planned.parents.items()}
+    topology.join(planned, NodeLinks("late", W, W))
+    assert {name: parents for name, parents in planned.parents.items() if name != "late"} == before
+    assert_is_a_tree_per_stripe(planned)
+
+
+def test_a_newcomer_is_fed_by_nodes_with_uplink_to_spare() -> None:
+    planned = plan(3 * W, uniform(1))
+    topology.join(planned, NodeLinks("late", W, W))
+    assert set(planned.parents["late"]) == {"node-00000"}
+
+
+def test_who_leaves_takes_only_its_edges_along() -> None:
+    planned = plan(3 * W, uniform(20))
+    gone = max(planned.parents, key=lambda name: slots_used(planned)[name])
+    before = {name: list(parents) for name, parents in planned.parents.items() if name != gone}
+    topology.leave(planned, gone)
+    assert_is_a_tree_per_stripe(planned)
+    for name, parents in planned.parents.items():
+        assert [parent for parent in before[name] if parent != gone] == [
+            parent for parent, earlier in zip(parents, before[name], strict=True) if earlier != gone
+        ]
+        assert gone not in planned.upstreams(name)
+
+
+def test_nobody_to_feed_is_an_empty_plan() -> None:
+    assert plan(W, []).parents == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "up", "down", "seconds"),
+    [(8.0, 4, 1.0, 1.0, 1.0), (0.5, 1, 9.0, 9.0, 2.0), (1.0, 100, 0.0, 9.0, 100.0), (3.0, 16, 1.0, 2.0, 16 / 19)],
+    ids=["downlinks", "source", "uplinks alone", "all uplinks together"],
+)
+def test_the_fluid_bound_is_the_narrowest_of_three(
+    source: float, count: int, up: float, down: float, seconds: float
+) -> None:
+    assert fluid_bound_s(W, source * W, uniform(count, up, down)) == pytest.approx(seconds)

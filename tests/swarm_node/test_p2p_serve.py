@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
 from protocol.chunks import chunk_id
@@ -59,6 +60,7 @@ async def test_every_want_is_answered_with_its_chunk_or_a_reason(tmp_path: Path)
             Reject(absent, Reason.ABSENT),
             Chunk(CHUNKS[1], VERSION.chunks[CHUNKS[1]]),
         ]
+        await wait_all_tasks_blocked()  # the server counts once the kernel has taken the last byte
         assert server.bytes_sent == sent
         assert server.take_sent() == {client.node_id: sent}
         assert server.take_sent() == {}

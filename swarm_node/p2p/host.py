@@ -68,8 +68,8 @@ class HostSettings:
 class Host:
     """A running host; made by `open_host`."""
 
-    def __init__(self, host: BasicHost) -> None:
-        self._host = host
+    def __init__(self, host: BasicHost, budget: Budget) -> None:
+        self._host, self.budget = host, budget
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self.node_id = NodeId(host.get_id().to_base58())
 
@@ -154,7 +154,7 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     )
     failure: Exception | None = None
     async with basic.run([_multiaddr(f"[{host}]:{port}")]):
-        running = Host(basic)
+        running = Host(basic, budget)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.cut_idle, settings.idle_s)
             try:

@@ -10,6 +10,7 @@ from libp2p.abc import IHost
 from libp2p.connection_types import ConnectionType
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
@@ -103,23 +104,31 @@ def stock_muxer(conn: Any, peer: ID) -> Yamux:
 
 
 @asynccontextmanager
-async def host_of(kind: str, number: int, settings: HostSettings | None = None) -> AsyncIterator[IHost]:
+async def host_of(kind: str, number: int, *, connections_max: int = 256) -> AsyncIterator[IHost]:
     """A host on loopback: `stock` as py-libp2p makes it, or `ours`."""
     if kind == "ours":
-        async with open_host(key(number), "127.0.0.1", 0, settings) as host:
+        async with open_host(key(number), "127.0.0.1", 0, HostSettings(connections_max=connections_max)) as host:
             yield host._host
         return
     workarounds.install()  # for the silence of its log; what it cures is given to hosts one by one
-    stock: Any = new_host(key_pair=create_new_key_pair(key(number)))
+    config = ConnectionConfig(
+        max_connections=connections_max, min_connections=0, low_watermark=0, high_watermark=connections_max
+    )
+    stock: Any = new_host(key_pair=create_new_key_pair(key(number)), connection_config=config)
     async with stock.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
         try:
             yield stock
         finally:  # what stock leaves open when it is stopped
             with trio.CancelScope(shield=True):
                 await workarounds.stop_listening(stock)
-                for connections in list(stock.get_network().connections.values()):
-                    for connection in connections:
-                        await connection.muxed_conn.secured_conn.close()
+                await close_all(stock)
+
+
+async def close_all(host: Any) -> None:
+    """Close the sockets of a host."""
+    for of_peer in list(host.get_network().connections.values()):
+        for connection in of_peer:
+            await connection.muxed_conn.secured_conn.close()
 
 
 def info_of(host: Any) -> PeerInfo:

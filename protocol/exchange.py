@@ -165,20 +165,22 @@ _BODY_BYTES: dict[int, tuple[int, int]] = {
 
 def encode(message: Message) -> bytes:
     """The frame of a message."""
-    if isinstance(message, Bye):
-        body = bytes([message.reason])
-    elif isinstance(message, Have):
-        body = bytes.fromhex("".join(message.chunks))
-    else:
-        body = bytes.fromhex(message.chunk)
-        if isinstance(message, Chunk):
-            body += message.data
-        elif isinstance(message, Reject):
-            body += bytes([message.reason])
+    names: tuple[ChunkId, ...] = ()
+    rest = b""
+    if isinstance(message, Have):
+        names = message.chunks
+    elif not isinstance(message, Bye):
+        names = (message.chunk,)
+    if isinstance(message, Chunk):
+        rest = message.data
+    elif isinstance(message, Bye | Reject):
+        rest = bytes([message.reason])
+    name = bytes.fromhex("".join(names))
     smallest, largest = _BODY_BYTES[message.type]
-    if not smallest <= len(body) <= largest:
-        raise ValueError(f"a {type(message).__name__} cannot have a body of {len(body)} bytes")
-    return _HEADER.pack(message.type, len(body)) + body
+    length = len(name) + len(rest)
+    if not smallest <= length <= largest:
+        raise ValueError(f"a {type(message).__name__} cannot have a body of {length} bytes")
+    return b"".join((_HEADER.pack(message.type, length), name, rest))
 
 
 class FrameReader:

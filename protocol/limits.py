@@ -85,3 +85,31 @@ a WANT costs the responder a name, and the requester a chunk in memory once it i
 
 EXCHANGE_HAVE_NAMES_MAX = 64
 """Names in one HAVE: a frame of 2 KiB; more names travel in more frames."""
+
+STREAM_WINDOW_OPEN_BYTES = 1 * MIB
+"""The receive window that the opener of a stream begins with: it asked for what comes. It doubles as it is read."""
+
+STREAM_WINDOW_MAX_BYTES = 16 * MIB
+"""The largest receive window: credit returns at half of it, so 8 MiB are under way, 160 MB/s at 50 ms."""
+
+STREAM_LINGER_TICKS = 2
+"""How long a stream that we closed waits for its peer's end, before it is reset."""
+
+CONNECTION_RECEIVE_MAX_BYTES = 32 * MIB
+"""All receive windows of one connection together: one stream at its largest, and room for sixty small ones."""
+
+HOST_RECEIVE_MAX_BYTES = 256 * MIB
+"""All receive windows of a host together, and so what all peers in concert can make it hold."""
+
+CONNECTION_STREAMS_MAX = 128
+"""Open streams of one connection; a node needs one or two, and each costs its peer a task."""
+
+CONNECTION_BACKLOG_MAX = 64
+"""Streams opened and not yet accepted, in either direction."""
+
+CONNECTION_FRAMES_PER_TICK = 4096
+"""Frames that an idle peer may send between two keep-alive ticks; one more for every KiB of payload moved. A frame of
+twelve bytes costs us about 5 microseconds, so a flood can take 20 ms of every 10 s."""
+
+CONNECTION_CONTROL_MAX_BYTES = 64 * KIB
+"""Answers (pongs, resets) that wait for a peer that does not read: five thousand."""

@@ -12,7 +12,8 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import trio
@@ -25,8 +26,6 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
-from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
 from protocol import exchange, limits
@@ -35,6 +34,9 @@ from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.yamux import TICK_S, YamuxConnection
+from swarm_node.p2p.yamux_frames import PROTOCOL_ID as YAMUX_PROTOCOL_ID
+from swarm_node.p2p.yamux_stream import Budget, MuxLimits
 
 _EXCHANGE = TProtocol(exchange.PROTOCOL_ID)
 
@@ -57,13 +59,17 @@ class HostSettings:
     upgrade_s: float = 10.0
     """For a newcomer's handshakes; silent sockets hold a slot no longer."""
     idle_s: float = 180.0
+    tick_s: float = TICK_S
+    """Keep-alive: a frozen peer is found out after two to three of these."""
+    mux: MuxLimits = field(default_factory=MuxLimits)
+    receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
 
 
 class Host:
     """A running host; made by `open_host`."""
 
-    def __init__(self, host: BasicHost) -> None:
-        self._host = host
+    def __init__(self, host: BasicHost, budget: Budget) -> None:
+        self._host, self.budget = host, budget
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self.node_id = NodeId(host.get_id().to_base58())
 
@@ -141,9 +147,14 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     basic = _basic_host(key_seed, settings)
     workarounds.ask_nobody(basic)
     workarounds.guard_streams(basic)
+    workarounds.free_inbound_slots(basic)
+    budget = Budget(settings.receive_max_bytes)
+    workarounds.use_muxer(
+        basic, partial(YamuxConnection, host_budget=budget, mux_limits=settings.mux, tick_s=settings.tick_s)
+    )
     failure: Exception | None = None
     async with basic.run([_multiaddr(f"[{host}]:{port}")]):
-        running = Host(basic)
+        running = Host(basic, budget)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.cut_idle, settings.idle_s)
             try:
@@ -176,7 +187,7 @@ def _basic_host(key_seed: bytes, settings: HostSettings) -> BasicHost:
     host = new_host(
         key_pair=key_pair,
         sec_opt=workarounds.noise_only(key_pair),
-        muxer_opt={TProtocol(YAMUX_PROTOCOL_ID): Yamux},
+        muxer_opt={TProtocol(YAMUX_PROTOCOL_ID): YamuxConnection},
         resource_manager=workarounds.resource_manager(
             connections_max=settings.connections_max, streams_max=settings.streams_max
         ),

@@ -2,7 +2,7 @@
 
 - Whatever goes wrong below (reset, end, a torn connection) is a `PeerVanished`; bad frames keep their own names.
 - `send` has a deadline for every slice, so a slow peer may take its time and a frozen one may not.
-- A send that is cut short has torn the encrypted stream, so it takes the connection with it.
+- A send that is cut short ends its stream; the connection and its other streams go on.
 - `receive` may be cancelled at any time: bytes are read by the connection's own task.
 """
 
@@ -14,10 +14,11 @@ from protocol.errors import PeerFault
 from protocol.exchange import Bye, Farewell, FrameReader, Message, encode
 from protocol.ids import NodeId
 from swarm_node.p2p import workarounds
+from swarm_node.p2p.yamux_frames import PeerSilent
 
 READ_BYTES = 256 * 1024
-WRITE_BYTES = 256 * 1024
-"""One slice under one deadline; also the window that stock Yamux opens with."""
+WRITE_BYTES = 1024 * 1024
+"""One slice under one deadline."""
 
 
 class PeerVanished(PeerFault):
@@ -46,24 +47,22 @@ class Link:
         try:
             for start in range(0, len(frame), WRITE_BYTES):
                 with trio.fail_after(stall_s):
-                    await self._stream.write(bytes(frame[start : start + WRITE_BYTES]))
+                    await self._stream.write(frame[start : start + WRITE_BYTES])  # type: ignore[arg-type]  # ours copies once less
         except trio.TooSlowError:
-            await workarounds.cut_stream(self._stream)
+            await self.abort()
             raise PeerStalled(f"Peer {self.peer} took no bytes for {stall_s:g} s.") from None
         except trio.Cancelled:
-            await workarounds.cut_stream(self._stream)
+            await self.abort()
             raise
         except Exception as error:  # py-libp2p lets any layer's exception through; none of ours can occur in here
-            raise PeerVanished(f"The connection to peer {self.peer} broke ({_name(error)}).") from error
+            raise self._lost(error) from error
 
     async def receive(self) -> list[Message]:
         """The messages completed by the next bytes that arrive; none if they complete nothing."""
         try:
             data = await self._stream.read(READ_BYTES)
         except Exception as error:  # as above
-            raise PeerVanished(f"The connection to peer {self.peer} ended ({_name(error)}).") from error
-        if not data:
-            raise PeerVanished(f"The connection to peer {self.peer} ended.")
+            raise self._lost(error) from error
         return self._frames.feed(data)
 
     async def close(self, reason: Farewell = Farewell.DONE) -> None:
@@ -73,15 +72,18 @@ class Link:
                 with trio.fail_after(workarounds.CLOSE_PATIENCE_S):
                     await self._stream.write(encode(Bye(reason)))
                     await self._stream.close()
-            except trio.TooSlowError:
-                await workarounds.cut_stream(self._stream)
-            except Exception:  # it is gone already
-                await workarounds.reset(self._stream)
+            except Exception:  # it is gone already, or does not take a goodbye
+                await self.abort()
 
     async def abort(self) -> None:
         """End the stream without a word."""
         await workarounds.reset(self._stream)
 
-
-def _name(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    def _lost(self, error: Exception) -> PeerFault:
+        """What became of the peer, in the words of the layer that found out."""
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        if isinstance(root, PeerSilent):
+            return PeerStalled(f"Peer {self.peer} is connected, but silent. {root}")
+        return PeerVanished(f"The connection to peer {self.peer} ended ({str(root) or type(root).__name__}).")

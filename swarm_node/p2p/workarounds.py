@@ -3,8 +3,8 @@
 - Nothing else in this project touches its internals.
 - Pinned: `install` refuses any other version, so an upgrade begins by reading this file.
 - Each function's docstring says the upstream defect first, then the cure; a test shows the cure at work.
-- Not cured here, because they need a muxer of our own: the receive window is not enforced (a peer may fill our
-  memory as fast as its link allows), and a writer gives up when a reader pauses for 5 seconds.
+- Most cures are given to one host, so that a stock host in the same process stays stock.
+- What Noise session and muxer got wrong is not patched but replaced: `noise`, `yamux` (ADR 0012).
 """
 
 import logging
@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import trio
-from libp2p.abc import INetConn, INetStream, ISecureTransport
+from libp2p.abc import IMuxedConn, INetConn, INetStream, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
@@ -22,21 +22,19 @@ from libp2p.io.abc import ReadWriteCloser
 from libp2p.network import swarm as swarm_module
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.rcmgr import ResourceLimits, ResourceManager
 from libp2p.rcmgr.connection_limits import ConnectionLimits
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
-from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux import yamux
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from multiaddr import Multiaddr
 
 from protocol.errors import SwarmError
+from swarm_node.p2p.noise import Noise
 
 log = logging.getLogger(__name__)
 
 PINNED_VERSION = "0.8.1"
-NOISE_PLAINTEXT_MAX_BYTES = 65519
 CLOSE_PATIENCE_S = 1.0
 ADDRESS_KEPT_S = 120
 
@@ -51,15 +49,6 @@ def install() -> None:
     _silence_logging()
     # `dial_peer` waits the whole happy-eyeballs delay (250 ms) even after the first address has connected.
     swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
-    # A Yamux frame of 64 KiB is one byte range over Noise's limit and travels as two messages, two system calls.
-    yamux.MAX_MESSAGE_SIZE = NOISE_PLAINTEXT_MAX_BYTES
-    # A window update (encrypted, own system call) follows nearly every read; once per half window is enough.
-    yamux._yamux_release_on_read = _never
-    Swarm._do_handle_inbound_connection = _serve_inbound_connection  # type: ignore[method-assign]  # see there
-
-
-def _never() -> bool:
-    return False
 
 
 def _silence_logging() -> None:
@@ -72,28 +61,41 @@ def _silence_logging() -> None:
     swarm_connection.logging = root  # type: ignore[attr-defined, assignment]  # has what it calls
 
 
-async def _serve_inbound_connection(
-    self: Swarm, read_write_closer: ReadWriteCloser, maddr: Multiaddr, failure_event: Any
-) -> None:
-    """The accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up every slot.
+def free_inbound_slots(host: BasicHost) -> None:
+    """The accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up every slot:
+    end it with its connection, which frees slot and task."""
+    swarm: Any = host.get_network()
 
-    Ours ends with its connection, and thereby frees slot and task.
-    """
-    raw_conn = RawConnection(read_write_closer, False)
-    try:
-        muxed_conn: Any = await self.upgrade_inbound_raw_conn(raw_conn, maddr)
-        await muxed_conn.event_closed.wait()
-    except Exception as error:  # the other side decides what goes wrong here; it costs that connection only
-        log.debug("inbound connection ended: %s", error)
-    finally:
-        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
-            await raw_conn.close()
+    async def serve(read_write_closer: ReadWriteCloser, maddr: Multiaddr, _failure_event: object) -> None:
+        raw_conn = RawConnection(read_write_closer, False)
+        try:
+            muxed_conn = await swarm.upgrade_inbound_raw_conn(raw_conn, maddr)
+            await muxed_conn.event_closed.wait()
+        except Exception as error:  # the other side decides what goes wrong here; it costs that connection only
+            log.debug("inbound connection ended: %s", error)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
+                await raw_conn.close()
+
+    swarm._do_handle_inbound_connection = serve
 
 
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:
     """By default plaintext and secio are offered too, so anyone may claim any peer id: offer Noise and nothing else."""
     static_key = create_new_x25519_key_pair().private_key
-    return {NOISE_PROTOCOL_ID: NoiseTransport(key_pair, noise_privkey=static_key)}
+    return {NOISE_PROTOCOL_ID: Noise(key_pair, noise_privkey=static_key)}
+
+
+def use_muxer(host: BasicHost, make: Callable[[ISecureConn, ID], IMuxedConn]) -> None:
+    """For the protocol Yamux, stock Yamux is made whatever the host was given: make ours."""
+    swarm: Any = host.get_network()
+    muxers: MuxerMultistream = swarm.upgrader.muxer_multistream
+
+    async def new_conn(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, _ = await muxers._selector.select(conn, conn.is_initiator, muxers.negotiate_timeout)
+        return muxers._annotate_connection(make(conn, peer_id), conn, protocol)
+
+    muxers.new_conn = new_conn  # type: ignore[method-assign]  # of this host only
 
 
 def resource_manager(*, connections_max: int, streams_max: int) -> ResourceManager:
@@ -164,27 +166,13 @@ async def stop_listening(host: BasicHost) -> None:
 
 
 async def reset(stream: INetStream) -> None:
-    """A reset is a write, and writes to a frozen peer never return: cut the connection when it takes too long."""
+    """End a stream whatever state it is in; with our muxer this never waits for the peer."""
     with trio.CancelScope(shield=True):
-        with trio.move_on_after(CLOSE_PATIENCE_S) as patience:
-            await stream.reset()
-        if patience.cancelled_caught:
-            await cut(_connection_of(stream))
-
-
-def _connection_of(stream: INetStream) -> INetConn:
-    connection: INetConn = stream.swarm_conn  # type: ignore[attr-defined]  # of every NetStream, not of the interface
-    return connection
-
-
-async def cut_stream(stream: INetStream) -> None:
-    """Cut the connection under a stream."""
-    await cut(_connection_of(stream))
+        await stream.reset()
 
 
 async def cut(connection: INetConn) -> None:
-    """Closing a connection first writes a farewell, behind any writer that hangs; and a write that was cancelled half
-    way has torn the Noise stream. Close the socket under it, and let the reader of the connection clean up."""
+    """Closing a connection first says goodbye and waits until that is sent: end it without a word."""
     muxed: Any = connection.muxed_conn
     with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
-        await muxed.secured_conn.close()
+        await muxed.cut()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
 from protocol.chunks import chunk_id
@@ -62,6 +63,7 @@ async def test_every_want_is_answered_with_its_chunk_or_a_reason(tmp_path: Path)
             Chunk(CHUNKS[1], VERSION.chunks[CHUNKS[1]]),
             Reject(absent, Reason.ABSENT),
         ]
+        await wait_all_tasks_blocked()  # the server counts once the kernel has taken the last byte
         assert server.bytes_sent == sent
 
 

@@ -1,0 +1,192 @@
+"""The Noise session of a connection: messages in bulk, after a handshake that is py-libp2p's own.
+
+    length (2 bytes, big-endian) | ciphertext of at most 65519 bytes | tag (16)
+
+- Each direction has a key and a counter for its nonce; a message that is forged, repeated, lost or out of order does
+  not decrypt, and ends the connection (`NoiseBroken`). So does a counter that is used up.
+- One read from the socket is up to 256 KiB, and every whole message in it is decrypted at once; one write carries
+  several messages.
+- The kernel is given little that it has not sent yet (`UNSENT_BYTES`): what is decided late is sent soon, so a small
+  frame does not wait behind megabytes, and a slow peer holds up its own sender only.
+"""
+
+import socket
+from collections.abc import Iterable
+
+import trio
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from libp2p.abc import IRawConnection, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.base_session import BaseSession
+from libp2p.security.noise.io import NoiseTransportReadWriter
+from libp2p.security.noise.transport import Transport as Handshake
+from libp2p.security.secure_session import SecureSession
+from multiaddr import Multiaddr
+
+from protocol.errors import PeerFault
+
+PLAINTEXT_MAX_BYTES = 65519
+READ_BYTES = 256 * 1024
+UNSENT_BYTES = 128 * 1024
+"""Half a write: enough that the link never waits for us."""
+
+_TAG_BYTES = 16
+_NONCE_MAX = 2**64 - 1
+"""Reserved by the specification, so one less than this is the last."""
+
+
+class NoiseBroken(PeerFault):
+    """What arrived is not what the peer encrypted next; the connection cannot be trusted any further."""
+
+    code = "noise_broken"
+
+
+class ConnectionLost(PeerFault):
+    """The connection ended without a farewell."""
+
+    code = "connection_lost"
+
+
+class _Cipher:
+    def __init__(self, key: bytes, nonce: int) -> None:
+        self._cipher, self._nonce = ChaCha20Poly1305(key), nonce
+
+    def _next_nonce(self) -> bytes:
+        if self._nonce >= _NONCE_MAX:
+            raise NoiseBroken("The nonces of this connection are used up.", hint="Connect again.")
+        nonce, self._nonce = self._nonce, self._nonce + 1
+        return b"\0\0\0\0" + nonce.to_bytes(8, "little")
+
+
+class Sealer(_Cipher):
+    """Plaintexts in, messages out."""
+
+    def seal(self, plaintexts: Iterable[bytes]) -> bytes:
+        """The messages of some plaintexts, ready to send in this order."""
+        parts: list[bytes] = []
+        for plaintext in plaintexts:
+            assert len(plaintext) <= PLAINTEXT_MAX_BYTES
+            parts.append((len(plaintext) + _TAG_BYTES).to_bytes(2))
+            parts.append(self._cipher.encrypt(self._next_nonce(), plaintext, None))
+        return b"".join(parts)
+
+
+class Opener(_Cipher):
+    """Bytes in, plaintexts out; holds at most one unfinished message."""
+
+    def __init__(self, key: bytes, nonce: int) -> None:
+        super().__init__(key, nonce)
+        self._buffer = bytearray()
+
+    def open(self, data: bytes) -> list[bytes]:
+        """The plaintexts that these bytes complete; after an error the opener must not be used."""
+        self._buffer += data
+        plaintexts: list[bytes] = []
+        at = 0
+        with memoryview(self._buffer) as view:
+            while (body := at + 2) <= len(view) and (end := body + int.from_bytes(view[at:body])) <= len(view):
+                plaintexts.append(self._decrypt(view[body:end]))
+                at = end
+        del self._buffer[:at]
+        return plaintexts
+
+    def _decrypt(self, message: memoryview) -> bytes:
+        with message:
+            try:
+                return self._cipher.decrypt(self._next_nonce(), message, None)
+            except InvalidTag:
+                raise NoiseBroken("A message does not decrypt: it was damaged, repeated or forged.") from None
+
+
+class NoiseSession(BaseSession):
+    """One secured connection: by messages for the muxer, by bytes for the negotiation before it."""
+
+    def __init__(self, raw: IRawConnection, done: SecureSession) -> None:
+        super().__init__(
+            local_peer=done.local_peer,
+            local_private_key=done.local_private_key,
+            remote_peer=done.remote_peer,
+            remote_permanent_pubkey=done.remote_permanent_pubkey,
+            is_initiator=done.is_initiator,
+        )
+        assert isinstance(done.conn, NoiseTransportReadWriter)
+        keys = done.conn.noise_state.noise_protocol
+        self._sealer = Sealer(keys.cipher_state_encrypt.k, keys.cipher_state_encrypt.n)
+        self._opener = Opener(keys.cipher_state_decrypt.k, keys.cipher_state_decrypt.n)
+        self._raw, self._socket = raw, _socket_under(raw)
+        self._unread = bytearray()
+
+    async def receive(self) -> list[bytes]:
+        """The plaintexts completed by the next bytes that arrive; none if they complete nothing."""
+        if self._unread:
+            unread, self._unread = bytes(self._unread), bytearray()
+            return [unread]
+        data = await self._raw.read(READ_BYTES)
+        if not data:
+            raise ConnectionLost("The connection ended without a farewell.")
+        return self._opener.open(data)
+
+    async def send(self, plaintexts: Iterable[bytes]) -> None:
+        """Send some messages; cancelled half way, the session is torn and must be closed."""
+        await self._raw.write(self._sealer.seal(plaintexts))
+
+    async def writable(self) -> None:
+        """Wait until the kernel has sent nearly all that it was given."""
+        if self._socket is not None:
+            await trio.lowlevel.wait_writable(self._socket)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes; without it, some."""
+        while not self._unread or len(self._unread) < (n or 0):
+            for plaintext in await self.receive():
+                self._unread += plaintext
+        wanted = len(self._unread) if n is None else n
+        data = bytes(self._unread[:wanted])
+        del self._unread[:wanted]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self.send([data[at : at + PLAINTEXT_MAX_BYTES] for at in range(0, len(data), PLAINTEXT_MAX_BYTES)])
+
+    async def close(self) -> None:
+        await self._raw.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._raw.get_remote_address()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self._raw.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self._raw.get_connection_type()
+
+
+class Noise(Handshake):
+    """The Noise XX handshake of py-libp2p, and a session of ours after it."""
+
+    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
+        return _session(conn, await super().secure_inbound(conn))
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
+        return _session(conn, await super().secure_outbound(conn, peer_id))
+
+
+def _session(conn: IRawConnection, done: ISecureConn) -> NoiseSession:
+    assert isinstance(done, SecureSession)
+    return NoiseSession(conn, done)
+
+
+def _socket_under(raw: IRawConnection) -> trio.socket.SocketType | None:
+    """The TCP socket of a connection, told to take little ahead; None for a pipe or a system that cannot do this."""
+    if not (isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream)):
+        return None
+    found: trio.socket.SocketType | None = getattr(raw.stream.stream, "socket", None)
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if found is None or option is None:
+        return None
+    found.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
+    return found

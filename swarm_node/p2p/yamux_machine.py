@@ -1,0 +1,393 @@
+"""Yamux as a machine: bytes in, events out; commands in, bytes out. No socket, task or clock.
+
+Rules, for us and for the peer; a peer that breaks one gets `MuxViolation` and loses its connection:
+
+- Nothing is sent beyond the window that the receiver gave; what is received beyond ours is found at the header, before
+  the data. Data for a stream that is gone comes out of what its window still allowed.
+- A stream ends by FIN in each direction or by RST in both. One that we closed and do not read, and that the peer leaves
+  open, is reset after some ticks.
+- Frames cost: each tick pays for `frames_per_tick` of them, and each KiB of payload, in either direction, for one more.
+  So floods of pings, resets or tiny updates end, and no honest talk does.
+- `tick` is the only time there is. A peer that is silent for a whole tick is pinged, and after two it is `PeerSilent`.
+
+Among streams that may send, frames take turns; what keeps the connection running goes before all data.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from swarm_node.p2p.yamux_frames import (
+    HEADER_BYTES,
+    INITIAL_WINDOW_BYTES,
+    LENGTH_MAX,
+    Flag,
+    FrameFlood,
+    FrameReader,
+    Header,
+    Kind,
+    MuxViolation,
+    PeerSilent,
+    WindowExceeded,
+    pack,
+)
+from swarm_node.p2p.yamux_stream import Act, Budget, MuxLimits, State, Stream
+
+FRAME_MAX_BYTES = 65519
+"""A frame is one Noise message: 65535 bytes, less 16 for its tag."""
+BODY_MAX_BYTES = FRAME_MAX_BYTES - HEADER_BYTES
+_FRAME_COST = 1024
+"""A frame costs as much as a KiB of payload earns."""
+
+
+class NoStream(Exception):
+    """No stream can be opened now."""
+
+
+class Opened(NamedTuple):
+    """The peer opened a stream; it waits to be accepted."""
+
+    stream: int
+
+
+class Arrived(NamedTuple):
+    """Data for the application."""
+
+    stream: int
+    data: memoryview
+
+
+class Ended(NamedTuple):
+    """The peer has sent all it has: the clean end."""
+
+    stream: int
+
+
+class Reset(NamedTuple):
+    """The peer gave the stream up; what it sent before is not complete."""
+
+    stream: int
+
+
+class Left(NamedTuple):
+    """The peer opens and accepts no more streams."""
+
+    reason: int
+
+
+Event = Opened | Arrived | Ended | Reset | Left
+
+
+class Machine:
+    """One end of one connection."""
+
+    def __init__(self, *, initiator: bool, limits: MuxLimits | None = None, host: Budget | None = None) -> None:
+        self._limits = limits or MuxLimits()
+        self.budget = Budget(self._limits.receive_max_bytes, host)
+        self._streams: dict[int, Stream] = {}
+        self._next_name = 1 if initiator else 2
+        self._peer_names = 0 if initiator else 1
+        """What the names of the peer's streams leave when divided by two."""
+        self._peer_name_max = 0
+        self._reader = FrameReader()
+        self._body: tuple[int, int, int] = (0, 0, 0)
+        """Stream, flags and missing bytes of the body that is arriving."""
+        self._forfeited = 0
+        """What streams that are gone were still allowed to receive."""
+        self._control = bytearray()
+        self._turns: deque[Stream] = deque()
+        self._written: list[int] = []
+        self._gone: list[int] = []
+        self._allowance = self._limits.frames_per_tick * _FRAME_COST
+        self._heard, self._silent_ticks, self._pings = True, 0, 0
+        self._peer_left = self._left = False
+
+    # What the application does.
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, name: int) -> bool:
+        """Whether a stream is not over yet."""
+        return name in self._streams
+
+    def open(self) -> int:
+        """Open a stream; its first window is advertised with it."""
+        if self._peer_left or self._left:
+            raise NoStream("One side has said goodbye.")
+        if self._is_full(ours=True) or self._next_name > LENGTH_MAX or not self.budget.take(INITIAL_WINDOW_BYTES):
+            raise NoStream(f"{len(self)} streams are open; close one first.")
+        stream = Stream(self._next_name, ours=True, budget=self.budget)
+        self._next_name += 2
+        self._streams[stream.name] = stream
+        self._say(Kind.WINDOW_UPDATE, Flag.SYN, stream.name, stream.widen(self._limits.window_open_bytes))
+        return stream.name
+
+    def accept(self, name: int) -> None:
+        """Take a stream that the peer opened."""
+        self._streams[name].accepted = True
+        self._say(Kind.WINDOW_UPDATE, Flag.ACK, name, 0)
+
+    def may_write(self, name: int) -> bool:
+        """Whether our direction of a stream is open."""
+        return name in self._streams and self._streams[name].writable
+
+    def write(self, name: int, data: memoryview) -> None:
+        """Queue data; `written` names the stream once all of it has gone out."""
+        stream = self._streams[name]
+        assert stream.writable
+        assert data
+        assert not stream.unsent
+        stream.unsent.append(data)
+        self._queue(stream)
+
+    def withdraw(self, name: int) -> bool:
+        """Take back what `write` left unsent; False if there was none."""
+        stream = self._streams.get(name)
+        if stream is None or not stream.unsent:
+            return False
+        stream.unsent.clear()
+        self._unqueue(stream)
+        return True
+
+    def finish(self, name: int) -> None:
+        """Say that nothing more will be written; goes out after what was."""
+        if self.may_write(name):
+            stream = self._streams[name]
+            stream.act(Act.FINISH)
+            stream.fin_due = True
+            self._queue(stream)
+
+    def read(self, name: int, size_bytes: int) -> None:
+        """Tell that the application has taken so many bytes."""
+        if (stream := self._streams.get(name)) is not None:
+            if credit := stream.read(size_bytes, self._limits.window_max_bytes):
+                self._say(Kind.WINDOW_UPDATE, 0, name, credit)
+            self._settle(stream)
+
+    def stop_reading(self, name: int) -> None:
+        """Drop what is unread and whatever still comes."""
+        if (stream := self._streams.get(name)) is not None:
+            stream.stop_reading()
+            self._settle(stream)
+
+    def reset(self, name: int) -> None:
+        """Give a stream up in both directions."""
+        if (stream := self._streams.get(name)) is not None:
+            self._say(Kind.WINDOW_UPDATE, Flag.RST, name, 0)
+            self._drop(stream)
+
+    def leave(self) -> None:
+        """Say that no more streams are opened or accepted."""
+        if not self._left:
+            self._left = True
+            self._say(Kind.GO_AWAY, 0, 0, 0)
+
+    def tick(self) -> None:
+        """Let one interval pass."""
+        self._allowance = self._limits.frames_per_tick * _FRAME_COST
+        for stream in list(self._streams.values()):
+            if stream.unwanted and stream.state is State.FINISHED:
+                stream.ticks_left -= 1
+                if not stream.ticks_left:
+                    self.reset(stream.name)
+        self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
+        self._heard = False
+        if self._silent_ticks == 2:
+            raise PeerSilent("It did not even answer a ping.")
+        if self._silent_ticks == 1:
+            self._pings = (self._pings + 1) & LENGTH_MAX
+            self._say(Kind.PING, Flag.SYN, 0, self._pings)
+
+    def gone(self) -> list[int]:
+        """The streams that are over since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def end(self) -> None:
+        """Give all memory back; the connection is over."""
+        for stream in list(self._streams.values()):
+            self._drop(stream)
+
+    # What goes out.
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._control) or bool(self._turns)
+
+    def output(self, size_max: int) -> list[bytes]:
+        """Frames to send now, as plaintexts of at most `FRAME_MAX_BYTES`, and about `size_max` bytes in all."""
+        messages = [bytes(self._control[at : at + FRAME_MAX_BYTES]) for at in _steps(self._control)]
+        self._control.clear()
+        size = 0
+        while self._turns and size < size_max:
+            messages.append(self._next_frame(self._turns.popleft()))
+            size += len(messages[-1])
+        return messages
+
+    def written(self) -> list[int]:
+        """The streams whose data has gone out entirely since the last call."""
+        done, self._written = self._written, []
+        return done
+
+    def _next_frame(self, stream: Stream) -> bytes:
+        stream.queued = False
+        if not stream.unsent:
+            stream.fin_due = False
+            self._settle(stream)
+            return pack(Kind.WINDOW_UPDATE, Flag.FIN, stream.name, 0)
+        body = stream.take_unsent(BODY_MAX_BYTES)
+        self._allowance += len(body)
+        if not stream.unsent:
+            self._written.append(stream.name)
+        self._queue(stream)
+        return b"".join((pack(Kind.DATA, 0, stream.name, len(body)), body))
+
+    def _queue(self, stream: Stream) -> None:
+        """Give a stream its next turn, if it has anything to send."""
+        if not stream.queued and stream.has_output:
+            stream.queued = True
+            self._turns.append(stream)
+
+    def _unqueue(self, stream: Stream) -> None:
+        if stream.queued:
+            stream.queued = False
+            self._turns.remove(stream)
+
+    def _say(self, kind: Kind, flags: int, name: int, length: int) -> None:
+        self._control += pack(kind, flags, name, length)
+
+    # What comes in.
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Digest bytes from the peer; raises `MuxViolation`, after which only `end` may be called."""
+        self._heard = True
+        events: list[Event] = []
+        for item in self._reader.feed(data):
+            if isinstance(item, Header):
+                self._charge()
+                _ON_FRAME[item.kind](self, item, events)
+            else:
+                self._on_body(item, events)
+        return events
+
+    def _charge(self) -> None:
+        self._allowance -= _FRAME_COST
+        if self._allowance < 0:
+            raise FrameFlood("The peer sends more frames than it has anything to say.")
+        if len(self._control) > self._limits.control_max_bytes:
+            raise FrameFlood("The peer asks for answers and does not take them.")
+
+    def _on_data(self, header: Header, events: list[Event]) -> None:
+        stream = self._stream_of(header, events)
+        if stream is not None:
+            stream.charge(header.length)
+        else:
+            self._forfeited -= header.length
+            if self._forfeited < 0:
+                raise WindowExceeded(f"The peer goes on sending to stream {header.stream}, which is gone.")
+        self._body = (header.stream, header.flags, header.length)
+        if not header.length:
+            self._on_flags(header.stream, header.flags, events)
+
+    def _on_body(self, piece: memoryview, events: list[Event]) -> None:
+        name, flags, missing = self._body
+        missing -= len(piece)
+        self._body = (name, flags, missing)
+        stream = self._streams.get(name)
+        if stream is not None:
+            self._allowance += len(piece)
+            if stream.arrived(len(piece)):
+                events.append(Arrived(name, piece))
+        if not missing:
+            self._on_flags(name, flags, events)
+
+    def _on_window_update(self, header: Header, events: list[Event]) -> None:
+        stream = self._stream_of(header, events)
+        if stream is not None:
+            stream.credited(header.length)
+            self._queue(stream)
+        self._on_flags(header.stream, header.flags, events)
+
+    def _on_ping(self, header: Header, _events: list[Event]) -> None:
+        if header.stream:
+            raise MuxViolation("A ping belongs to no stream.")
+        if header.flags & Flag.SYN:
+            self._say(Kind.PING, Flag.ACK, 0, header.length)
+
+    def _on_go_away(self, header: Header, events: list[Event]) -> None:
+        if header.stream:
+            raise MuxViolation("A farewell belongs to no stream.")
+        self._peer_left = True
+        events.append(Left(header.length))
+
+    def _stream_of(self, header: Header, events: list[Event]) -> Stream | None:
+        """The stream of a frame, made on SYN; None if it is gone or was refused."""
+        name, flags = header.stream, header.flags
+        theirs = name % 2 == self._peer_names
+        if flags & Flag.SYN and theirs and name:
+            self._admit(name, events)
+        elif flags & Flag.SYN or not 0 < name <= (self._peer_name_max if theirs else self._next_name - 2):
+            raise MuxViolation(f"Stream {name} was never opened, or not by the one who may.")
+        stream = self._streams.get(name)
+        if stream is not None and stream.ours and flags & Flag.ACK:
+            stream.accepted = True
+        return stream
+
+    def _admit(self, name: int, events: list[Event]) -> None:
+        if name in self._streams:
+            raise MuxViolation(f"Stream {name} is opened twice.")
+        self._peer_name_max = max(self._peer_name_max, name)
+        if self._left or self._is_full(ours=False) or not self.budget.take(INITIAL_WINDOW_BYTES):
+            self._forfeit(INITIAL_WINDOW_BYTES)
+            self._say(Kind.WINDOW_UPDATE, Flag.RST, name, 0)
+            return
+        self._streams[name] = Stream(name, ours=False, budget=self.budget)
+        events.append(Opened(name))
+
+    def _is_full(self, *, ours: bool) -> bool:
+        backlog = sum(1 for stream in self._streams.values() if stream.ours is ours and not stream.accepted)
+        return len(self) >= self._limits.streams or backlog >= self._limits.backlog
+
+    def _on_flags(self, name: int, flags: int, events: list[Event]) -> None:
+        """FIN and RST, after the body they came with."""
+        if not flags & (Flag.FIN | Flag.RST) or (stream := self._streams.get(name)) is None:
+            return
+        if flags & Flag.RST:
+            self._drop(stream)
+            events.append(Reset(name))
+        else:
+            stream.act(Act.END)
+            events.append(Ended(name))
+            self._settle(stream)
+
+    # What is forgotten.
+
+    def _settle(self, stream: Stream) -> None:
+        """Forget a stream that is over."""
+        if stream.is_over:
+            self._drop(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Forget a stream at once; what is under way to it may still arrive."""
+        del self._streams[stream.name]
+        stream.free()
+        self._unqueue(stream)
+        self._gone.append(stream.name)
+        if stream.readable:
+            self._forfeit(stream.allowed)
+
+    def _forfeit(self, size_bytes: int) -> None:
+        self._forfeited = min(self._forfeited + size_bytes, LENGTH_MAX)
+
+
+def _steps(data: bytearray) -> range:
+    return range(0, len(data), FRAME_MAX_BYTES)
+
+
+_ON_FRAME: dict[int, Callable[[Machine, Header, list[Event]], None]] = {
+    Kind.DATA: Machine._on_data,
+    Kind.WINDOW_UPDATE: Machine._on_window_update,
+    Kind.PING: Machine._on_ping,
+    Kind.GO_AWAY: Machine._on_go_away,
+}

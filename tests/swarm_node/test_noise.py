@@ -1,0 +1,71 @@
+"""The Noise session: framing and ciphers, however the bytes are cut, damaged or repeated."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.p2p.noise import PLAINTEXT_MAX_BYTES, NoiseBroken, Opener, Sealer
+
+KEY = bytes(range(32))
+
+
+def sealed(*plaintexts: bytes, nonce: int = 0) -> bytes:
+    return Sealer(KEY, nonce).seal(plaintexts)
+
+
+@given(st.lists(st.binary(max_size=50) | st.just(bytes(PLAINTEXT_MAX_BYTES)), max_size=6), st.integers(1, 200_000))
+def test_messages_arrive_whole_and_in_order_however_they_are_cut(plaintexts: list[bytes], size: int) -> None:
+    wire, opener = sealed(*plaintexts), Opener(KEY, 0)
+    size = max(size, len(wire) // 50)
+    assert [got for at in range(0, len(wire), size) for got in opener.open(wire[at : at + size])] == plaintexts
+
+
+@given(st.binary(max_size=300))
+def test_garbage_never_decrypts(garbage: bytes) -> None:
+    opener = Opener(KEY, 0)
+    try:
+        assert opener.open(garbage) == []
+    except NoiseBroken:
+        return
+    assert len(opener._buffer) == len(garbage) <= 2 + 0xFFFF
+
+
+@given(st.data())
+def test_a_changed_bit_is_found_out(data: st.DataObject) -> None:
+    wire = bytearray(sealed(b"pay alice", b"pay bob"))
+    bit = data.draw(st.integers(0, 8 * len(wire) - 1))
+    wire[bit // 8] ^= 1 << bit % 8
+    opener = Opener(KEY, 0)
+    try:
+        opened = opener.open(bytes(wire))
+    except NoiseBroken:
+        return
+    assert opened in ([], [b"pay alice"]), "a longer length waits for more, and nothing forged came out"
+
+
+@pytest.mark.parametrize("order", [(0, 0), (1, 0), (1,), (0, 2)])
+def test_repeated_reordered_and_dropped_messages_are_found_out(order: tuple[int, ...]) -> None:
+    sealer = Sealer(KEY, 0)
+    messages = [sealer.seal([bytes([number])]) for number in range(3)]
+    with pytest.raises(NoiseBroken, match="damaged, repeated or forged"):
+        Opener(KEY, 0).open(b"".join(messages[number] for number in order))
+
+
+def test_a_message_without_room_for_its_tag_is_refused() -> None:
+    with pytest.raises(NoiseBroken):
+        Opener(KEY, 0).open(b"\x00\x0f" + os.urandom(15))
+
+
+def test_a_nonce_is_never_used_twice() -> None:
+    last = 2**64 - 2
+    wire = sealed(b"last", nonce=last)
+    sealer = Sealer(KEY, last)
+    sealer.seal([b"last"])
+    with pytest.raises(NoiseBroken, match="used up"):
+        sealer.seal([b"one more"])
+    opener = Opener(KEY, last)
+    assert opener.open(wire) == [b"last"]
+    with pytest.raises(NoiseBroken, match="used up"):
+        opener.open(wire)

@@ -67,6 +67,16 @@ class Traffic:
         )
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """The part of a manifest that this node lacks."""
+
+    sizes: dict[str, int]
+
+    def chunk_sizes(self) -> dict[str, int]:
+        return self.sizes
+
+
 class PolicyFollower:
     """Keeps `ready` at the newest version this node has proved and fetched."""
 
@@ -146,8 +156,10 @@ class PolicyFollower:
         self._announced = max(self._announced, manifest.version)
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
-            await self._fetch(manifest)
-            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs)
+            bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
+            await self._fetch(manifest, manifest.chunk_sizes_for(bases))
+            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
+            await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
         kept = [policy for policy in (previous, self.ready) if policy]
@@ -155,12 +167,12 @@ class PolicyFollower:
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
 
-    async def _fetch(self, manifest: PolicyManifest) -> None:
+    async def _fetch(self, manifest: PolicyManifest, sizes: dict[str, int]) -> None:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
         report = FetchReport()
         try:
             await fetch_version(
-                manifest,
+                _Wanted(sizes),  # type: ignore[arg-type]  # of a manifest, it looks at nothing else
                 plan.peers,
                 host=self._host,
                 blobs=self._blobs,

@@ -26,6 +26,7 @@ pool: numpy, zstd and BLAKE3 work beside each other.
 """
 
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -49,8 +50,8 @@ _ZSTD_LEVEL = 1
 _DENSE = 4
 """Where one element in so many changed, all are listed."""
 
-_WINDOW = 8
-"""Blocks that are patched beside each other."""
+_WINDOW = 4
+"""Blocks that are begun together; two such windows are in memory."""
 
 _ZEROS = memoryview(bytes(limits.PATCH_BLOCK_BYTES))
 
@@ -96,15 +97,26 @@ def apply(base: Buffer, patch: Buffer, *, base_digest: str, each: Each = map) ->
     yield header
     jobs = _jobs(reader, _Bases(base, old_header), tensors)
     hasher = blake3(max_threads=blake3.AUTO)
-    while window := list(islice(jobs, _WINDOW)):
-        for job, data in zip(window, each(_apply_block, window), strict=True):
-            hasher.update(data)
-            yield data
-            if job.digest is not None:
-                if hasher.digest() != job.digest:
-                    raise PatchInvalid(f"Tensor {job.tensor.name[:100]!r} does not become what the patch promises.")
-                hasher.reset()
+    for job, data in _done(jobs, each):
+        hasher.update(data)
+        yield data
+        if job.digest is not None:
+            if hasher.digest() != job.digest:
+                raise PatchInvalid(f"Tensor {job.tensor.name[:100]!r} does not become what the patch promises.")
+            hasher.reset()
     reader.require_end()
+
+
+def _done(jobs: Iterator["_Job"], each: Each) -> Iterator[tuple["_Job", Buffer]]:
+    """The jobs in order with what came of them; the next ones are begun before the last ones are looked at."""
+    begun: deque[Iterator[tuple[_Job, Buffer]]] = deque()
+    while True:
+        if window := list(islice(jobs, _WINDOW)):
+            begun.append(zip(window, each(_apply_block, window), strict=True))
+        if not begun:
+            return
+        if len(begun) > 1 or not window:
+            yield from begun.popleft()
 
 
 @dataclass(frozen=True)

@@ -159,13 +159,13 @@ class PolicyFollower:
             bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
             await self._fetch(manifest, manifest.chunk_sizes_for(bases))
             folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
-            await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
         kept = [policy for policy in (previous, self.ready) if policy]
         await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
+        await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[str, int]) -> None:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))

@@ -231,7 +231,8 @@ def test_kill_9_between_patching_and_renaming_leaves_base_and_chunks_to_go_on_wi
     base = line.take(line.manifests[0])
     line.fetch(line.manifests[1])
     (tmp_path / "manifest").write_bytes(line.manifests[1].to_bytes())
-    command = [sys.executable, "-c", BUILDER, line.policies, line.blobs.root, tmp_path / "manifest"]
+    places = [line.policies, line.blobs.root, tmp_path / "manifest"]
+    command = [sys.executable, "-c", BUILDER, *map(str, places)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as builder:
         assert builder.stdout is not None

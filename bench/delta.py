@@ -1,5 +1,6 @@
 """How small and how fast are patches? The codec by itself, and the versions of a real RL run as nodes get them.
 
+- Speeds are of the clock, and per second of one core's work: the second says what other work on the cores took away.
 - Codec: bf16 weights of ordinary size, one in a hundred moved by one unit; encoded and applied on all cores, beside
   what nothing can beat: copying the same bytes, and hashing them.
 - Run: a Qwen3 of 27 million parameters, sampled by the nodes' engine and trained by the learner's GRPO at the learning
@@ -91,9 +92,10 @@ def measure_codec(bench: Bench, size_bytes: int, rounds: int) -> None:
         }
         for _ in range(rounds):
             for case, work in cases.items():
-                started = time.perf_counter()
+                started, busy = time.perf_counter(), time.process_time()
                 work()
                 bench.measure(case, len(new) / 1e9 / (time.perf_counter() - started), unit="GB/s of model")
+                bench.measure(f"{case}, per core", len(new) / 1e9 / (time.process_time() - busy), unit="GB per CPU s")
     bench.measure("codec: patch / file", 100 * len(patch) / len(new), unit="%")
     for case in ("encode", "apply"):
         bench.goal(f"{case} at 1 GB/s of model size", bench.median(case), at_least=1.0)

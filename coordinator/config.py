@@ -110,6 +110,7 @@ class PublishSection(Section):
     """How versions travel."""
 
     chunk_size_bytes: int = Field(limits.MIB, ge=1024, le=limits.CHUNK_MAX_BYTES, description="size of a chunk")
+    patches: bool = Field(True, description="publish what changed in place of whole files, where that is smaller")
     timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
 
 

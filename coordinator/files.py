@@ -1,11 +1,12 @@
 """Files that survive a crash: written aside, synced, then renamed, so that a reader sees the old or the new one."""
 
+import mmap
 import os
 import tempfile
 from pathlib import Path
 
 
-def write_durably(path: Path, data: bytes, *, private: bool = False) -> None:
+def write_durably(path: Path, data: bytes | memoryview, *, private: bool = False) -> None:
     """Replace a file in one step; a private one can be read by its owner only, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -30,3 +31,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def mapped(path: Path) -> memoryview:
+    """A file's bytes, read as they are looked at; they stay valid while somebody holds them."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")  # which cannot be mapped
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

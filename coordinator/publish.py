@@ -4,29 +4,41 @@ Order, each step durable before the next and harmless to repeat: chunks → mani
 A version exists for dispatch only when the last step is done, so no lease names a version that nobody can fetch.
 
 - The learner uploads into `uploads/<version>/`; names and digests are checked against its own list.
-- Chunks of the versions that a rollout may still use are kept; older ones are deleted.
+- The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
+  where they are gone or damaged, the next version is published in full.
+- Chunks that lead to the versions a rollout may still use are kept; older ones are deleted.
 """
 
 import shutil
 from pathlib import Path
 
 import sqlalchemy as sa
+from blake3 import blake3
 
-from coordinator.files import write_durably
+from coordinator.files import mapped, write_durably
+from coordinator.patches import PATCHED, extend, write_patch
 from coordinator.signed_metadata import SignedMetadata, utc_now
 from coordinator.tables import versions
-from protocol import chunks
+from protocol import chunks, delta
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
 from protocol.learning import Publication, Upload
-from protocol.manifest import FileEntry, PolicyManifest, Sampler, open_manifest, target_path
+from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
 
 
 class Publisher:
     """Publishes the versions of one round."""
 
     def __init__(
-        self, *, folder: Path, metadata: SignedMetadata, task: str, sampler: Sampler, chunk_size_bytes: int, keep: int
+        self,
+        *,
+        folder: Path,
+        metadata: SignedMetadata,
+        task: str,
+        sampler: Sampler,
+        chunk_size_bytes: int,
+        keep: int,
+        patches: bool = True,
     ) -> None:
         self.blobs = folder / "blobs"
         self.uploads = folder / "uploads"
@@ -36,11 +48,11 @@ class Publisher:
         self._sampler = sampler
         self._chunk_size_bytes = chunk_size_bytes
         self._keep = keep
+        self._patches = patches
 
     def publish(self, publication: Publication) -> tuple[PolicyManifest, str]:
         """Cut, describe and sign an uploaded version; returns the manifest and its digest."""
-        folder = self.uploads / str(publication.version)
-        files = tuple(self._store(folder, upload) for upload in publication.files)
+        files = tuple(self._store(publication.version, upload) for upload in publication.files)
         parent = self._metadata.read(target_path(publication.version - 1)) if publication.version > 1 else None
         manifest = PolicyManifest(
             round_id=self._round_id,
@@ -66,7 +78,7 @@ class Publisher:
             if len(blob.name) == 64 and blob.name not in wanted:
                 blob.unlink(missing_ok=True)
         for upload in self.uploads.iterdir():
-            if upload.name.isdigit() and int(upload.name) <= newest:
+            if upload.name.isdigit() and int(upload.name) < newest:
                 shutil.rmtree(upload)
 
     def manifest(self, version: int) -> PolicyManifest | None:
@@ -79,21 +91,71 @@ class Publisher:
         return path.read_bytes() if path.is_file() else None
 
     def read_file(self, version: int, name: str) -> bytes:
-        """A whole file of a published version, put together from its chunks."""
+        """A whole file of a published version, made from its chunks as a newcomer would."""
         manifest = self.manifest(version)
-        entry = next((entry for entry in manifest.files if entry.path == name), None) if manifest else None
+        entry = _entry(manifest, name)
         if entry is None:
             raise ManifestInvalid(f"Version {version} has no file {name}.")
-        return b"".join((self.blobs / chunks.blob_path(ChunkId(chunk))).read_bytes() for chunk in entry.chunks)
+        data = self._join(entry.chunks)
+        for patch in entry.after_anchor:
+            data = b"".join(delta.apply(data, self._join(patch.chunks), base_digest=patch.base_digest))
+        return data
 
-    def _store(self, folder: Path, upload: Upload) -> FileEntry:
-        """Write one file's chunks that are not there yet."""
-        try:
-            data = (folder / upload.path).read_bytes()
-        except FileNotFoundError:
-            raise ManifestInvalid(f"{upload.path} was not uploaded.", hint="Upload the version again.") from None
-        if chunks.digest(data) != upload.digest:
+    def _store(self, version: int, upload: Upload) -> FileEntry:
+        """Write what leads to a file: its patch, or its chunks, or nothing if it is that of the version before."""
+        path = self.uploads / str(version) / upload.path
+        if not path.is_file():
+            raise ManifestInvalid(f"{upload.path} was not uploaded.", hint="Upload the version again.")
+        data = mapped(path)
+        if _digest(data) != upload.digest:
             raise ManifestInvalid(f"The upload of {upload.path} is damaged.", hint="Upload the version again.")
+        before = self._entry_before(version, upload.path)
+        if before is not None and before.digest == upload.digest:
+            return before
+        patch = self._patch(version, before, upload, data) if before else None
+        patches, after_anchor = extend(before, patch, len(data)) if before and patch else ((), 0)
+        return FileEntry(
+            path=upload.path,
+            size_bytes=len(data),
+            digest=upload.digest,
+            chunks=before.chunks if before and after_anchor else self._cut(data),
+            patches=patches,
+            patches_after_anchor=after_anchor,
+        )
+
+    def _entry_before(self, version: int, name: str) -> FileEntry | None:
+        """The file of this name in the version before, if its chunks are there and cut as they are now."""
+        manifest = self.manifest(version - 1)
+        entry = _entry(manifest, name)
+        if manifest is None or entry is None or manifest.chunk_size_bytes != self._chunk_size_bytes:
+            return None
+        names = (*entry.chunks, *(chunk for patch in entry.patches for chunk in patch.chunks))
+        return entry if all((self.blobs / chunks.blob_path(ChunkId(chunk))).exists() for chunk in names) else None
+
+    def _patch(self, version: int, before: FileEntry, upload: Upload, new: memoryview) -> Patch | None:
+        """The stored patch that leads from the version before to this file, if there can be one and it is worth it."""
+        path = self.uploads / str(version - 1) / upload.path
+        # A chain that came back to one of its files would have two ways to go on from there.
+        if not self._patches or not upload.path.endswith(PATCHED) or upload.digest in before.sizes():
+            return None
+        if not path.is_file() or _digest(base := mapped(path)) != before.digest:
+            return None
+        target = self.uploads / str(version) / f".{upload.path}.patch"
+        try:
+            if not write_patch(base, before.digest, new, upload.digest, target):
+                return None
+            patch = mapped(target)
+            return Patch(
+                base_digest=before.digest,
+                base_size_bytes=len(base),
+                size_bytes=len(patch),
+                chunks=self._cut(patch),
+            )
+        finally:
+            target.unlink(missing_ok=True)
+
+    def _cut(self, data: memoryview) -> tuple[str, ...]:
+        """Write the chunks that are not there yet; their names in order."""
         names = []
         for piece in chunks.split(data, self._chunk_size_bytes):
             name = chunks.chunk_id(piece)
@@ -101,7 +163,19 @@ class Publisher:
             if not path.exists():
                 write_durably(path, piece)
             names.append(name)
-        return FileEntry(path=upload.path, size_bytes=len(data), digest=upload.digest, chunks=tuple(names))
+        return tuple(names)
+
+    def _join(self, names: tuple[str, ...]) -> bytes:
+        return b"".join((self.blobs / chunks.blob_path(ChunkId(name))).read_bytes() for name in names)
+
+
+def _entry(manifest: PolicyManifest | None, name: str) -> FileEntry | None:
+    return next((entry for entry in manifest.files if entry.path == name), None) if manifest else None
+
+
+def _digest(data: memoryview) -> str:
+    """The digest of a large file, on all cores."""
+    return blake3(data, max_threads=blake3.AUTO).hexdigest()
 
 
 def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:

@@ -72,6 +72,7 @@ class Round:
             sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
             chunk_size_bytes=config.publish.chunk_size_bytes,
             keep=config.staleness.max_updates + 2,
+            patches=config.publish.patches,
         )
         self.batch_ready = asyncio.Event()
         self.seeder: Peer | None = None

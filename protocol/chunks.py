@@ -6,31 +6,34 @@
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from blake3 import blake3
 
 from protocol.errors import ChunkMismatch
 from protocol.ids import ChunkId, Digest
 
+Sliced = TypeVar("Sliced", bytes, memoryview)
 
-def digest(data: bytes) -> Digest:
+
+def digest(data: bytes | memoryview) -> Digest:
     """The BLAKE3 hash of a whole document or file, as 64 hex digits."""
     return Digest(blake3(data).hexdigest())
 
 
-def chunk_id(data: bytes) -> ChunkId:
+def chunk_id(data: bytes | memoryview) -> ChunkId:
     """The name of a chunk."""
     return ChunkId(blake3(data).hexdigest())
 
 
-def verify(chunk: ChunkId, data: bytes) -> None:
+def verify(chunk: ChunkId, data: bytes | memoryview) -> None:
     """Raise `ChunkMismatch` unless the bytes are the ones the name promises."""
     actual = chunk_id(data)
     if actual != chunk:
         raise ChunkMismatch(f"Chunk {chunk[:12]}… was promised, bytes of {actual[:12]}… came.")
 
 
-def split(data: bytes, chunk_size_bytes: int) -> Iterator[bytes]:
+def split(data: Sliced, chunk_size_bytes: int) -> Iterator[Sliced]:
     """Cut a file into chunks; an empty file has none."""
     for start in range(0, len(data), chunk_size_bytes):
         yield data[start : start + chunk_size_bytes]

@@ -199,6 +199,12 @@ class ManifestInvalid(SwarmError):
     code, http_status, fault = "manifest_invalid", 422, "coordinator"
 
 
+class PatchInvalid(SwarmError):
+    """A patch or a weight file that is damaged, or a patch that is not made for its base."""
+
+    code, http_status, fault = "patch_invalid", 422, "coordinator"
+
+
 class UntrustedRoot(SwarmError):
     """The coordinator's root is not the one in the join string."""
 

@@ -49,6 +49,15 @@ METADATA_MAX_BYTES = 256 * KIB
 ROOT_ROTATIONS_MAX = 64
 """New roots followed in one refresh, so that an endless chain cannot hold a node."""
 
+PATCHES_MAX = 16
+"""Patches of one file behind each other: a joiner applies them all, at about a second per gigabyte of weights each."""
+
+PATCH_BLOCK_BYTES = 4 * MIB
+"""What is patched in one step: bounds the memory, and a zstd frame of it unfolds to no more than this."""
+
+TENSORS_HEADER_MAX_BYTES = 16 * MIB
+"""The header of a safetensors file: a hundred thousand tensors; beyond this, reading it costs more than it is worth."""
+
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
 

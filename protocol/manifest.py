@@ -2,9 +2,13 @@
 
 - It travels as a TUF target: nobody acts on manifest bytes whose hash was not signed.
 - It binds the round, the version, the parent, each file by digest and each chunk by name, the sampler and the task.
+- It is complete: whoever trusts it can make the version from the files of any earlier one in its chains, or from
+  nothing, and needs no other manifest. So nobody can mix patches of different versions.
 - File names are bare: no folder, no dot file, no surprise on a foreign file system.
 """
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
@@ -24,13 +28,78 @@ class Sampler(Message):
     max_new_tokens: int = Field(ge=1, le=limits.TOKENS_MAX)
 
 
+class Patch(Message):
+    """How a file comes from an earlier one: `protocol.delta`, applied to the file of this digest."""
+
+    base_digest: Hex64
+    base_size_bytes: int = Field(ge=0)
+    size_bytes: int = Field(ge=1)
+    """Of the patch itself, as its chunks are."""
+    chunks: tuple[Hex64, ...] = Field(max_length=limits.MANIFEST_MAX_CHUNKS)
+
+
 class FileEntry(Message):
-    """One file of the policy folder."""
+    """One file of the policy folder, and what leads to it.
+
+    - The patches are a chain: each makes the base of the next, and the last one makes the file.
+    - One file of the chain, the anchor, can be had in full: the base of the last `patches_after_anchor` patches, or the
+      file itself where that is 0. Patches before the anchor are for those who hold an older file.
+    """
 
     path: FileName
     size_bytes: int = Field(ge=0)
     digest: Hex64
     chunks: tuple[Hex64, ...] = Field(max_length=limits.MANIFEST_MAX_CHUNKS)
+    """Of the anchor."""
+    patches: tuple[Patch, ...] = Field(default=(), max_length=limits.PATCHES_MAX)
+    patches_after_anchor: int = Field(default=0, ge=0, le=limits.PATCHES_MAX)
+
+    @model_validator(mode="after")
+    def _is_one_chain(self) -> "FileEntry":
+        if self.patches_after_anchor > len(self.patches):
+            raise ValueError(f"{self.path} has its anchor before its first patch")
+        if len(self.sizes()) != len(self.patches) + 1:
+            raise ValueError(f"{self.path} comes back to a file that it came from")
+        return self
+
+    @property
+    def after_anchor(self) -> tuple[Patch, ...]:
+        """The patches that lead from the anchor to the file."""
+        return self.patches[len(self.patches) - self.patches_after_anchor :]
+
+    @property
+    def anchor_size_bytes(self) -> int:
+        return self.after_anchor[0].base_size_bytes if self.after_anchor else self.size_bytes
+
+    @property
+    def anchor_digest(self) -> Hex64:
+        return self.after_anchor[0].base_digest if self.after_anchor else self.digest
+
+    def sizes(self) -> dict[str, int]:
+        """Every file of the chain by its digest, and its size."""
+        return {patch.base_digest: patch.base_size_bytes for patch in self.patches} | {self.digest: self.size_bytes}
+
+    def route(self, held: Collection[str]) -> "Route":
+        """The way to the file that fetches the fewest bytes, for one who holds the files of these digests."""
+        routes = [Route(None, self.anchor_size_bytes, self.after_anchor)]
+        for number, digest in enumerate(self.sizes()):
+            if digest in held:
+                routes.append(Route(digest, 0, self.patches[number:]))
+        return min(routes, key=lambda route: route.fetched_bytes)
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to a file: what to begin with, and the patches to apply to it in turn."""
+
+    held: str | None
+    """The digest of the file to begin with, or None for the anchor."""
+    anchor_bytes: int
+    patches: tuple[Patch, ...]
+
+    @property
+    def fetched_bytes(self) -> int:
+        return self.anchor_bytes + sum(patch.size_bytes for patch in self.patches)
 
 
 class PolicyManifest(Message):
@@ -50,18 +119,40 @@ class PolicyManifest(Message):
         if len({entry.path.lower() for entry in self.files}) != len(self.files):
             raise ValueError("two files share a name")
         for entry in self.files:
-            if len(entry.chunks) != -(-entry.size_bytes // self.chunk_size_bytes):
-                raise ValueError(f"{entry.path} has {entry.size_bytes} bytes, but {len(entry.chunks)} chunks")
+            self._require_chunks(entry.path, entry.anchor_size_bytes, entry.chunks)
+            for patch in entry.patches:
+                self._require_chunks(f"a patch of {entry.path}", patch.size_bytes, patch.chunks)
+            if max(entry.sizes().values()) > limits.MANIFEST_MAX_CHUNKS * self.chunk_size_bytes:
+                raise ValueError(f"{entry.path} is larger than any file that can be had in full")
         return self
 
+    def _require_chunks(self, what: str, size_bytes: int, names: tuple[Hex64, ...]) -> None:
+        if len(names) != -(-size_bytes // self.chunk_size_bytes):
+            raise ValueError(f"{what} has {size_bytes} bytes, but {len(names)} chunks")
+
     def chunk_sizes(self) -> dict[str, int]:
-        """Every distinct chunk of the version and its size in bytes."""
+        """Every distinct chunk that leads to this version from anywhere, and its size in bytes."""
         sizes: dict[str, int] = {}
         for entry in self.files:
-            for number, chunk in enumerate(entry.chunks):
-                left = entry.size_bytes - number * self.chunk_size_bytes
-                sizes[chunk] = min(left, self.chunk_size_bytes)
+            sizes |= self._cut(entry.anchor_size_bytes, entry.chunks)
+            for patch in entry.patches:
+                sizes |= self._cut(patch.size_bytes, patch.chunks)
         return sizes
+
+    def chunk_sizes_for(self, held: Collection[str]) -> dict[str, int]:
+        """What one who holds the files of these digests needs for this version: as few bytes as can be."""
+        sizes: dict[str, int] = {}
+        for entry in self.files:
+            route = entry.route(held)
+            if route.held is None:
+                sizes |= self._cut(entry.anchor_size_bytes, entry.chunks)
+            for patch in route.patches:
+                sizes |= self._cut(patch.size_bytes, patch.chunks)
+        return sizes
+
+    def _cut(self, size_bytes: int, names: tuple[Hex64, ...]) -> dict[str, int]:
+        starts = range(0, size_bytes, self.chunk_size_bytes)
+        return {name: min(size_bytes - start, self.chunk_size_bytes) for start, name in zip(starts, names, strict=True)}
 
 
 def target_path(version: int) -> str:

@@ -1,26 +1,29 @@
-"""From verified chunks to the folder an engine loads.
+"""From verified chunks, and what earlier versions left here, to the folder an engine loads.
 
 - A policy folder appears under its final name only when every file in it is whole and synced.
 - Its name binds version and manifest, so a folder can never be taken for another version's.
 - Each file's digest is checked as it is written, and again when a folder of an earlier run is taken up.
 - File names come from a signed manifest and are checked all the same: nothing is written outside the folder.
+- A file of an earlier version is a base only while it has the digest that a patch asks for; it is never written to. A
+  patch makes a new file, whose digest is checked like that of any other.
 - All functions block; callers on an event loop use a thread.
 """
 
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 
 from blake3 import blake3
 
-from protocol.chunks import digest
+from protocol import chunks, delta
 from protocol.errors import ManifestInvalid
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, PolicyManifest
+from protocol.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.blobs import BlobStore
-from swarm_node.disk import full_disk_named, sync_folder
+from swarm_node.disk import full_disk_named, mapped, sync_folder
 
 _UNFINISHED = ".unfinished-"
 _READ_BYTES = 1 << 20
@@ -28,7 +31,7 @@ _READ_BYTES = 1 << 20
 
 def folder_of(policies: Path, manifest: PolicyManifest) -> Path:
     """Where the files of a version lie."""
-    return policies / f"{manifest.version:012d}-{digest(manifest.to_bytes())[:16]}"
+    return policies / f"{manifest.version:012d}-{chunks.digest(manifest.to_bytes())[:16]}"
 
 
 def find(policies: Path, manifest: PolicyManifest) -> Path | None:
@@ -42,8 +45,23 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
     return None
 
 
-def assemble(policies: Path, manifest: PolicyManifest, blobs: BlobStore) -> Path:
-    """Build the folder of a version whose chunks are all stored; an existing sound one is kept."""
+def held(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
+    """The files of earlier versions that this one can be made from, by their digest; damaged ones are none of them."""
+    folders = sorted((path for path in policies.glob("[0-9]*") if path.is_dir()), reverse=True)
+    found: dict[str, Path] = {}
+    for entry in manifest.files:
+        sizes = entry.sizes()
+        for path in (folder / _safe_name(entry) for folder in folders):
+            if path.is_file() and path.stat().st_size in sizes.values() and (name := _digest(path)) in sizes:
+                found[name] = path
+                break  # the newest folder is nearest to this version
+    return found
+
+
+def assemble(
+    policies: Path, manifest: PolicyManifest, blobs: BlobStore, bases: Mapping[str, Path] | None = None
+) -> Path:
+    """Build the folder of a version whose chunks are stored, but for what the bases spare; a sound one is kept."""
     existing = find(policies, manifest)
     if existing is not None:
         return existing
@@ -52,7 +70,7 @@ def assemble(policies: Path, manifest: PolicyManifest, blobs: BlobStore) -> Path
         temp = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=policies))
         try:
             for entry in manifest.files:
-                _write_file(temp / _safe_name(entry), entry, blobs)
+                _make_file(temp / _safe_name(entry), entry, blobs, bases or {})
             sync_folder(temp)
             final = folder_of(policies, manifest)
             temp.rename(final)
@@ -61,6 +79,15 @@ def assemble(policies: Path, manifest: PolicyManifest, blobs: BlobStore) -> Path
             shutil.rmtree(temp, ignore_errors=True)
             raise
     return final
+
+
+def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
+    """Cut a new anchor out of the file that was made without it: newcomers will ask for its chunks."""
+    for entry in manifest.files:
+        if entry.patches and not entry.patches_after_anchor:
+            pieces = chunks.split(mapped(folder / _safe_name(entry)), manifest.chunk_size_bytes)
+            for chunk, piece in zip(entry.chunks, pieces, strict=True):
+                blobs.write(ChunkId(chunk), piece)
 
 
 def prune(policies: Path, keep: Collection[Path]) -> int:
@@ -77,29 +104,63 @@ def _safe_name(entry: FileEntry) -> str:
     return entry.path
 
 
-def _write_file(target: Path, entry: FileEntry, blobs: BlobStore) -> None:
-    hasher = blake3()
+def _make_file(target: Path, entry: FileEntry, blobs: BlobStore, bases: Mapping[str, Path]) -> None:
+    """Take the entry's shortest way from what is here, a file for each step; only the last one is kept."""
+    route, sizes = entry.route(bases), entry.sizes()
+    digests = list(sizes)[-1 - len(route.patches) :]
+    paths = [*(target.with_name(f".step-{number}") for number in range(len(route.patches))), target]
+    if route.held is not None and route.patches:
+        paths[0] = bases[route.held]
+    else:
+        stored = (blobs.read(ChunkId(chunk)) for chunk in entry.chunks)
+        _write(paths[0], _read(bases[route.held]) if route.held else stored, sizes[digests[0]], digests[0])
+    for patch, base, path, digest in zip(route.patches, paths, paths[1:], digests[1:], strict=False):
+        _apply(base, patch, path, digest, sizes[digest], blobs)
+        if base.parent == target.parent:
+            base.unlink()
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _apply(base: Path, patch: Patch, target: Path, digest: str, size_bytes: int, blobs: BlobStore) -> None:
+    """Write the file that a patch makes of its base."""
+    packed = target.with_name(".patch")
+    _write(packed, (blobs.read(ChunkId(chunk)) for chunk in patch.chunks), patch.size_bytes)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        blocks = delta.apply(mapped(base), mapped(packed), base_digest=patch.base_digest, each=threads.map)
+        _write(target, blocks, size_bytes, digest)
+    packed.unlink()
+
+
+def _write(target: Path, pieces: Iterable[delta.Buffer], size_bytes: int, digest: str | None = None) -> None:
+    """Write a new file, whose bytes must come to this size and digest."""
+    hasher = blake3(max_threads=blake3.AUTO)
     # Exclusive: two entries that are one file on this file system must not overwrite each other.
     with target.open("xb") as file:
-        for chunk in entry.chunks:
-            data = blobs.read(ChunkId(chunk))
-            hasher.update(data)
-            file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        size_bytes = file.tell()
-    if size_bytes != entry.size_bytes or hasher.hexdigest() != entry.digest:
-        raise ManifestInvalid(f"The chunks of {entry.path} are sound, but do not make the file the manifest describes.")
+        for piece in pieces:
+            if file.tell() + len(piece) > size_bytes:
+                raise ManifestInvalid(f"{target.name} becomes larger than the manifest says.")
+            hasher.update(piece)
+            file.write(piece)
+        written = file.tell()
+    if written != size_bytes or digest not in (None, hasher.hexdigest()):
+        raise ManifestInvalid(
+            f"The chunks of {target.name} are sound, but do not make the file the manifest describes."
+        )
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            yield data
+
+
+def _digest(path: Path) -> str:
+    return blake3(mapped(path), max_threads=blake3.AUTO).hexdigest()
 
 
 def _is_sound(path: Path, entry: FileEntry) -> bool:
     try:
-        if path.stat().st_size != entry.size_bytes:
-            return False
-        hasher = blake3()
-        with path.open("rb") as file:
-            while data := file.read(_READ_BYTES):
-                hasher.update(data)
+        return path.stat().st_size == entry.size_bytes and _digest(path) == entry.digest
     except FileNotFoundError:
         return False
-    return hasher.hexdigest() == entry.digest

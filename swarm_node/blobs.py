@@ -54,7 +54,7 @@ class BlobStore:
             ) from error
         return data
 
-    def write(self, chunk: ChunkId, data: bytes) -> None:
+    def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
         """Store bytes under their name; writing a chunk twice changes nothing."""
         verify(chunk, data)
         if not self.has(chunk):

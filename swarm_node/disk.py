@@ -5,6 +5,7 @@
 """
 
 import errno
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -40,14 +41,22 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_durably(target: Path, data: bytes, *, temp_folder: Path) -> None:
+def mapped(path: Path) -> memoryview:
+    """A file's bytes, read as they are looked at; they stay valid while somebody holds them."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")  # which cannot be mapped
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def write_durably(target: Path, data: bytes | memoryview, *, temp_folder: Path) -> None:
     """Write a whole file under its final name; `temp_folder` lies on the same file system."""
     with full_disk_named(target.parent):
         write_whole(target, data, temp_folder=temp_folder, sync=True)
         sync_folder(target.parent)
 
 
-def write_whole(target: Path, data: bytes, *, temp_folder: Path, sync: bool = False) -> None:
+def write_whole(target: Path, data: bytes | memoryview[int], *, temp_folder: Path, sync: bool = False) -> None:
     """Write a file that appears under its final name with all its bytes, or not at all."""
     handle, name = tempfile.mkstemp(dir=temp_folder)
     temp = Path(name)

@@ -172,8 +172,10 @@ class PolicyFollower:
         self._announced = max(self._announced, manifest.version)
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
-            report = await self._fetch(manifest)
-            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs)
+            bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
+            sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
+            report = await self._fetch(manifest, sizes)
+            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
             await self._acknowledge(manifest, report)
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
@@ -181,6 +183,7 @@ class PolicyFollower:
         await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
+        await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 
     async def _acknowledge(self, manifest: PolicyManifest, report: FetchReport) -> None:
         """Witness who sent this version; a receipt that is lost on the way is not worth a second try."""
@@ -194,10 +197,9 @@ class PolicyFollower:
         with suppress(SwarmError):
             await self._coordinator.fetched(receipt)
 
-    async def _fetch(self, manifest: PolicyManifest) -> FetchReport:
+    async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int]) -> FetchReport:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
         report = FetchReport()
-        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes().items()}
         try:
             await fetch_chunks(
                 sizes,

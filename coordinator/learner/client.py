@@ -1,10 +1,12 @@
 """The learner's side of the coordinator's API: batches in, reports and versions out."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+from blake3 import blake3
 
-from protocol import canonical, chunks, limits
+from protocol import canonical, limits
 from protocol.errors import SwarmError, Unreachable
 from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload
 from protocol.message import Message
@@ -47,14 +49,14 @@ class CoordinatorClient:
         """Upload every file of a policy folder, then ask for its publication."""
         entries = []
         for path in sorted(folder.iterdir()):
-            data = path.read_bytes()
-            self._call("PUT", f"/v1/learner/uploads/{version}/{path.name}", data)
-            entries.append(Upload(path=path.name, digest=chunks.digest(data)))
+            self._call("PUT", f"/v1/learner/uploads/{version}/{path.name}", _pieces(path), timeout_s=PUBLICATION_S)
+            digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+            entries.append(Upload(path=path.name, digest=digest))
         publication = Publication(version=version, update=update, files=tuple(entries))
         self._call("POST", "/v1/learner/versions", publication, timeout_s=PUBLICATION_S)
 
     def _call(
-        self, method: str, path: str, body: Message | bytes | None = None, timeout_s: float = BATCH_WAIT_S
+        self, method: str, path: str, body: Message | Iterator[bytes] | None = None, timeout_s: float = BATCH_WAIT_S
     ) -> bytes:
         content = body.to_bytes() if isinstance(body, Message) else body
         try:
@@ -64,3 +66,10 @@ class CoordinatorClient:
         if response.is_error:
             raise SwarmError.from_wire(canonical.decode(response.content))
         return response.content
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """A file a megabyte at a time: weights need not fit into memory twice."""
+    with path.open("rb") as file:
+        while piece := file.read(limits.MIB):
+            yield piece

@@ -1,10 +1,13 @@
 """The policy in training: weights, optimizer, one update at a time, and checkpoints that survive any crash.
 
+- The weights in training are float32, whatever the policy came in; it is published in what it came in. So an update too
+  small for a bf16 weight is not lost, but shows once enough of them have come together.
 - A prompt is computed once and its cache shared by the group's samples, in training as in sampling.
 - A checkpoint is written beside the old one, fsynced and renamed over it: at any moment one whole checkpoint exists.
 - After a restore the next update is bit for bit the one that would have followed.
 """
 
+import copy
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.learner.batch import Tensors, collate
 from coordinator.learner.grpo import LossSettings, Metrics, group_advantages, policy_loss, token_logprobs
@@ -49,6 +52,9 @@ class Policy:
     def __init__(self, folder: Path, settings: TrainSettings) -> None:
         self._folder = folder
         self._settings = settings
+        self._published_dtype: torch.dtype = (
+            AutoConfig.from_pretrained(folder, local_files_only=True).dtype or torch.float32
+        )
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -82,8 +88,11 @@ class Policy:
         return Step(metrics, _distances(groups, data, current.detach()))
 
     def save_hub(self, folder: Path) -> None:
-        """Write the policy as a hub-format folder: its weights now, its tokenizer as it came."""
-        self.model.save_pretrained(folder)
+        """Write the policy as a hub-format folder: its weights now, in the dtype it came in, and its tokenizer."""
+        self.model.save_pretrained(folder, state_dict=_cast(self.model.state_dict(), self._published_dtype))
+        config = copy.copy(self.model.config)
+        config.dtype = self._published_dtype  # transformers writes that of the weights in training
+        config.save_pretrained(folder)
         for source in self._folder.iterdir():
             if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
                 shutil.copyfile(source, folder / source.name)
@@ -115,6 +124,15 @@ class Policy:
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["random"])
         self.update = int(state["update"])
+
+
+def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The floats of a state in another type; tensors that share their memory still do."""
+    made: dict[int, torch.Tensor] = {}
+    for tensor in state.values():
+        if tensor.data_ptr() not in made:
+            made[tensor.data_ptr()] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return {name: made[tensor.data_ptr()] for name, tensor in state.items()}
 
 
 def completion_logits(model: Any, data: Tensors) -> torch.Tensor:

@@ -2,18 +2,20 @@
 
 from datetime import datetime
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from coordinator import publish
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
-from protocol import chunks
+from protocol import chunks, limits
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
 from protocol.learning import Publication, Upload
-from protocol.manifest import PolicyManifest, Sampler, target_path
+from protocol.manifest import FileEntry, PolicyManifest, Sampler, target_path
 from tests.coordinator.world import World, manifest
+from tests.safetensors_files import file_of, next_file, policy_file, weights
 
 KEEP = 2
 C = 1024
@@ -25,13 +27,17 @@ class Press:
     def __init__(self, folder: Path, now: datetime) -> None:
         self.folder = folder
         self.metadata = SignedMetadata.create(folder / "keys", folder / "metadata", 600.0, now)
-        self.publisher = Publisher(
-            folder=folder,
+        self.publisher = self.open()
+
+    def open(self, *, patches: bool = True) -> Publisher:
+        return Publisher(
+            folder=self.folder,
             metadata=self.metadata,
             task="arithmetic",
             sampler=Sampler(temperature=1.0, max_new_tokens=8),
             chunk_size_bytes=C,
             keep=KEEP,
+            patches=patches,
         )
 
     def upload(self, version: int, files: dict[str, bytes]) -> Publication:
@@ -111,7 +117,7 @@ def test_chunks_of_versions_in_use_are_kept_and_older_ones_deleted(press: Press)
     assert press.blobs() == {*wanted[2].chunk_sizes(), *wanted[3].chunk_sizes()}
     assert press.publisher.read_file(2, "f") == b"2"
     assert press.publisher.read_file(3, "g") == b"same"
-    assert list(press.publisher.uploads.iterdir()) == []
+    assert [path.name for path in press.publisher.uploads.iterdir()] == ["3"]
     press.publisher.forget_old(3)
     assert press.publisher.read_file(3, "f") == b"3"
 
@@ -120,7 +126,7 @@ def test_an_upload_under_way_is_not_forgotten(press: Press) -> None:
     press.publish(1, {"f": b"1"})
     press.upload(2, {"f": b"2"})
     press.publisher.forget_old(1)
-    assert [path.name for path in press.publisher.uploads.iterdir()] == ["2"]
+    assert {path.name for path in press.publisher.uploads.iterdir()} == {"1", "2"}
 
 
 def test_what_is_not_published_cannot_be_read(press: Press) -> None:
@@ -144,3 +150,146 @@ def test_dispatch_hears_of_a_version_once(tmp_path: Path) -> None:
     world.publish(2, 3)
     assert world.run(publish.newest_version) == (2, 3)
     world.database.close()
+
+
+MODEL = "model.safetensors"
+
+
+def only(made: PolicyManifest) -> FileEntry:
+    (entry,) = made.files
+    return entry
+
+
+def joiner_bytes(made: PolicyManifest) -> int:
+    return sum(made.chunk_sizes_for(()).values())
+
+
+def test_a_sparse_change_is_published_as_a_patch(press: Press) -> None:
+    base = policy_file()
+    new = next_file(base)
+    first, second = press.publish(1, {MODEL: base}), press.publish(2, {MODEL: new})
+    assert only(first).patches == ()
+    (patch,) = only(second).patches
+    assert patch.base_digest == chunks.digest(base)
+    assert only(second).digest == chunks.digest(new)
+    assert only(second).chunks == only(first).chunks
+    assert sum(second.chunk_sizes_for({patch.base_digest}).values()) == patch.size_bytes < len(new) / 20
+    assert press.publisher.read_file(2, MODEL) == new
+
+
+def test_a_chain_is_read_to_its_end_and_a_newcomer_never_fetches_twice_the_file(press: Press) -> None:
+    files = [policy_file()]
+    for version in range(1, 2 * limits.PATCHES_MAX + 4):
+        made = press.publish(version, {MODEL: files[-1]})
+        assert press.publisher.read_file(version, MODEL) == files[-1]
+        assert joiner_bytes(made) < 2 * len(files[-1])
+        if version > 1:
+            follower = made.chunk_sizes_for({chunks.digest(files[-2])})
+            assert sum(follower.values()) < len(files[-1]) / 20, "who follows fetches a patch, at an anchor too"
+        press.publisher.forget_old(version)
+        files.append(next_file(files[-1], seed=version))
+    anchors = [version for version in range(1, len(files)) if not only(found(press, version)).patches_after_anchor]
+    assert anchors == [1, 1 + (limits.PATCHES_MAX + 1), 1 + 2 * (limits.PATCHES_MAX + 1)]
+
+
+def test_larger_patches_bring_the_next_anchor_earlier(press: Press) -> None:
+    """At a fifth of the file each, a handful of patches would make a newcomer fetch more than twice the file."""
+    data = weights(1)
+    lengths = []
+    for version in range(1, 10):
+        file = file_of({"t": ("BF16", data)})
+        made = press.publish(version, {MODEL: file})
+        assert joiner_bytes(made) < 2 * len(file)
+        lengths.append(only(made).patches_after_anchor)
+        data = weights(version + 1, len(data) // 10) + data[len(data) // 5 :]
+    assert max(lengths) < limits.PATCHES_MAX
+    assert lengths.count(0) > 1
+
+
+def test_a_dense_change_is_published_in_full(press: Press) -> None:
+    press.publish(1, {MODEL: file_of({"t": ("F32", Random(1).randbytes(40_000))})})
+    dense = file_of({"t": ("F32", Random(2).randbytes(40_000))})
+    made = press.publish(2, {MODEL: dense})
+    assert only(made).patches == ()
+    assert press.publisher.read_file(2, MODEL) == dense
+    press.publish(3, {MODEL: next_file(dense)})
+    assert press.publisher.read_file(3, MODEL) == next_file(dense)
+
+
+def test_a_version_without_any_change_costs_nothing(press: Press) -> None:
+    base = policy_file()
+    first, second = press.publish(1, {MODEL: base}), press.publish(2, {MODEL: base})
+    assert second.files == first.files
+    third = press.publish(3, {MODEL: next_file(base)})
+    assert len(only(third).patches) == 1
+
+
+def test_a_policy_that_comes_back_to_an_earlier_one_is_published_in_full(press: Press) -> None:
+    base = policy_file()
+    for version, file in enumerate([base, next_file(base), base, next_file(base)], 1):
+        press.publish(version, {MODEL: file})
+        assert press.publisher.read_file(version, MODEL) == file
+
+
+@pytest.mark.parametrize("harm", ["gone", "changed", "cut"])
+def test_without_the_true_base_the_next_version_is_published_in_full(press: Press, harm: str) -> None:
+    base = policy_file()
+    press.publish(1, {MODEL: base})
+    kept = press.publisher.uploads / "1" / MODEL
+    if harm == "gone":
+        kept.unlink()
+    else:
+        kept.write_bytes(next_file(base, seed=9) if harm == "changed" else base[:-2])
+    made = press.publish(2, {MODEL: next_file(base)})
+    assert only(made).patches == ()
+    assert press.publisher.read_file(2, MODEL) == next_file(base)
+
+
+def test_a_chain_with_a_lost_chunk_is_not_continued(press: Press) -> None:
+    base = policy_file()
+    made = press.publish(1, {MODEL: base})
+    (press.publisher.blobs / chunks.blob_path(ChunkId(only(made).chunks[3]))).unlink()
+    press.publish(2, {MODEL: next_file(base)})
+    assert press.publisher.read_file(2, MODEL) == next_file(base)
+
+
+@pytest.mark.parametrize("base", [b"", b"no tensors", b"\xff" * 5000])
+def test_files_that_are_no_tensor_files_are_published_in_full(press: Press, base: bytes) -> None:
+    press.publish(1, {MODEL: base})
+    made = press.publish(2, {MODEL: policy_file()})
+    assert only(made).patches == ()
+    press.publish(3, {MODEL: base})
+    assert press.publisher.read_file(3, MODEL) == base
+
+
+def test_a_round_that_wants_no_patches_has_none(press: Press) -> None:
+    press.publish(1, {MODEL: policy_file()})
+    press.publisher = press.open(patches=False)
+    made = press.publish(2, {MODEL: next_file(policy_file())})
+    assert only(made).patches == ()
+
+
+def test_an_adapter_is_patched_by_itself_and_the_model_below_it_costs_nothing(press: Press) -> None:
+    model, adapter = policy_file(), policy_file(seed=5, elements=900)
+    config = {"adapter_config.json": b"{}"}
+    press.publish(1, config | {MODEL: model, "adapter_model.safetensors": adapter})
+    tuned = next_file(adapter, share=0.05)
+    made = press.publish(2, config | {MODEL: model, "adapter_model.safetensors": tuned})
+    held = {chunks.digest(data) for data in (model, adapter, b"{}")}
+    assert sum(made.chunk_sizes_for(held).values()) < len(adapter) / 2
+    assert press.publisher.read_file(2, "adapter_model.safetensors") == tuned
+
+
+def test_publishing_a_patch_again_gives_the_same_bytes_and_leaves_nothing_behind(press: Press) -> None:
+    press.publish(1, {MODEL: policy_file()})
+    second = press.publish(2, {MODEL: next_file(policy_file())})
+    assert press.publish(2, {MODEL: next_file(policy_file())}) == second
+    assert [path.name for path in (press.publisher.uploads / "2").iterdir()] == [MODEL]
+    press.publisher.forget_old(2)
+    assert press.blobs() == set(second.chunk_sizes())
+
+
+def found(press: Press, version: int) -> PolicyManifest:
+    made = press.publisher.manifest(version)
+    assert made is not None
+    return made

@@ -16,7 +16,14 @@ C = 1024
 """Chunk size of these manifests."""
 
 CHUNK = "c" * 64
-FILE: dict[str, Any] = {"path": "model.safetensors", "size_bytes": 1, "digest": "d" * 64, "chunks": [CHUNK]}
+FILE: dict[str, Any] = {
+    "path": "model.safetensors",
+    "size_bytes": 1,
+    "digest": "d" * 64,
+    "chunks": [CHUNK],
+    "patches": [],
+    "patches_after_anchor": 0,
+}
 GOOD: dict[str, Any] = {
     "round_id": ROUND,
     "version": 3,
@@ -210,3 +217,65 @@ def test_only_the_one_spelling_of_a_target_path_is_a_version(path: str) -> None:
 def test_garbage_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(SwarmError):
         open_manifest(data, round_id=ROUND, version=1)
+
+
+def patched(*sizes: int, after_anchor: int, digests: str = "0123456789") -> dict[str, Any]:
+    """A file of 5 chunks whose patches have these sizes; file n of the chain has the digest n, n, n …"""
+    patches = [
+        {"base_digest": digests[n] * 64, "base_size_bytes": 5 * C, "size_bytes": size, "chunks": [f"{n}" * 63 + "a"]}
+        for n, size in enumerate(sizes)
+    ]
+    anchor = [f"{n}" * 63 + "f" for n in range(5)]
+    chain = {"patches": patches, "patches_after_anchor": after_anchor}
+    return FILE | {"size_bytes": 5 * C, "digest": digests[len(sizes)] * 64, "chunks": anchor} | chain
+
+
+def test_whoever_holds_nothing_fetches_the_anchor_and_the_patches_after_it() -> None:
+    made = manifest(files=[patched(10, 20, 30, after_anchor=2)])
+    assert made.files[0].anchor_digest == "1" * 64
+    assert sorted(made.chunk_sizes_for(()).values()) == [20, 30, C, C, C, C, C]
+    assert sorted(made.chunk_sizes().values()) == [10, 20, 30, C, C, C, C, C]
+
+
+@pytest.mark.parametrize(
+    ("held", "fetched"), [("0", [10, 20, 30]), ("1", [20, 30]), ("2", [30]), ("3", []), ("01", [20, 30]), ("02", [30])]
+)
+def test_whoever_holds_a_file_of_the_chain_fetches_the_patches_after_it(held: str, fetched: list[int]) -> None:
+    made = manifest(files=[patched(10, 20, 30, after_anchor=1)])
+    assert list(made.chunk_sizes_for({name * 64 for name in held}).values()) == fetched
+
+
+def test_patches_that_come_to_more_than_the_file_are_not_fetched() -> None:
+    made = manifest(files=[patched(C, C, after_anchor=0)]).files[0]
+    assert made.route({"0" * 64}).held == "0" * 64
+    dear = made.patches[1].model_copy(update={"size_bytes": 9 * C})
+    large = made.model_copy(update={"patches": (made.patches[0], dear)})
+    assert large.route({"0" * 64}).held is None
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        patched(10, after_anchor=2),
+        patched(10, after_anchor=-1),
+        patched(C + 1, after_anchor=1),
+        patched(0, after_anchor=1),
+        patched(10, 10, 10, after_anchor=1, digests="0103"),
+        patched(10, 10, after_anchor=1, digests="010"),
+        patched(10, after_anchor=1) | {"chunks": []},
+        patched(10, after_anchor=1) | {"size_bytes": C * (limits.MANIFEST_MAX_CHUNKS + 1)},
+        patched(*[10] * 9, after_anchor=1) | {"patches": patched(*[10] * 9, after_anchor=1)["patches"] * 2},
+        patched(10, after_anchor=1) | {"patches": [{"base_digest": "0" * 64}]},
+    ],
+)
+def test_a_chain_that_contradicts_itself_is_refused(file: dict[str, Any]) -> None:
+    with pytest.raises(MalformedMessage):
+        manifest(files=[file])
+
+
+def test_a_chain_of_too_many_patches_is_refused() -> None:
+    file = patched(*[10] * 9, after_anchor=0)
+    patches = [file["patches"][0] | {"base_digest": f"{n:064x}"} for n in range(limits.PATCHES_MAX + 1)]
+    assert len(manifest(files=[file | {"patches": patches[1:]}]).files[0].patches) == limits.PATCHES_MAX
+    with pytest.raises(MalformedMessage, match="patches"):
+        manifest(files=[file | {"patches": patches}])

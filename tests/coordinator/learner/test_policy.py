@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from coordinator.learner.batch import collate
 from coordinator.learner.grpo import token_logprobs
@@ -108,6 +109,50 @@ def test_a_published_folder_is_the_policy_as_it_stands(policy_folder: Path, tmp_
     )
     assert AutoTokenizer.from_pretrained(tmp_path / "version")("1+2=").input_ids == [19, 13, 20, 31]
     assert {path.name for path in (tmp_path / "version").iterdir()} == {path.name for path in policy_folder.iterdir()}
+
+
+def bf16_folder(policy_folder: Path, target: Path) -> Path:
+    """The same policy with bf16 weights."""
+    shutil.copytree(policy_folder, target)
+    AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.bfloat16).save_pretrained(target)
+    return target
+
+
+def test_a_bf16_policy_is_published_as_bf16_and_trained_in_float32(policy_folder: Path, tmp_path: Path) -> None:
+    start = bf16_folder(policy_folder, tmp_path / "start")
+    policy = Policy(start, SETTINGS)
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+    policy.train_step(UNEQUAL)
+    policy.save_hub(tmp_path / "version")
+    published = load_file(tmp_path / "version" / "model.safetensors")
+    assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
+    master = policy.model.state_dict()
+    assert all(torch.equal(tensor, master[name].bfloat16()) for name, tensor in published.items())
+    assert AutoConfig.from_pretrained(tmp_path / "version").dtype == torch.bfloat16
+    assert set(published) == set(load_file(start / "model.safetensors")), "tied weights are stored once"
+    assert "lm_head.weight" in master.keys() - published.keys()
+
+
+def test_updates_too_small_for_bf16_add_up(policy_folder: Path, tmp_path: Path) -> None:
+    """In bf16 alone each of them would be rounded away: just below 1 its steps are 1/256."""
+    policy = Policy(bf16_folder(policy_folder, tmp_path / "start"), TrainSettings(learning_rate=1e-3, ramp_updates=1))
+    weight = policy.model.model.norm.weight
+    assert torch.all(weight == 1)
+    policy.train_step(fresh(policy, UNEQUAL))
+    assert not torch.all(weight == 1)
+    assert torch.all(weight.bfloat16() == 1)
+    for _ in range(4):
+        policy.train_step(fresh(policy, UNEQUAL))
+    assert not torch.all(weight.bfloat16() == 1)
+
+
+def test_publishing_twice_gives_the_same_bytes(policy_folder: Path, tmp_path: Path) -> None:
+    policy = Policy(bf16_folder(policy_folder, tmp_path / "start"), SETTINGS)
+    policy.train_step(UNEQUAL)
+    for name in ("once", "again"):
+        policy.save_hub(tmp_path / name)
+    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
+    assert once == again
 
 
 def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
 
 - Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
-- The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `logs/`, `state.db` …
+- The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `public/`, `logs/`, `state.db` …
 - Only events that wake waiting requests live in memory; everything counted is in the store.
 """
 
@@ -21,6 +21,7 @@ from coordinator.config import Config
 from coordinator.files import write_durably
 from coordinator.intake import Judge
 from coordinator.leases import Draw, Terms
+from coordinator.mirror import open_mirror
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
@@ -31,6 +32,7 @@ from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.learning import Publication
 from protocol.manifest import Sampler
 from protocol.messages import Peer
+from protocol.origin import OriginList
 from protocol.tasks import task
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class Round:
         write_durably(resolved, config.model_dump_json(indent=2).encode())
         self.metadata = _open_metadata(config, self.folder)
         self.round_id = self.metadata.round_id
+        self.origins = OriginList(urls=config.publish.origins)
+        self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = _open_token(self.folder)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
@@ -123,6 +127,8 @@ class Round:
             if publication.version != newest + 1:
                 raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
             manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
+            if self.mirror:
+                await self.mirror.caught_up(self.config.publish.upload_patience_s)
             await self.database.run(publish.record, manifest, digest, now_ms=now_ms())
             log.info("published version=%d update=%d", manifest.version, manifest.update)
             self._published.set()
@@ -144,6 +150,8 @@ class Round:
         """Sign a fresh timestamp; never while a version is being published."""
         async with self._publishing:
             await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
+            if self.mirror:
+                await self.mirror.changed()
 
     def close(self) -> None:
         self.database.close()

@@ -52,6 +52,12 @@ ROOT_ROTATIONS_MAX = 64
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
 
+ORIGINS_MAX = 8
+"""Origins a node is told of: more would only make a list of dead ones slower to get through."""
+
+ORIGIN_URL_MAX_CHARS = 300
+"""A host name has at most 253 characters; the path to a round's files is short."""
+
 LEASES_PER_REQUEST_MAX = 64
 """Groups one node may take at once."""
 

@@ -22,6 +22,7 @@ from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.blobs import BlobStore
+from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, fetch_version
 from swarm_node.p2p.host import Host
 from swarm_node.updater import Updater
@@ -71,9 +72,18 @@ class PolicyFollower:
     """Keeps `ready` at the newest version this node has proved and fetched."""
 
     def __init__(
-        self, *, coordinator: Coordinator, updater: Updater, blobs: BlobStore, folder: Path, host: Host, rng: Random
+        self,
+        *,
+        coordinator: Coordinator,
+        origins: Origins,
+        updater: Updater,
+        blobs: BlobStore,
+        folder: Path,
+        host: Host,
+        rng: Random,
     ) -> None:
         self._coordinator = coordinator
+        self._origins = origins
         self._updater = updater
         self._blobs = blobs
         self._folder = folder
@@ -140,6 +150,7 @@ class PolicyFollower:
 
     async def _follow(self) -> None:
         self._hint = trio.Event()
+        await self._origins.learn()
         manifest = await self._updater.refresh()
         if manifest is None or (self.ready and self.ready.manifest == manifest):
             return
@@ -165,7 +176,7 @@ class PolicyFollower:
                 host=self._host,
                 blobs=self._blobs,
                 rng=self._rng,
-                origin=self._coordinator.chunk,
+                origin=self._origins.of(manifest),
                 blames=self._caught,
                 report=report,
             )

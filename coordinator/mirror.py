@@ -12,6 +12,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,10 +57,11 @@ def open_mirror(upload: str, folder: Path) -> "Mirror | None":
 class Mirror:
     """Keeps a place in an object store like the public folder."""
 
-    def __init__(self, public: Path, place: Target, memory: Path) -> None:
+    def __init__(self, public: Path, place: Target, memory: Path, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self._public = public
         self._place = place
         self._memory = memory
+        self._pauses_s = pauses_s
         self._there = _remembered(memory, place.base_url)
         self._state = asyncio.Condition()
         self._wanted = 1  # a store may lack what an earlier run left
@@ -96,7 +98,7 @@ class Mirror:
                 except SwarmError as error:
                     if not failures:
                         log.error("upload failed, will be tried again: %s", error)
-                    await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                    await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
                     failures += 1
                     continue
                 if failures:

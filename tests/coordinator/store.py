@@ -14,6 +14,10 @@ from typing import Any
 import boto3
 
 ALL = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}'
+READERS = (
+    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", '
+    '"Resource": "arn:aws:s3:::weights/*"}]}'
+)
 BEFORE_CHECKS = 5
 """Requests that the store takes unchecked: those below that make the bucket and the user."""
 
@@ -44,6 +48,11 @@ class Store:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
         return {name: client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
+
+    def open_to_readers(self) -> None:
+        """What an operator does once: let everybody read the bucket."""
+        client = _client("s3", self.endpoint, self.key_id, self.secret)
+        client.put_bucket_policy(Bucket=BUCKET, Policy=READERS)
 
     def caching(self, name: str) -> str:
         client = _client("s3", self.endpoint, self.key_id, self.secret)

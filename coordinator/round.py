@@ -59,7 +59,7 @@ class Round:
         self.folder = config.round.directory
         resolved = self.folder / "resolved.json"
         _check_settings(resolved, config)
-        self._lock = _only_coordinator(self.folder)
+        self._lock = only_coordinator(self.folder)
         write_durably(resolved, config.model_dump_json(indent=2).encode())
         self.metadata = _open_metadata(config, self.folder)
         self.round_id = self.metadata.round_id
@@ -169,7 +169,7 @@ def join_string(config: Config, round_id: str) -> str:
     return f"{url}#{round_id}"
 
 
-def _only_coordinator(folder: Path) -> IO[str]:
+def only_coordinator(folder: Path) -> IO[str]:
     """One coordinator per round: two would sign the same version numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / "coordinator.lock").open("w")
@@ -202,7 +202,9 @@ def _open_metadata(config: Config, folder: Path) -> SignedMetadata:
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
     if (metadata / "timestamp.json").exists():
-        return SignedMetadata(keys, metadata, lifetime_s)
+        opened = SignedMetadata(keys, metadata, lifetime_s)
+        opened.mend(utc_now())
+        return opened
     return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
 
 

@@ -46,8 +46,8 @@ MANIFEST_MAX_CHUNKS = 90_000
 METADATA_MAX_BYTES = 256 * KIB
 """One trust document: four roles, a dozen targets."""
 
-ROOT_ROTATIONS_MAX = 64
-"""New roots followed in one refresh, so that an endless chain cannot hold a node."""
+ROOT_ROTATIONS_MAX = 256
+"""New roots followed in one refresh: weekly rotations for five years, and an endless chain cannot hold a node."""
 
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""

@@ -1,7 +1,7 @@
 """The round's public files, for whoever copies them: a folder, and an object store that is kept like it.
 
 - `public/metadata` and `public/chunks` lead to the real folders, and to nothing else of the round: it is what a static
-  server may have as its root, and what `rsync --copy-links` takes.
+  server may have as its root, and what `rsync -L` takes.
 - A copy never shows metadata whose files are missing: the timestamp is read first and uploaded last, after everything
   that existed when it was read.
 - Announcing a version waits for its upload, but only so long; a store that is down is tried again for ever, aside.

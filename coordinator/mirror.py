@@ -4,7 +4,9 @@
   server may have as its root, and what `rsync -L` takes.
 - A copy never shows metadata whose files are missing: the timestamp is read first and uploaded last, after everything
   that existed when it was read.
-- Announcing a version waits for its upload, but only so long; a store that is down is tried again for ever, aside.
+- Announcing a version waits for its upload, but only so long, and not at all while the store is down; it is tried again
+  for ever.
+- Only documents that the timestamp leads to are uploaded: what a crash left unseen is signed anew under the same name.
 - Chunks that the round has deleted are deleted from the store, after the timestamp that no longer needs them is there.
 - What was uploaded is remembered on the disk; if that is lost, everything is uploaded again.
 """
@@ -17,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
 from coordinator.files import write_durably
 from coordinator.s3 import Bucket, Target, target
-from protocol.errors import SwarmError
-from protocol.origin import document_path, may_change
+from protocol.origin import document_path
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 """After a failed pass, before the next; the last is repeated."""
 
 TIMESTAMP = document_path("timestamp.json")
+CHUNKS = "chunks/"
 
 
 def make_public(folder: Path) -> Path:
@@ -64,6 +67,7 @@ class Mirror:
         self._pauses_s = pauses_s
         self._there = _remembered(memory, place.base_url)
         self._state = asyncio.Condition()
+        self._failing = False
         self._wanted = 1  # a store may lack what an earlier run left
         self._done = 0
 
@@ -78,7 +82,7 @@ class Mirror:
         """Whether everything that is in the folder now got into the store within so many seconds."""
         news = await self.changed()
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s), self._state:
+            async with asyncio.timeout(0 if self._failing else patience_s), self._state:
                 await self._state.wait_for(lambda: self._done >= news)
                 return True
         log.warning("a version is announced before its upload is done; until then nodes fetch it from here")
@@ -95,15 +99,16 @@ class Mirror:
                     news = self._wanted
                 try:
                     await self._copy(bucket)
-                except SwarmError as error:
+                except Exception as error:  # whatever fails in a copy must not end the coordinator
                     if not failures:
                         log.error("upload failed, will be tried again: %s", error)
+                    self._failing = True
                     await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
                     failures += 1
                     continue
                 if failures:
                     log.info("uploads work again")
-                failures = 0
+                failures, self._failing = 0, False
                 async with self._state:
                     self._done = news
                     self._state.notify_all()
@@ -111,7 +116,7 @@ class Mirror:
     async def _copy(self, bucket: Bucket) -> None:
         """One pass: (1) read the timestamp, (2) upload what is new, (3) then the timestamp, (4) delete what is old."""
         timestamp = await asyncio.to_thread((self._public / TIMESTAMP).read_bytes)
-        names = await asyncio.to_thread(self._names)
+        names = await asyncio.to_thread(self._names, timestamp)
         new = [name for name in names if name not in self._there]
         before = set(self._there)
         try:
@@ -121,7 +126,7 @@ class Mirror:
                     if failure is not None:
                         raise failure
             await bucket.put(TIMESTAMP, timestamp, FRESH)
-            for name in sorted(self._there - set(names)):
+            for name in sorted(name for name in self._there - set(names) if name.startswith(CHUNKS)):
                 await bucket.delete(name)
                 self._there.discard(name)
         finally:
@@ -136,10 +141,19 @@ class Mirror:
         await bucket.put(name, data, IMMUTABLE)
         self._there.add(name)
 
-    def _names(self) -> list[str]:
-        """Everything that never changes, chunks first."""
-        found = [path.relative_to(self._public).as_posix() for path in self._public.glob("*/**/*") if path.is_file()]
-        return sorted(name for name in found if "/." not in name and not may_change(name.rpartition("/")[2]))
+    def _names(self, timestamp: bytes) -> list[str]:
+        """All chunks, and the documents that a reader of this timestamp asks for; others may still be replaced."""
+        chunks = [path.relative_to(self._public).as_posix() for path in self._public.glob("chunks/??/*")]
+        roots = [path.name for path in self._public.glob("metadata/*.root.json")]
+        snapshot = f"{Metadata[Timestamp].from_bytes(timestamp).signed.snapshot_meta.version}.snapshot.json"
+        meta = Metadata[Snapshot].from_bytes(self._read(snapshot)).signed.meta["targets.json"]
+        targets = f"{meta.version}.targets.json"
+        listed = Metadata[Targets].from_bytes(self._read(targets)).signed.targets
+        documents = [name for name in (*roots, snapshot, targets, *listed) if not name.startswith(".")]
+        return [*sorted(name for name in chunks if "/." not in name), *map(document_path, documents)]
+
+    def _read(self, document: str) -> bytes:
+        return (self._public / document_path(document)).read_bytes()
 
     def _remember(self) -> None:
         content = {"place": self._place.base_url, "names": sorted(self._there)}

@@ -69,9 +69,12 @@ class Origins:
 
     def in_order(self) -> list[Origin]:
         """The origins besides the coordinator that may be asked now."""
-        now = trio.current_time()
-        fit = [url for url in self._others if self._of(url).resumes_at <= now]
-        return [self._others[url] for url in self._rng.sample(fit, len(fit))]
+        fit = [origin for origin in self._others.values() if self.fit(origin)]
+        return self._rng.sample(fit, len(fit))
+
+    def fit(self, origin: Origin) -> bool:
+        """Whether an origin may be asked now."""
+        return self._of(origin.url).resumes_at <= trio.current_time()
 
     def of(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
         """Fetch chunks of a version, each with the size that its manifest signs."""

@@ -6,7 +6,6 @@
   documents will do: their signatures are checked, and their timestamp expires like any other.
 """
 
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -52,7 +51,7 @@ class Updater:
         try:
             for bulk in [*others[:1], home]:
                 try:
-                    return await _converse(stored, home, bulk)
+                    return await self._converse(stored, home, bulk)
                 except (Unreachable, NotFound):
                     raise
                 except SwarmError as error:
@@ -62,41 +61,43 @@ class Updater:
         except (Unreachable, NotFound):
             for other in others:
                 try:
-                    return await _converse(stored, other, other)
+                    return await self._converse(stored, other, other)
                 except SwarmError as error:
                     self._origins.failed(other, error)
             raise
         raise AssertionError("the last try is the coordinator's")
+
+    async def _converse(self, stored: Documents, fresh: Origin, bulk: Origin) -> trust.Refreshed:
+        """Fetch what the conversation asks for until it comes to its end."""
+        conversation = trust.refresh(stored, datetime.now(UTC))
+        answer: bytes | None = None
+        while True:
+            try:
+                wanted = conversation.send(answer)
+            except StopIteration as done:
+                result: trust.Refreshed = done.value
+                return result
+            answer = await self._document(wanted, fresh, bulk)
+            if answer is None and not wanted.optional:
+                raise NotFound(f"The coordinator has no document {wanted.name}.", hint="Is it still starting?")
+
+    async def _document(self, wanted: Wanted, fresh: Origin, bulk: Origin) -> bytes | None:
+        named_by_hash = not wanted.optional and not may_change(wanted.name)
+        if bulk is not fresh and named_by_hash and self._origins.fit(bulk):
+            try:
+                data = await bulk.document(wanted.name, wanted.max_bytes)
+            except (Unreachable, MessageTooLarge) as error:
+                self._origins.failed(bulk, error)
+            else:
+                if data is not None:
+                    return data
+        return await fresh.document(wanted.name, wanted.max_bytes)
 
     async def _pin(self) -> Documents:
         root = await self._origins.home.document("1.root.json", limits.METADATA_MAX_BYTES)
         if root is None:
             raise NotFound("The coordinator has no root document.", hint="Is this address a coordinator?")
         return trust.pin(root, self._round_id)
-
-
-async def _converse(stored: Documents, fresh: Origin, bulk: Origin) -> trust.Refreshed:
-    """Fetch what the conversation asks for until it comes to its end."""
-    conversation = trust.refresh(stored, datetime.now(UTC))
-    answer: bytes | None = None
-    while True:
-        try:
-            wanted = conversation.send(answer)
-        except StopIteration as done:
-            result: trust.Refreshed = done.value
-            return result
-        answer = await _document(wanted, fresh, bulk)
-        if answer is None and not wanted.optional:
-            raise NotFound(f"The coordinator has no document {wanted.name}.", hint="Is it still starting?")
-
-
-async def _document(wanted: Wanted, fresh: Origin, bulk: Origin) -> bytes | None:
-    if bulk is not fresh and not wanted.optional and not may_change(wanted.name):
-        with suppress(Unreachable, MessageTooLarge):
-            data = await bulk.document(wanted.name, wanted.max_bytes)
-            if data is not None:
-                return data
-    return await fresh.document(wanted.name, wanted.max_bytes)
 
 
 def _save(path: Path, documents: Documents) -> None:

@@ -56,6 +56,8 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
                 group.create_task(_every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
                 group.create_task(_seeder(round_)),
             ]
+            if round_.mirror:
+                tasks.append(group.create_task(round_.mirror.run()))
             if with_learner:
                 tasks.append(group.create_task(_learner(round_)))
             await stop.wait()

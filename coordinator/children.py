@@ -7,6 +7,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
@@ -19,6 +20,9 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 WRONG_SETTING = 2
 """Both programs' exit code for what starting again cannot mend."""
+
+NOT_INHERITED = "AWS_"
+"""The object store's credentials are the coordinator's alone."""
 
 GRACE_S = 2.0
 """How long a child may take to leave after its input closed."""
@@ -58,7 +62,12 @@ async def _run_once(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE if on_line else DEVNULL, stderr=stderr, start_new_session=True
+            *command,
+            stdin=PIPE,
+            stdout=PIPE if on_line else DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)},
         )
     log.info("%s started, pid %d", name, process.pid)
     try:

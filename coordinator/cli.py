@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator import cli_keys
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_keys.app, name="keys")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
 Settings = Annotated[

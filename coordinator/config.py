@@ -14,6 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from protocol import limits
 from protocol.errors import ConfigInvalid
+from protocol.origin import OriginUrl
+
+UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
+"""No character that a signed address would have to escape."""
 
 
 class Section(BaseModel):
@@ -112,6 +116,15 @@ class PublishSection(Section):
     chunk_size_bytes: int = Field(limits.MIB, ge=1024, le=limits.CHUNK_MAX_BYTES, description="size of a chunk")
     patches: bool = Field(True, description="publish what changed in place of whole files, where that is smaller")
     timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
+    origins: tuple[OriginUrl, ...] = Field(
+        (),
+        max_length=limits.ORIGINS_MAX,
+        description="URLs that hold copies of public/; nodes ask them before this one",
+    )
+    upload: str = Field(
+        "", pattern=UPLOAD, description="s3://bucket/prefix to copy public/ to; keys from AWS_* variables"
+    )
+    upload_patience_s: float = Field(60.0, ge=0, description="how long a new version waits for its upload at most")
 
 
 class Config(Section):

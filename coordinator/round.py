@@ -1,7 +1,7 @@
 """One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
 
 - Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
-- The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `logs/`, `state.db` …
+- The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `public/`, `logs/`, `state.db` …
 - Only events that wake waiting requests live in memory; everything counted is in the store.
 """
 
@@ -21,6 +21,7 @@ from coordinator.config import Config
 from coordinator.files import write_durably
 from coordinator.intake import Judge
 from coordinator.leases import Draw, Terms
+from coordinator.mirror import open_mirror
 from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
@@ -32,6 +33,7 @@ from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.learning import Publication
 from protocol.manifest import Sampler
 from protocol.messages import Peer
+from protocol.origin import OriginList
 from protocol.tasks import task
 
 log = logging.getLogger(__name__)
@@ -58,10 +60,12 @@ class Round:
         self.folder = config.round.directory
         resolved = self.folder / "resolved.json"
         _check_settings(resolved, config)
-        self._lock = _only_coordinator(self.folder)
+        self._lock = only_coordinator(self.folder)
         write_durably(resolved, config.model_dump_json(indent=2).encode())
         self.metadata = _open_metadata(config, self.folder)
         self.round_id = self.metadata.round_id
+        self.origins = OriginList(urls=config.publish.origins)
+        self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = _open_token(self.folder)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
@@ -126,6 +130,8 @@ class Round:
             if publication.version != newest + 1:
                 raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
             manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
+            if self.mirror:
+                await self.mirror.caught_up(self.config.publish.upload_patience_s)
             await self.database.run(publish.record, manifest, digest, now_ms=now_ms())
             log.info("published version=%d update=%d", manifest.version, manifest.update)
             self._published.set()
@@ -147,6 +153,8 @@ class Round:
         """Sign a fresh timestamp; never while a version is being published."""
         async with self._publishing:
             await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
+            if self.mirror:
+                await self.mirror.changed()
 
     def close(self) -> None:
         self.database.close()
@@ -164,7 +172,7 @@ def join_string(config: Config, round_id: str) -> str:
     return f"{url}#{round_id}"
 
 
-def _only_coordinator(folder: Path) -> IO[str]:
+def only_coordinator(folder: Path) -> IO[str]:
     """One coordinator per round: two would sign the same version numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / "coordinator.lock").open("w")
@@ -197,7 +205,9 @@ def _open_metadata(config: Config, folder: Path) -> SignedMetadata:
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
     if (metadata / "timestamp.json").exists():
-        return SignedMetadata(keys, metadata, lifetime_s)
+        opened = SignedMetadata(keys, metadata, lifetime_s)
+        opened.mend(utc_now())
+        return opened
     return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
 
 

@@ -1,6 +1,7 @@
 """The round's TUF repository: keys, signed metadata, and the order in which documents become visible.
 
-- Four roles with a key each. The root key signs only `1.root.json`; take `keys/root.pem` offline after `init`.
+- Four roles, each with a key at first; `coordinator.rotation` changes the keys and how many must sign.
+- Root keys sign only root documents; take `keys/root.pem` offline after `init`.
 - A publication writes targets, then snapshot, then timestamp, each durably. Whatever crash comes between: the timestamp
   that nodes read names a complete, older set, and the next publication builds on that one.
 - The timestamp is short-lived and signed again while the coordinator runs; a node that sees it expire stops working.
@@ -9,17 +10,13 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from coordinator.files import write_durably
+from coordinator.role_keys import ROLES, RoleKeys
 from protocol import trust
-from protocol.errors import ConfigInvalid
 from protocol.manifest import target_path, version_of
 
-ROLES = ("root", "targets", "snapshot", "timestamp")
 LONG_LIFETIME = timedelta(days=365)
 
 
@@ -27,21 +24,21 @@ class SignedMetadata:
     """The metadata folder of one round and the keys that sign it."""
 
     def __init__(self, keys: Path, folder: Path, timestamp_lifetime_s: float) -> None:
-        self._keys = keys
+        self._keys = RoleKeys(keys)
         self._folder = folder
         self._timestamp_lifetime = timedelta(seconds=timestamp_lifetime_s)
 
     @classmethod
     def create(cls, keys: Path, folder: Path, timestamp_lifetime_s: float, now: datetime) -> "SignedMetadata":
         """Make the keys and the first, empty set of documents."""
-        signers = {role: CryptoSigner.generate_ed25519() for role in ROLES}
-        for role, signer in signers.items():
-            write_durably(keys / f"{role}.pem", signer.private_bytes, private=True)
-        root = Root(version=1, expires=_whole(now + LONG_LIFETIME), consistent_snapshot=True)
-        for role, signer in signers.items():
-            root.add_key(signer.public_key, role)
         self = cls(keys, folder, timestamp_lifetime_s)
-        self._save("1.root.json", Metadata(root), "root")
+        root = Root(version=1, expires=whole(now + LONG_LIFETIME), consistent_snapshot=True)
+        for role in ROLES:
+            root.add_key(self._keys.make(role, name=role).public_key, role)
+        document = Metadata(root)
+        for signer in self._keys.signers(root, "root"):
+            document.sign(signer)
+        write_durably(folder / "1.root.json", document.to_bytes())
         self._publish(Targets(), Snapshot(), Timestamp(), now)
         return self
 
@@ -49,6 +46,26 @@ class SignedMetadata:
     def round_id(self) -> str:
         """The fingerprint that join strings carry."""
         return trust.fingerprint((self._folder / "1.root.json").read_bytes())
+
+    def root(self) -> Root:
+        """The newest root, as it stands on the disk."""
+        newest = max(int(path.name.partition(".")[0]) for path in self._folder.glob("[0-9]*.root.json"))
+        return Metadata[Root].from_file(str(self._folder / f"{newest}.root.json")).signed
+
+    def install_root(self, document: Metadata[Root], now: datetime) -> None:
+        """Publish a root whose signatures were checked, and sign anew what it no longer vouches for."""
+        write_durably(self._folder / f"{document.signed.version}.root.json", document.to_bytes())
+        self.mend(now)
+
+    def mend(self, now: datetime) -> None:
+        """Sign anew what the newest root does not vouch for; a crash after `install_root` leaves such documents."""
+        root, (timestamp, snapshot, targets) = self.root(), self._documents()
+        if not (_vouched(root, "targets", targets) and _vouched(root, "snapshot", snapshot)):
+            for part in (targets.signed, snapshot.signed, timestamp.signed):
+                part.version += 1
+            self._publish(targets.signed, snapshot.signed, timestamp.signed, now)
+        elif not _vouched(root, "timestamp", timestamp):
+            self.renew_timestamp(now)
 
     def add_manifest(self, version: int, manifest: bytes, keep: int, now: datetime) -> None:
         """Make a manifest the newest target; the oldest beyond `keep` leave the list."""
@@ -77,40 +94,42 @@ class SignedMetadata:
         return path.read_bytes() if plain and path.is_file() else None
 
     def _publish(self, targets: Targets, snapshot: Snapshot, timestamp: Timestamp, now: datetime) -> None:
-        targets.expires = _whole(now + LONG_LIFETIME)
+        targets.expires = whole(now + LONG_LIFETIME)
         data = self._save(f"{targets.version}.targets.json", Metadata(targets), "targets")
-        snapshot.expires = _whole(now + LONG_LIFETIME)
+        snapshot.expires = whole(now + LONG_LIFETIME)
         snapshot.meta = {"targets.json": MetaFile.from_data(targets.version, data, ["sha256"])}
         data = self._save(f"{snapshot.version}.snapshot.json", Metadata(snapshot), "snapshot")
         self._sign_timestamp(timestamp, MetaFile.from_data(snapshot.version, data, ["sha256"]), now)
 
     def _sign_timestamp(self, timestamp: Timestamp, snapshot: MetaFile, now: datetime) -> None:
-        timestamp.expires = _whole(now + self._timestamp_lifetime)
+        timestamp.expires = whole(now + self._timestamp_lifetime)
         timestamp.snapshot_meta = snapshot
         self._save("timestamp.json", Metadata(timestamp), "timestamp")
 
     def _current(self) -> tuple[Timestamp, Snapshot, Targets]:
+        """What stands in the set that nodes see."""
+        timestamp, snapshot, targets = self._documents()
+        return timestamp.signed, snapshot.signed, targets.signed
+
+    def _documents(self) -> tuple[Metadata[Timestamp], Metadata[Snapshot], Metadata[Targets]]:
         """The set that nodes see: what the timestamp names, not the highest number on disk."""
-        timestamp = Metadata[Timestamp].from_file(str(self._folder / "timestamp.json")).signed
-        snapshot_name = f"{timestamp.snapshot_meta.version}.snapshot.json"
-        snapshot = Metadata[Snapshot].from_file(str(self._folder / snapshot_name)).signed
-        targets_name = f"{snapshot.meta['targets.json'].version}.targets.json"
-        return timestamp, snapshot, Metadata[Targets].from_file(str(self._folder / targets_name)).signed
+        timestamp = Metadata[Timestamp].from_file(str(self._folder / "timestamp.json"))
+        snapshot_name = f"{timestamp.signed.snapshot_meta.version}.snapshot.json"
+        snapshot = Metadata[Snapshot].from_file(str(self._folder / snapshot_name))
+        targets_name = f"{snapshot.signed.meta['targets.json'].version}.targets.json"
+        return timestamp, snapshot, Metadata[Targets].from_file(str(self._folder / targets_name))
 
     def _save(self, name: str, document: Metadata, role: str) -> bytes:  # type: ignore[type-arg]  # any role's document
-        document.sign(self._signer(role))
+        for signer in self._keys.signers(self.root(), role):
+            document.sign(signer, append=True)
         data = document.to_bytes()
         write_durably(self._folder / name, data)
         return data
 
-    def _signer(self, role: str) -> CryptoSigner:
-        path = self._keys / f"{role}.pem"
-        try:
-            key = load_pem_private_key(path.read_bytes(), password=None)
-        except FileNotFoundError:
-            raise ConfigInvalid(f"The {role} key is missing.", hint=f"Put it back at {path}.") from None
-        assert isinstance(key, Ed25519PrivateKey)
-        return CryptoSigner(key)
+
+def _vouched(root: Root, role: str, document: Metadata) -> bool:  # type: ignore[type-arg]  # any role's document
+    """Whether enough keys of a role have signed a document."""
+    return bool(root.get_verification_result(role, document.signed_bytes, document.signatures))
 
 
 def utc_now() -> datetime:
@@ -118,6 +137,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _whole(moment: datetime) -> datetime:
+def whole(moment: datetime) -> datetime:
     """TUF writes whole seconds."""
     return moment.replace(microsecond=0)

@@ -46,8 +46,8 @@ MANIFEST_MAX_CHUNKS = 90_000
 METADATA_MAX_BYTES = 256 * KIB
 """One trust document: four roles, a dozen targets."""
 
-ROOT_ROTATIONS_MAX = 64
-"""New roots followed in one refresh, so that an endless chain cannot hold a node."""
+ROOT_ROTATIONS_MAX = 256
+"""New roots followed in one refresh: weekly rotations for five years, and an endless chain cannot hold a node."""
 
 PATCHES_MAX = 16
 """Patches of one file behind each other: a joiner applies them all, at about a second per gigabyte of weights each."""
@@ -60,6 +60,12 @@ TENSORS_HEADER_MAX_BYTES = 16 * MIB
 
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
+
+ORIGINS_MAX = 8
+"""Origins a node is told of: more would only make a list of dead ones slower to get through."""
+
+ORIGIN_URL_MAX_CHARS = 300
+"""A host name has at most 253 characters; the path to a round's files is short."""
 
 LEASES_PER_REQUEST_MAX = 64
 """Groups one node may take at once."""

@@ -7,10 +7,12 @@ The caller fetches and persists; every decision is here, in this order:
 2. the timestamp is signed, not older than the stored one, and not expired;
 3. the snapshot has the hash the timestamp names, and no role in it went backwards;
 4. the targets have the version and hash the snapshot names;
-5. the newest policy is not older than the one already seen;
+5. the newest policy is not older than the one already seen, as long as the keys that named that one still count;
 6. its manifest has the length and hash the targets name, and belongs to this round.
 
 - Persist `Refreshed.documents` only after `refresh` returned; a failed refresh changes nothing.
+- What a root revokes is forgotten: documents that its keys do not vouch for set no floor, so whoever stole a key and
+  signed a version near the end of all numbers has gained nothing once the key is replaced.
 - An expired timestamp is not a nuisance but a finding: somebody may be withholding newer versions. Silence is the same:
   a proof is good until `Refreshed.proved_until`, whatever the reason that no newer one came.
 """
@@ -28,6 +30,7 @@ from tuf.api.exceptions import (
     LengthOrHashMismatchError,
     RepositoryError,
 )
+from tuf.api.metadata import Metadata, Targets
 from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
 from tuf.ngclient.config import EnvelopeType
 
@@ -95,7 +98,7 @@ def refresh(stored: Documents, now: datetime) -> Conversation:
     timestamp = yield from _newest_timestamp(trusted, stored.timestamp)
     snapshot = yield from _snapshot(trusted, stored.snapshot)
     targets = yield from _targets(trusted, stored.targets)
-    version = _newest_policy(trusted, stored.policy_version)
+    version = _newest_policy(trusted, stored.policy_version if _vouched(trusted, stored.targets) else 0)
     data: bytes | None = None
     manifest: PolicyManifest | None = None
     if version:
@@ -171,6 +174,15 @@ def _newest_policy(trusted: TrustedMetadataSet, seen: int) -> int:
     if newest < seen:
         raise RolledBack(f"The newest policy on offer is version {newest}, but version {seen} was already published.")
     return newest
+
+
+def _vouched(trusted: TrustedMetadataSet, targets: bytes | None) -> bool:
+    """Whether the keys that named the stored policy still count; what revoked keys named binds nobody."""
+    with suppress(RepositoryError):
+        document = Metadata[Targets].from_bytes(targets or b"")
+        trusted.root.verify_delegate("targets", document.signed_bytes, document.signatures)
+        return True
+    return False
 
 
 def _manifest_bytes(

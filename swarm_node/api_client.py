@@ -12,8 +12,7 @@ from typing import TypeVar
 import httpx
 
 from protocol import canonical, limits
-from protocol.errors import MessageTooLarge, NotFound, SwarmError, UnknownChunk, Unreachable
-from protocol.ids import ChunkId
+from protocol.errors import SwarmError, Unreachable
 from protocol.message import Message
 from protocol.messages import (
     Fetched,
@@ -31,14 +30,13 @@ from protocol.messages import (
     SubmissionReply,
     seal_request,
 )
+from protocol.origin import OriginList
 from protocol.signing import NodeKey
+from swarm_node.origin import COORDINATORS, PLAIN, Origin, read_at_most
 
 M = TypeVar("M", bound=Message)
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-
-PLAIN = {"Accept-Encoding": "identity"}
-"""No compression: a small reply must not be able to unfold into a large one."""
 
 
 class Coordinator:
@@ -49,6 +47,8 @@ class Coordinator:
         self._round_id = round_id
         self._key = key
         self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False)
+        self.origin = Origin(f"{url}/v1", self._client, COORDINATORS)
+        """The last resort for chunks, with more patience than others, and the first for documents."""
 
     async def register(self, message: Register) -> HeartbeatReply:
         return await self._call("/v1/nodes", message, HeartbeatReply)
@@ -76,19 +76,9 @@ class Coordinator:
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
 
-    async def document(self, name: str, max_bytes: int) -> bytes | None:
-        """A trust document, or None if there is none of that name."""
-        try:
-            return await self._read("GET", f"/v1/metadata/{name}", None, max_bytes)
-        except NotFound:
-            return None
-
-    async def chunk(self, chunk: ChunkId) -> bytes:
-        """A chunk from the origin; unverified."""
-        try:
-            return await self._read("GET", f"/v1/chunks/{chunk}", None, limits.CHUNK_MAX_BYTES)
-        except NotFound as error:
-            raise UnknownChunk(error.message, hint=error.hint) from error
+    async def origins(self) -> OriginList:
+        """Where chunks and documents can be had besides the coordinator."""
+        return OriginList.from_bytes(await self._read("GET", "/v1/origins", None, limits.SMALL_REQUEST_MAX_BYTES))
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -107,19 +97,15 @@ class Coordinator:
     async def _read(self, method: str, path: str, body: bytes | None, max_bytes: int) -> bytes:
         try:
             async with self._client.stream(method, path, content=body) as response:
-                data = bytearray()
-                async for piece in response.aiter_raw():
-                    data += piece
-                    if len(data) > max_bytes:
-                        raise MessageTooLarge(f"{path} answers with more than {max_bytes} bytes.")
+                data = await read_at_most(response, max_bytes)
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Unreachable(
                 f"The coordinator at {self.url} does not answer ({type(error).__name__}: {error}).",
                 hint="The node keeps trying; check the network if this lasts.",
             ) from error
         if response.status_code // 100 == 2:
-            return bytes(data)
-        raise _named_error(path, response.status_code, bytes(data))
+            return data
+        raise _named_error(path, response.status_code, data)
 
 
 def _named_error(path: str, status: int, data: bytes) -> SwarmError:

@@ -21,6 +21,7 @@ from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.engine.client import open_engine
 from swarm_node.join_string import JoinString
+from swarm_node.origins import open_origins
 from swarm_node.outbox import Outbox
 from swarm_node.p2p.host import open_host
 from swarm_node.p2p.serve import ChunkServer
@@ -72,6 +73,7 @@ async def run(settings: Settings) -> Earnings:
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
         async with (
+            open_origins(coordinator) as origins,
             open_host(me.seed, host_name, int(port)) as host,
             open_engine(settings.engine_command, log=None) as engine,
             trio.open_nursery() as nursery,
@@ -81,7 +83,8 @@ async def run(settings: Settings) -> Earnings:
             host.serve(server.handle)
             policies = PolicyFollower(
                 coordinator=coordinator,
-                updater=Updater(coordinator, settings.join.round_id, folder / "trust.msgpack"),
+                origins=origins,
+                updater=Updater(origins, settings.join.round_id, folder / "trust.msgpack"),
                 blobs=blobs,
                 arrivals=arrivals,
                 folder=folder / "policies",

@@ -56,7 +56,7 @@ def write_durably(target: Path, data: bytes | memoryview, *, temp_folder: Path) 
         sync_folder(target.parent)
 
 
-def write_whole(target: Path, data: bytes | memoryview[int], *, temp_folder: Path, sync: bool = False) -> None:
+def write_whole(target: Path, data: bytes | memoryview, *, temp_folder: Path, sync: bool = False) -> None:
     """Write a file that appears under its final name with all its bytes, or not at all."""
     handle, name = tempfile.mkstemp(dir=temp_folder)
     temp = Path(name)

@@ -26,6 +26,7 @@ from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
+from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, fetch_chunks
 from swarm_node.p2p.host import Host
 from swarm_node.updater import Updater
@@ -78,6 +79,7 @@ class PolicyFollower:
         self,
         *,
         coordinator: Coordinator,
+        origins: Origins,
         updater: Updater,
         blobs: BlobStore,
         arrivals: Arrivals,
@@ -86,6 +88,7 @@ class PolicyFollower:
         rng: Random,
     ) -> None:
         self._coordinator = coordinator
+        self._origins = origins
         self._updater = updater
         self._blobs = blobs
         self._arrivals = arrivals
@@ -166,6 +169,7 @@ class PolicyFollower:
 
     async def _follow(self) -> None:
         self._hint = trio.Event()
+        await self._origins.learn()
         manifest = await self._updater.refresh()
         if manifest is None or (self.ready and self.ready.manifest == manifest):
             return
@@ -208,7 +212,7 @@ class PolicyFollower:
                 blobs=self._blobs,
                 arrivals=self._arrivals,
                 rng=self._rng,
-                origin=self._coordinator.chunk,
+                origin=self._origins.of(manifest),
                 blames=self._caught,
                 report=report,
             )

@@ -1,4 +1,10 @@
-"""The node's trust state: pinned once, brought up to date, and saved only when every check has passed."""
+"""The node's trust state: pinned once, brought up to date, and saved only when every check has passed.
+
+- What may change or come to be (the timestamp, the next root) is asked of the coordinator; what a signed document names
+  by number and hash may come from any origin.
+- An origin that lies costs a second try with the coordinator alone. When the coordinator does not answer, an origin's
+  documents will do: their signatures are checked, and their timestamp expires like any other.
+"""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -6,11 +12,13 @@ from pathlib import Path
 import trio
 
 from protocol import canonical, limits, trust
-from protocol.errors import NotFound, SwarmError, UntrustedMetadata
+from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, UntrustedMetadata
 from protocol.manifest import PolicyManifest
-from protocol.trust import Documents
-from swarm_node.api_client import Coordinator
+from protocol.origin import may_change
+from protocol.trust import Documents, Wanted
 from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.origin import Origin
+from swarm_node.origins import Origins
 
 STATE_MAX_BYTES = 8 * limits.MIB
 """Five documents at their limits."""
@@ -19,8 +27,8 @@ STATE_MAX_BYTES = 8 * limits.MIB
 class Updater:
     """Follows the signed versions of one round."""
 
-    def __init__(self, coordinator: Coordinator, round_id: str, path: Path) -> None:
-        self._coordinator = coordinator
+    def __init__(self, origins: Origins, round_id: str, path: Path) -> None:
+        self._origins = origins
         self._round_id = round_id
         self._path = path
         self._documents: Documents | None = _load(path)
@@ -30,15 +38,38 @@ class Updater:
     async def refresh(self) -> PolicyManifest | None:
         """The newest signed policy, or None before the first; raises when nothing on offer can be trusted."""
         stored = self._documents or await self._pin()
-        refreshed = await self._converse(trust.refresh(stored, datetime.now(UTC)))
+        refreshed = await self._newest(stored)
         if refreshed.documents != self._documents:
             await trio.to_thread.run_sync(_save, self._path, refreshed.documents)
             self._documents = refreshed.documents
         self.proved_until = refreshed.proved_until
         return refreshed.manifest
 
-    async def _converse(self, conversation: trust.Conversation) -> trust.Refreshed:
+    async def _newest(self, stored: Documents) -> trust.Refreshed:
+        """What the coordinator says, or, if it says nothing, what some origin can prove."""
+        home, others = self._origins.home, self._origins.in_order()
+        try:
+            for bulk in [*others[:1], home]:
+                try:
+                    return await self._converse(stored, home, bulk)
+                except (Unreachable, NotFound):
+                    raise
+                except SwarmError as error:
+                    if bulk is home:
+                        raise
+                    self._origins.failed(bulk, error)
+        except (Unreachable, NotFound):
+            for other in others:
+                try:
+                    return await self._converse(stored, other, other)
+                except SwarmError as error:
+                    self._origins.failed(other, error)
+            raise
+        raise AssertionError("the last try is the coordinator's")
+
+    async def _converse(self, stored: Documents, fresh: Origin, bulk: Origin) -> trust.Refreshed:
         """Fetch what the conversation asks for until it comes to its end."""
+        conversation = trust.refresh(stored, datetime.now(UTC))
         answer: bytes | None = None
         while True:
             try:
@@ -46,12 +77,24 @@ class Updater:
             except StopIteration as done:
                 result: trust.Refreshed = done.value
                 return result
-            answer = await self._coordinator.document(wanted.name, wanted.max_bytes)
+            answer = await self._document(wanted, fresh, bulk)
             if answer is None and not wanted.optional:
                 raise NotFound(f"The coordinator has no document {wanted.name}.", hint="Is it still starting?")
 
+    async def _document(self, wanted: Wanted, fresh: Origin, bulk: Origin) -> bytes | None:
+        named_by_hash = not wanted.optional and not may_change(wanted.name)
+        if bulk is not fresh and named_by_hash and self._origins.fit(bulk):
+            try:
+                data = await bulk.document(wanted.name, wanted.max_bytes)
+            except (Unreachable, MessageTooLarge) as error:
+                self._origins.failed(bulk, error)
+            else:
+                if data is not None:
+                    return data
+        return await fresh.document(wanted.name, wanted.max_bytes)
+
     async def _pin(self) -> Documents:
-        root = await self._coordinator.document("1.root.json", limits.METADATA_MAX_BYTES)
+        root = await self._origins.home.document("1.root.json", limits.METADATA_MAX_BYTES)
         if root is None:
             raise NotFound("The coordinator has no root document.", hint="Is this address a coordinator?")
         return trust.pin(root, self._round_id)

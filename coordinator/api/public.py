@@ -6,13 +6,13 @@ from importlib import resources
 from aiohttp import web
 
 from coordinator import publish, summary
-from coordinator.api.http import ROUND, reply_json
+from coordinator.api.http import ROUND, reply, reply_json
+from coordinator.mirror import IMMUTABLE
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
+from protocol.origin import chunk_path, may_change
 
 routes = web.RouteTableDef()
-
-IMMUTABLE = "public, max-age=31536000, immutable"
 
 
 @routes.get("/")
@@ -50,19 +50,26 @@ def _terms(request: web.Request) -> dict[str, object]:
     }
 
 
+@routes.get("/v1/origins")
+async def origins(request: web.Request) -> web.Response:
+    return reply(request.app[ROUND].origins)
+
+
 @routes.get("/v1/metadata/{name}")
 async def metadata(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     data = await asyncio.to_thread(request.app[ROUND].metadata.read, name)
     if data is None:
         raise NotFound(f"There is no trust document {name[:100]}.")
-    caching = "no-store" if name == "timestamp.json" else IMMUTABLE
+    caching = "no-store" if may_change(name) else IMMUTABLE
     return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": caching})
 
 
-@routes.get("/v1/chunks/{chunk:[0-9a-f]{64}}")
+@routes.get("/v1/chunks/{start:[0-9a-f]{2}}/{chunk:[0-9a-f]{64}}")
 async def chunk(request: web.Request) -> web.Response:
     name = ChunkId(request.match_info["chunk"])
+    if request.path != f"/v1/{chunk_path(name)}":
+        raise NotFound(f"There is nothing at {request.path[:100]}.")
     data = await asyncio.to_thread(request.app[ROUND].publisher.read_chunk, name)
     if data is None:
         raise UnknownChunk("The origin does not keep this chunk.", hint="Refresh: it may belong to an older version.")

@@ -30,6 +30,7 @@ from protocol.messages import (
     Submission,
     Transfer,
 )
+from protocol.origin import OriginList, chunk_path
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
@@ -40,6 +41,8 @@ TRICKS = (
     "timestamp.json%00", "%00", ".timestamp.json", "a" * 300, "%ff", "timestamp.json%2f", "9.root.json",
 )  # fmt: skip
 """Names that try to leave the metadata folder, or to break what reads it."""
+
+WRONG_SHELF = f"/v1/chunks/01/{'0' * 64}"
 
 MB = 1_000_000
 ASK = LeaseRequest(version=1, groups=1)
@@ -109,8 +112,14 @@ class TestTheWholeWay:
         weights = bytes(limits.REQUEST_MAX_BYTES + 1)
         await served.publish(weights=weights)
         assert served.round.publisher.read_file(1, "model.safetensors") == weights
-        response = await served.client.get(f"/v1/chunks/{chunk_id(bytes(1024))}")
+        response = await served.client.get(f"/v1/{chunk_path(chunk_id(bytes(1024)))}")
         assert (response.status, await response.read()) == (200, bytes(1024))
+
+    async def test_nodes_are_told_of_the_origins(self, tmp_path: Path) -> None:
+        urls = ("https://cdn.example/round-1", "http://127.0.0.1:9000")
+        async with serve(tmp_path, f"publish.origins={list(urls)}") as served:
+            response = await served.client.get("/v1/origins")
+            assert OriginList.from_bytes(await response.read()).urls == urls
 
     async def test_a_learner_that_comes_back_learns_where_it_stands(self, served: Served) -> None:
         await served.publish()
@@ -248,7 +257,7 @@ class TestStrangers:
         assert [verdict.outcome for verdict in verdicts] == ["rejected", "rejected", "accepted"]
 
     async def test_an_address_that_is_not_there_is_named(self, served: Served) -> None:
-        for path in ("/nothing", "/v1/chunks/../state.db", "/v1/chunks/xyz", "/v1/%ff%fe", "/%00", "/%7f"):
+        for path in ("/nothing", "/v1/chunks/../state.db", "/v1/chunks/xyz", WRONG_SHELF, "/v1/%ff%fe", "/%00", "/%7f"):
             await refused(await served.client.get(URL(path, encoded=True)), "not_found")
 
     async def test_a_person_gets_errors_as_json(self, served: Served) -> None:
@@ -256,7 +265,7 @@ class TestStrangers:
         assert (response.status, (await response.json())["code"]) == (404, "not_found")
 
     async def test_an_unknown_chunk_is_named(self, served: Served) -> None:
-        await refused(await served.client.get(f"/v1/chunks/{'0' * 64}"), "unknown_chunk")
+        await refused(await served.client.get(f"/v1/chunks/00/{'0' * 64}"), "unknown_chunk")
 
     async def test_a_document_name_that_leaves_its_folder_is_nothing(self, served: Served) -> None:
         for name in TRICKS:

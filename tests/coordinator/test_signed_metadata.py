@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.signed_metadata import ROLES, SignedMetadata
+from coordinator.role_keys import ROLES
+from coordinator.signed_metadata import SignedMetadata
 from protocol import trust
 from protocol.errors import ConfigInvalid, MetadataExpired
 from protocol.manifest import target_path

@@ -22,6 +22,8 @@ class Impostor:
     def __init__(self, coordinator_address: str) -> None:
         self.metadata: Path | None = None
         """The folder whose documents he serves; None passes those of the coordinator on."""
+        self.blocked = ""
+        """Paths that begin so are answered as by a proxy that is broken; nothing is blocked at first."""
         self.asked: Counter[str] = Counter()
         """Requests by path."""
         impostor = self
@@ -31,6 +33,9 @@ class Impostor:
 
             def do_GET(self) -> None:
                 impostor.asked[self.path] += 1
+                if impostor.blocked and self.path.startswith(impostor.blocked):
+                    self._answer(502, b"")
+                    return
                 if impostor.metadata is not None and self.path.startswith(METADATA):
                     document = impostor.metadata / self.path.removeprefix(METADATA)
                     if document.is_file():

@@ -1,0 +1,129 @@
+"""`swarm-coordinator keys`: look at the keys of the trust metadata, and replace them.
+
+- The coordinator must be stopped, since two hands would sign the same numbers; nodes go on until their last proof ends.
+- A prepared root waits in the round's folder until enough holders of root keys have signed it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import load
+from protocol.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from coordinator.role_keys import RoleKeys
+    from coordinator.signed_metadata import SignedMetadata
+
+app = typer.Typer(help="The keys that sign what nodes trust.", no_args_is_help=True, add_completion=False)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+RootKeys = Annotated[
+    list[Path],
+    typer.Option("--root-keys", default_factory=list, exists=True, help="A folder with root keys; repeatable."),
+]
+PENDING = "pending.root.json"
+
+
+@app.command()
+def show(config_file: ConfigFile, settings: Settings) -> None:
+    """Show each role's keys, how many must sign, and which are here. Needs no key."""
+    from coordinator.role_keys import ROLES, RoleKeys
+
+    folder = load(config_file, settings).round.directory
+    root, found = _metadata(config_file, settings).root(), RoleKeys(folder / "keys").all()
+    typer.echo(f"root {root.version}, good until {root.expires:%Y-%m-%d}")
+    for role in ROLES:
+        entry = root.roles[role]
+        names = ", ".join(f"{keyid[:8]}{'' if keyid in found else ' (not here)'}" for keyid in entry.keyids)
+        typer.echo(f"{role}: {entry.threshold} of {len(entry.keyids)} must sign: {names}")
+
+
+@app.command()
+def rotate(
+    role: Annotated[str, typer.Argument(help="root, targets, snapshot or timestamp.")],
+    config_file: ConfigFile,
+    settings: Settings,
+    root_keys: RootKeys,
+    keys: Annotated[int, typer.Option(min=1, max=16, help="How many keys the role gets.")] = 1,
+    threshold: Annotated[int, typer.Option(min=1, max=16, help="How many of them must sign.")] = 1,
+) -> None:
+    """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
+    from coordinator import rotation
+    from coordinator.role_keys import ROLES, RoleKeys
+    from coordinator.round import only_coordinator
+    from coordinator.signed_metadata import utc_now
+
+    if role not in ROLES:
+        raise ConfigInvalid(f"There is no role {role}.", hint=f"Roles: {', '.join(ROLES)}.")
+    metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
+    with only_coordinator(folder):
+        if (folder / PENDING).exists():
+            raise ConfigInvalid(f"{PENDING} waits already.", hint="Install it with `keys install`, or remove it.")
+        made = RoleKeys(folder / "keys", root_keys)
+        data = rotation.prepare(metadata, made, role, keys, threshold, utc_now())
+        _finish(metadata, made, folder, data)
+
+
+@app.command()
+def sign(
+    file: Annotated[Path, typer.Argument(exists=True, help="A copy of pending.root.json.")],
+    root_keys: RootKeys,
+) -> None:
+    """Sign a prepared root with the root keys of a folder, on any machine. Needs nothing else of the round."""
+    from coordinator import rotation
+    from coordinator.files import write_durably
+
+    data, signatures = file.read_bytes(), 0
+    for folder in root_keys:
+        data, added = rotation.add_signatures(data, folder)
+        signatures += added
+    if not signatures:
+        raise ConfigInvalid("There is no key to sign with.", hint="Name a folder with --root-keys.")
+    write_durably(file, data)
+    typer.echo(f"{signatures} signatures added; take {file} back to the coordinator.")
+
+
+@app.command()
+def install(config_file: ConfigFile, settings: Settings) -> None:
+    """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
+    from coordinator.role_keys import RoleKeys
+    from coordinator.round import only_coordinator
+
+    metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
+    if not (folder / PENDING).exists():
+        raise ConfigInvalid(f"There is no {PENDING} in {folder}.", hint="Begin with `keys rotate`.")
+    with only_coordinator(folder):
+        _finish(metadata, RoleKeys(folder / "keys"), folder, (folder / PENDING).read_bytes())
+
+
+def _finish(metadata: "SignedMetadata", keys: "RoleKeys", folder: Path, data: bytes) -> None:
+    """Install a root that has enough signatures, or keep it until it has."""
+    from coordinator import rotation
+    from coordinator.files import write_durably
+    from coordinator.signed_metadata import utc_now
+
+    if missing := rotation.missing_signatures(metadata, data):
+        write_durably(folder / PENDING, data)
+        typer.echo(
+            f"{missing} signatures of root keys are missing. Let other holders `keys sign` a copy of "
+            f"{folder / PENDING}, put it back, and run `keys install`."
+        )
+        return
+    rotation.install(metadata, keys, data, utc_now())
+    (folder / PENDING).unlink(missing_ok=True)
+    typer.echo(f"root {metadata.root().version} is published; keep its root keys away from this machine.")
+
+
+def _metadata(config_file: Path, settings: list[str]) -> "SignedMetadata":
+    from coordinator.signed_metadata import SignedMetadata
+
+    config = load(config_file, settings)
+    folder = config.round.directory
+    if not (folder / "metadata" / "timestamp.json").exists():
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+    return SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)

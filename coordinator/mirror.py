@@ -1,0 +1,169 @@
+"""The round's public files, for whoever copies them: a folder, and an object store that is kept like it.
+
+- `public/metadata` and `public/chunks` lead to the real folders, and to nothing else of the round: it is what a static
+  server may have as its root, and what `rsync -L` takes.
+- A copy never shows metadata whose files are missing: the timestamp is read first and uploaded last, after everything
+  that existed when it was read.
+- Announcing a version waits for its upload, but only so long, and not at all while the store is down; it is tried again
+  for ever.
+- Only documents that the timestamp leads to are uploaded: what a crash left unseen is signed anew under the same name.
+- Chunks that the round has deleted are deleted from the store, after the timestamp that no longer needs them is there.
+- What was uploaded is remembered on the disk; if that is lost, everything is uploaded again.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
+
+from coordinator.files import write_durably
+from coordinator.s3 import Bucket, Target, target
+from protocol.origin import document_path
+
+log = logging.getLogger(__name__)
+
+IMMUTABLE = "public, max-age=31536000, immutable"
+FRESH = "no-cache"
+
+AT_ONCE = 4
+"""Uploads side by side; each holds one chunk in memory."""
+
+PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""After a failed pass, before the next; the last is repeated."""
+
+TIMESTAMP = document_path("timestamp.json")
+CHUNKS = "chunks/"
+
+
+def make_public(folder: Path) -> Path:
+    """The folder that anybody may copy, made if it is not there."""
+    public = folder / "public"
+    public.mkdir(exist_ok=True)
+    for name, real in (("metadata", "metadata"), ("chunks", "blobs")):
+        (folder / real).mkdir(exist_ok=True)
+        with suppress(FileExistsError):
+            (public / name).symlink_to(Path("..") / real)
+    return public
+
+
+def open_mirror(upload: str, folder: Path) -> "Mirror | None":
+    """Make the public folder, and its copy if the operator wants one."""
+    public = make_public(folder)
+    return Mirror(public, target(upload), folder / "uploaded.json") if upload else None
+
+
+class Mirror:
+    """Keeps a place in an object store like the public folder."""
+
+    def __init__(self, public: Path, place: Target, memory: Path, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        self._public = public
+        self._place = place
+        self._memory = memory
+        self._pauses_s = pauses_s
+        self._there = _remembered(memory, place.base_url)
+        self._state = asyncio.Condition()
+        self._failing = False
+        self._wanted = 1  # a store may lack what an earlier run left
+        self._done = 0
+
+    async def changed(self) -> int:
+        """Something is new in the folder; the number of this news."""
+        async with self._state:
+            self._wanted += 1
+            self._state.notify_all()
+            return self._wanted
+
+    async def caught_up(self, patience_s: float) -> bool:
+        """Whether everything that is in the folder now got into the store within so many seconds."""
+        news = await self.changed()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._failing else patience_s), self._state:
+                await self._state.wait_for(lambda: self._done >= news)
+                return True
+        log.warning("a version is announced before its upload is done; until then nodes fetch it from here")
+        return False
+
+    async def run(self) -> None:
+        """Follow the folder for ever."""
+        failures = 0
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            bucket = Bucket(self._place, session)
+            while True:
+                async with self._state:
+                    await self._state.wait_for(lambda: self._done < self._wanted)
+                    news = self._wanted
+                try:
+                    await self._copy(bucket)
+                except Exception as error:  # whatever fails in a copy must not end the coordinator
+                    if not failures:
+                        log.error("upload failed, will be tried again: %s", error)
+                    self._failing = True
+                    await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
+                    failures += 1
+                    continue
+                if failures:
+                    log.info("uploads work again")
+                failures, self._failing = 0, False
+                async with self._state:
+                    self._done = news
+                    self._state.notify_all()
+
+    async def _copy(self, bucket: Bucket) -> None:
+        """One pass: (1) read the timestamp, (2) upload what is new, (3) then the timestamp, (4) delete what is old."""
+        timestamp = await asyncio.to_thread((self._public / TIMESTAMP).read_bytes)
+        names = await asyncio.to_thread(self._names, timestamp)
+        new = [name for name in names if name not in self._there]
+        before = set(self._there)
+        try:
+            for start in range(0, len(new), AT_ONCE):
+                puts = [self._put(bucket, name) for name in new[start : start + AT_ONCE]]
+                for failure in await asyncio.gather(*puts, return_exceptions=True):
+                    if failure is not None:
+                        raise failure
+            await bucket.put(TIMESTAMP, timestamp, FRESH)
+            for name in sorted(name for name in self._there - set(names) if name.startswith(CHUNKS)):
+                await bucket.delete(name)
+                self._there.discard(name)
+        finally:
+            if self._there != before:
+                await asyncio.to_thread(self._remember)
+
+    async def _put(self, bucket: Bucket, name: str) -> None:
+        try:
+            data = await asyncio.to_thread((self._public / name).read_bytes)
+        except FileNotFoundError:  # too old to be kept, since it was listed
+            return
+        await bucket.put(name, data, IMMUTABLE)
+        self._there.add(name)
+
+    def _names(self, timestamp: bytes) -> list[str]:
+        """All chunks, and the documents that a reader of this timestamp asks for; others may still be replaced."""
+        chunks = [path.relative_to(self._public).as_posix() for path in self._public.glob("chunks/??/*")]
+        roots = [path.name for path in self._public.glob("metadata/*.root.json")]
+        snapshot = f"{Metadata[Timestamp].from_bytes(timestamp).signed.snapshot_meta.version}.snapshot.json"
+        meta = Metadata[Snapshot].from_bytes(self._read(snapshot)).signed.meta["targets.json"]
+        targets = f"{meta.version}.targets.json"
+        listed = Metadata[Targets].from_bytes(self._read(targets)).signed.targets
+        documents = [name for name in (*roots, snapshot, targets, *listed) if not name.startswith(".")]
+        return [*sorted(name for name in chunks if "/." not in name), *map(document_path, documents)]
+
+    def _read(self, document: str) -> bytes:
+        return (self._public / document_path(document)).read_bytes()
+
+    def _remember(self) -> None:
+        content = {"place": self._place.base_url, "names": sorted(self._there)}
+        write_durably(self._memory, json.dumps(content).encode())
+
+
+def _remembered(memory: Path, place: str) -> set[str]:
+    """What an earlier run uploaded to this very place."""
+    try:
+        content = json.loads(memory.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return set()
+    return set(content["names"]) if content["place"] == place else set()

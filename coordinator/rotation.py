@@ -1,0 +1,84 @@
+"""New keys for a trust role: a new root document, signed by enough holders of the old root keys, then installed.
+
+1. `prepare` makes the new keys and a root that names them, and signs it with every root key that is at hand.
+2. `add_signatures` does the same wherever else root keys are kept: it needs the file and the keys, and nothing more.
+3. `install` checks the signatures as a node does, publishes the root, and signs anew what the old keys had signed.
+
+- A root that replaces root keys is signed by enough of the old and enough of the new ones.
+- Until step 3 nodes see nothing; after a crash within it, the coordinator mends the rest when it opens the round.
+- The files of replaced keys are deleted at the end. Whoever has a copy can sign nothing that nodes accept.
+"""
+
+from datetime import datetime
+from pathlib import Path
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, Root
+
+from coordinator.role_keys import RoleKeys
+from coordinator.signed_metadata import LONG_LIFETIME, SignedMetadata, whole
+from protocol.errors import ConfigInvalid
+
+
+def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, threshold: int, now: datetime) -> bytes:
+    """(1) The next root, with new keys for a role, signed by whoever is here; not yet published."""
+    if not 1 <= threshold <= count:
+        raise ConfigInvalid(f"{threshold} of {count} keys cannot sign.", hint="Choose 1 <= --threshold <= --keys.")
+    root = metadata.root()
+    for keyid in list(root.roles[role].keyids):
+        root.revoke_key(keyid, role)
+    for _ in range(count):
+        root.add_key(keys.make(role).public_key, role)
+    root.roles[role].threshold = threshold
+    root.version += 1
+    root.expires = whole(now + LONG_LIFETIME)
+    document = Metadata(root)
+    for signer in [*keys.present(metadata.root(), "root"), *keys.present(root, "root")]:
+        document.sign(signer, append=True)
+    return document.to_bytes()
+
+
+def add_signatures(data: bytes, folder: Path) -> tuple[bytes, int]:
+    """(2) The root with the signatures of all keys of a folder, and how many these are."""
+    document = _parse(data)
+    signers = RoleKeys(folder).all().values()
+    for signer in signers:
+        document.sign(signer, append=True)
+    return document.to_bytes(), len(signers)
+
+
+def missing_signatures(metadata: SignedMetadata, data: bytes) -> int:
+    """How many signatures of root keys a prepared root still needs."""
+    old, document = metadata.root(), _parse(data)
+    if document.signed.version != old.version + 1:
+        raise ConfigInvalid(
+            f"The prepared root has version {document.signed.version}, and {old.version + 1} would be the next.",
+            hint="Remove it, and rotate again.",
+        )
+    result = document.signed.get_root_verification_result(old, document.signed_bytes, document.signatures)
+    return result.first.missing if result.first == result.second else result.first.missing + result.second.missing
+
+
+def install(metadata: SignedMetadata, keys: RoleKeys, data: bytes, now: datetime) -> None:
+    """(3) Publish a prepared root and what it makes necessary."""
+    if missing := missing_signatures(metadata, data):
+        raise ConfigInvalid(f"The prepared root lacks {missing} signatures.", hint="See `keys sign`.")
+    old, document = metadata.root(), _parse(data)
+    listed = {*old.roles["root"].keyids, *document.signed.roles["root"].keyids}
+    document.signatures = {keyid: document.signatures[keyid] for keyid in document.signatures if keyid in listed}
+    for role in ("targets", "snapshot", "timestamp"):
+        keys.signers(document.signed, role)  # else nodes would see a root whose documents nobody can sign
+    metadata.install_root(document, now)
+    used = _keyids(document.signed)
+    keys.delete(_keyids(old) - used)
+
+
+def _keyids(root: Root) -> set[str]:
+    return {keyid for role in root.roles.values() for keyid in role.keyids}
+
+
+def _parse(data: bytes) -> Metadata[Root]:
+    try:
+        return Metadata[Root].from_bytes(data)
+    except RepositoryError as error:
+        raise ConfigInvalid(f"This is no prepared root: {error}.", hint="Copy the file again.") from error

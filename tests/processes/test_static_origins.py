@@ -1,0 +1,154 @@
+"""Real nodes fetch whole versions from real static servers and a real object store, and from nowhere else.
+
+- The seeder's address leads nowhere, and a proxy in front of the coordinator lets no chunk pass.
+- Bad origins stand beside the good one.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.coordinator.store import BUCKET, object_store
+from tests.processes.impostor import Impostor
+from tests.processes.programs import Program, Swarm, free_address, until
+from tests.processes.rounds import Coordinator, join, operator_of, other_weights
+from tests.swarm_node.web import Web, lies, redirects_to
+
+pytestmark = pytest.mark.processes
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+NGINX_CONFIG = """
+daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/t; proxy_temp_path {folder}/t; fastcgi_temp_path {folder}/t;
+  uwsgi_temp_path {folder}/t; scgi_temp_path {folder}/t;
+  server {{ listen {address}; root {root}; }}
+}}
+"""
+
+
+def python_server(swarm: Swarm, root: Path, address: str) -> Program:
+    host, _, port = address.rpartition(":")
+    command = [sys.executable, "-P", "-u", "-m", "http.server", port, "--bind", host, "--directory", str(root)]
+    program = swarm.start("http.server", *command)
+    program.said("Serving HTTP")
+    return program
+
+
+def nginx(swarm: Swarm, root: Path, address: str) -> Program:
+    if NGINX is None:
+        pytest.skip("nginx is not installed here (Debian: apt-get install nginx-light)")
+    folder = swarm.folder / "nginx"
+    folder.mkdir()
+    (folder / "nginx.conf").write_text(NGINX_CONFIG.format(folder=folder, root=root, address=address))
+    return swarm.start("nginx", NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", f"{folder}/nginx.log")
+
+
+@pytest.fixture
+def bad() -> Iterator[list[Web]]:
+    """An origin that lies, and one that would lead nodes elsewhere."""
+    made = [Web(lies), Web(redirects_to("http://127.0.0.1:1/"))]
+    yield made
+    for server in made:
+        server.close()
+
+
+def settings(origins: list[str], **publish: object) -> dict[str, dict[str, object]]:
+    return {
+        "round": {"seeder_public": "127.0.0.1:1"},
+        "publish": {"origins": origins, "chunk_size_bytes": 1024, **publish},
+        "leases": {"heartbeat_s": 0.2},
+    }
+
+
+def behind_a_wall(swarm: Swarm, coordinator: Coordinator) -> Impostor:
+    """The coordinator, with no chunk coming out of it."""
+    wall = Impostor(coordinator.address)
+    swarm.at_end(wall.close)
+    wall.blocked = "/v1/chunks"
+    return wall
+
+
+def fetches(node: Program, version: int) -> None:
+    """The node says that every byte of the version came from origins."""
+    found = node.said(rf"version fetched version={version} .*from_peers=0 from_seeder=0 from_http=(\d+) on_disk=(\d+)")
+    assert int(found[1]) > 0
+    node.said(f"version loaded version={version} ")
+
+
+@pytest.mark.parametrize("server", [python_server, nginx])
+def test_a_version_comes_from_a_static_server_alone(
+    server: Callable[[Swarm, Path, str], Program],
+    swarm: Swarm,
+    policy: Path,
+    bad: list[Web],
+    tmp_path: Path,
+) -> None:
+    swarm.folder = tmp_path
+    address = free_address()
+    coordinator = Coordinator(swarm, settings([*(web.url for web in bad), f"http://{address}"])).start()
+    server(swarm, coordinator.folder / "public", address)
+    operator = operator_of(swarm, coordinator, policy)
+    operator.publish(0)
+    wall = behind_a_wall(swarm, coordinator)
+    node = join(swarm, "node", f"{wall.url}#{coordinator.join_string.partition('#')[2]}", home=tmp_path / "home")
+    fetches(node, 1)
+    operator.policy = other_weights(policy, tmp_path / "changed")
+    operator.publish(1)
+    fetches(node, 2)
+    assert all(sum(web.asked.values()) for web in bad)
+    assert not [line for line in node.log.splitlines() if "work stopped" in line]
+    node.interrupt()
+    coordinator.program.interrupt()
+
+
+def test_a_version_comes_from_an_object_store_alone(
+    swarm: Swarm, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm.folder = tmp_path
+    with object_store(checks_readers=False) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.open_to_readers()
+        origin = f"{store.endpoint}/{BUCKET}/rounds/1"
+        coordinator = Coordinator(swarm, settings([origin], upload=f"s3://{BUCKET}/rounds/1")).start()
+        operator = operator_of(swarm, coordinator, policy)
+        operator.publish(0)
+        assert any(name.startswith("rounds/1/chunks/") for name in store.objects())
+        wall = behind_a_wall(swarm, coordinator)
+        node = join(swarm, "node", f"{wall.url}#{coordinator.join_string.partition('#')[2]}", home=tmp_path / "home")
+        fetches(node, 1)
+        secrets = [path for path in coordinator.folder.rglob("*") if path.is_file() and store.secret in _text(path)]
+        assert not secrets
+        for child in coordinator.program.descendants():
+            assert not [name for name in child.environ() if name.startswith("AWS_")]
+        node.interrupt()
+        coordinator.program.interrupt()
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
+def test_an_origin_that_dies_is_replaced_by_the_coordinator(swarm: Swarm, policy: Path, tmp_path: Path) -> None:
+    swarm.folder = tmp_path
+    address = free_address()
+    coordinator = Coordinator(swarm, settings([f"http://{address}"])).start()
+    static = python_server(swarm, coordinator.folder / "public", address)
+    operator = operator_of(swarm, coordinator, policy)
+    operator.publish(0)
+    node = join(swarm, "node", coordinator.join_string, home=tmp_path / "home")
+    node.said("version loaded version=1 ")
+    static.kill()
+    operator.policy = other_weights(policy, tmp_path / "changed")
+    operator.publish(1)
+    node.said("version loaded version=2 ")
+    until("the node to have passed the dead origin over", lambda: "origin passed over" in node.log)
+    node.interrupt()
+    coordinator.program.interrupt()

@@ -1,0 +1,161 @@
+"""One origin, whatever it is like: verified bytes, or an error by name that costs nothing but time."""
+
+import gzip
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from protocol.chunks import chunk_id
+from protocol.errors import ChunkMismatch, MessageTooLarge, SwarmError, UnknownChunk, Unreachable
+from protocol.message import Message
+from protocol.origin import OriginList, chunk_path
+from swarm_node.origin import Origin, Patience, addresses, is_public, open_origin
+from tests.swarm_node import web as manners
+from tests.swarm_node.web import Handler, Manner, serves, web
+
+CHUNK = bytes(range(250)) * 4
+NAME = chunk_id(CHUNK)
+FILES = {f"round/{chunk_path(NAME)}": CHUNK, "round/metadata/1.root.json": b"{}"}
+HASTY = Patience(silence_s=0.4, grace_s=1.0)
+PATIENT_SECONDS = 60.0
+MB = 1_000_000
+
+pytestmark = pytest.mark.trio
+
+
+@asynccontextmanager
+async def origin(manner: Manner, *, own_network: bool = True) -> AsyncIterator[tuple[Origin, manners.Web]]:
+    with web(manner) as server, trio.fail_after(PATIENT_SECONDS):
+        made = open_origin(f"{server.url}/round", own_network=own_network, patience=HASTY)
+        yield made, server
+        await made.close()
+
+
+async def test_an_honest_origin_serves_chunks_and_documents() -> None:
+    async with origin(serves(FILES)) as (here, _):
+        assert await here.chunk(NAME, len(CHUNK)) == CHUNK
+        assert await here.document("1.root.json", 100) == b"{}"
+        assert await here.document("2.root.json", 100) is None
+
+
+@pytest.mark.parametrize(
+    ("manner", "error"),
+    [
+        (manners.lies, ChunkMismatch),
+        (manners.lacks, UnknownChunk),
+        (manners.hides, UnknownChunk),
+        (manners.fails, Unreachable),
+        (manners.stalls, Unreachable),
+        (manners.stalls_midway, Unreachable),
+        (manners.drips, Unreachable),
+        (manners.never_ends, MessageTooLarge),
+        (manners.goes_away_midway, Unreachable),
+    ],
+)
+async def test_origin_of_bad_manners_is_an_error_by_name(manner: Manner, error: type[SwarmError]) -> None:
+    async with origin(manner) as (here, _):
+        with pytest.raises(error):
+            await here.chunk(NAME, len(CHUNK))
+
+
+async def test_endless_data_costs_no_memory() -> None:
+    async with origin(manners.never_ends) as (here, _):
+        tracemalloc.start()
+        try:
+            with pytest.raises(MessageTooLarge):
+                await here.chunk(NAME, MB)
+            with pytest.raises(MessageTooLarge):
+                await here.document("timestamp.json", MB)
+            assert tracemalloc.get_traced_memory()[1] < 4 * MB
+        finally:
+            tracemalloc.stop()
+
+
+async def test_one_byte_more_than_was_signed_is_refused() -> None:
+    async with origin(lambda request: request.answer(200, CHUNK + b"x")) as (here, _):
+        with pytest.raises(MessageTooLarge):
+            await here.chunk(NAME, len(CHUNK))
+
+
+async def test_zip_bomb_is_not_unpacked() -> None:
+    """It is refused by its label, and without one it is what it is: other bytes."""
+    bomb = gzip.compress(bytes(100 * MB))
+
+    def labelled(request: Handler) -> None:
+        assert request.headers["Accept-Encoding"] == "identity"
+        request.answer(200, bomb, Content_Encoding="gzip")
+
+    for manner, error in ((labelled, Unreachable), (lambda request: request.answer(200, bomb), ChunkMismatch)):
+        async with origin(manner) as (here, _):
+            tracemalloc.start()
+            try:
+                with pytest.raises(error):
+                    await here.chunk(NAME, MB)
+                assert tracemalloc.get_traced_memory()[1] < 10 * MB
+            finally:
+                tracemalloc.stop()
+
+
+async def test_redirect_is_not_followed_wherever_it_leads() -> None:
+    with web(serves(FILES)) as elsewhere:
+        for target in (
+            f"{elsewhere.url}/round/{chunk_path(NAME)}", "file:///etc/passwd", "http://169.254.169.254/latest/meta-data/",
+            "//127.0.0.1:22/", "gopher://127.0.0.1:6379/_FLUSHALL", "",
+        ):  # fmt: skip
+            async with origin(manners.redirects_to(target)) as (here, _):
+                with pytest.raises(Unreachable, match="302"):
+                    await here.chunk(NAME, len(CHUNK))
+        assert not elsewhere.asked
+
+
+async def test_origin_inside_our_own_network_is_not_called_for_a_public_round() -> None:
+    async with origin(serves(FILES), own_network=False) as (here, server):
+        with pytest.raises(Unreachable, match="no public address"):
+            await here.chunk(NAME, len(CHUNK))
+        for name in ("localhost", "127.1", "0x7f000001", "2130706433", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):
+            disguised = open_origin(f"http://{name}:{server.port}/round", own_network=False, patience=HASTY)
+            with pytest.raises(Unreachable):
+                await disguised.chunk(NAME, len(CHUNK))
+            await disguised.close()
+        assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("9.9.9.9", True), ("2620:fe::fe", True),
+        ("127.0.0.1", False), ("10.1.2.3", False), ("172.16.0.1", False), ("192.168.1.1", False), ("100.64.0.1", False),
+        ("169.254.169.254", False), ("0.0.0.0", False), ("224.0.0.1", False), ("255.255.255.255", False),
+        ("::1", False), ("::", False), ("fe80::1%eth0", False), ("fc00::1", False), ("ff02::1", False),
+        ("::ffff:127.0.0.1", False), ("::ffff:9.9.9.9", True),
+    ],
+)  # fmt: skip
+async def test_which_addresses_are_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+async def test_a_name_that_means_nothing_has_no_address() -> None:
+    assert await addresses("x" * 70 + ".invalid") == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "example.org", "ftp://example.org", "file:///etc/passwd", "http://", "http:///x", "http://a b/",
+        "http://user:password@example.org", "http://example.org?q=1", "http://example.org/#f", "http://example.org/",
+        "http://example.org/../x", "http://example.org/a/.hidden", "http://example.org/%2e%2e", "http://example.org\n",
+        "http://example.org/a\r\nHost: b", "http://example.org:123456", "http://" + "a" * 300, "http://-a/",
+    ],
+)  # fmt: skip
+async def test_path_trick_in_an_origins_url_is_refused(url: str) -> None:
+    with pytest.raises(SwarmError):
+        OriginList.from_value({"urls": [url]})
+
+
+async def test_an_ordinary_url_is_an_origin() -> None:
+    urls = ["https://cdn.example.org/round-1", "http://127.0.0.1:9000/bucket/a_b", "http://[2001:db8::1]:80"]
+    parsed: Message = OriginList.from_value({"urls": urls})
+    assert parsed.to_bytes()

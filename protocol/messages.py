@@ -77,6 +77,12 @@ class HeartbeatReply(Message):
     """The round has ended; there is no more work."""
 
 
+class VersionRequest(Message):
+    """A node asks to be told when there is a newer version than the one it has heard of."""
+
+    newer_than: int = Field(ge=0, le=limits.VERSION_MAX)
+
+
 class LeaseRequest(Message):
     """A node asks for work for the version it has loaded."""
 

@@ -26,6 +26,7 @@ from protocol.messages import (
     ReturnLeases,
     Submission,
     SubmissionReply,
+    VersionRequest,
     seal_request,
 )
 from protocol.signing import NodeKey
@@ -52,6 +53,10 @@ class Coordinator:
 
     async def heartbeat(self, message: Heartbeat) -> HeartbeatReply:
         return await self._call("/v1/heartbeat", message, HeartbeatReply)
+
+    async def newer_version(self, message: VersionRequest) -> HeartbeatReply:
+        """Answered when there is a newer version, or after a while without."""
+        return await self._call("/v1/versions", message, HeartbeatReply)
 
     async def lease(self, message: LeaseRequest) -> LeaseReply:
         return await self._call("/v1/leases", message, LeaseReply)

@@ -19,12 +19,16 @@ from protocol.messages import (
     Submission,
     SubmissionReply,
     Verdict,
+    VersionRequest,
 )
 
 routes = web.RouteTableDef()
 
 HOLD_S = 2.0
 """How long a node that is ahead waits for an answer: it hears of the next version at once, and need not poll for it."""
+
+NEWS_HOLD_S = 20.0
+"""How long a question for a newer version stays open; below every client's and proxy's patience."""
 
 
 @routes.post("/v1/nodes")
@@ -37,6 +41,14 @@ async def register(request: web.Request) -> web.Response:
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
     await act(request, Heartbeat, registry.heartbeat)
+    return reply(await _hint(request))
+
+
+@routes.post("/v1/versions")
+async def newer_version(request: web.Request) -> web.Response:
+    """Held until there is a newer version than the node has heard of, so that it fetches it at once."""
+    known = await act(request, VersionRequest, _heard_of)
+    await request.app[ROUND].version_after(known, patience_s=NEWS_HOLD_S)
     return reply(await _hint(request))
 
 
@@ -82,6 +94,11 @@ async def _hint(request: web.Request) -> HeartbeatReply:
         return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
 
     return await here.database.run(read)
+
+
+def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> int:
+    registry.require_node(connection, node)
+    return message.newer_than
 
 
 def _take_all(

@@ -1,5 +1,6 @@
 """A mirror that flips a byte in every chunk it sends, from one SIGUSR1 to the next: a real node with one lie."""
 
+import json
 import signal
 import sys
 from types import FrameType
@@ -22,6 +23,7 @@ async def _send(link: Link, message: Message, *, stall_s: float) -> None:
         data = bytearray(message.data)
         data[len(data) // 2] ^= 1
         message = Chunk(message.chunk, bytes(data))
+        print(json.dumps({"lie": message.chunk}), flush=True)
     await _honest_send(link, message, stall_s=stall_s)
 
 

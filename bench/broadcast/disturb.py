@@ -32,6 +32,8 @@ class Disturbed:
     case: str
     outcome: Outcome
     """Of the others."""
+    lies: int
+    """Chunks that the victim sent with a wrong byte."""
 
 
 class Trial:
@@ -71,7 +73,8 @@ class Trial:
         if hit is None or cure:
             self.swarm.held(self._victim, within_s=patience_s(self._cell))
         shutil.rmtree(payload.parent)
-        return Disturbed(case, outcome)
+        lies = self.swarm.mirror(self._victim).said(lambda line: "lie" in line)
+        return Disturbed(case, outcome, lies)
 
     def _signal(self, number: signal.Signals) -> None:
         self.swarm.mirror(self._victim).signal(number)

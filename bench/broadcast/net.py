@@ -57,7 +57,8 @@ class Net:
         return list(self._links)
 
     def __enter__(self) -> "Net":
-        _remove_leftovers()
+        for path in left_behind(NAMESPACES):
+            _remove(path.name)
         try:
             _ip("netns", "add", self._hub)
             _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
@@ -138,12 +139,10 @@ def _cap(namespace: str, device: str, bit_s: float) -> None:
     _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *shape)
 
 
-def _remove_leftovers() -> None:
-    """What runs that were killed could not remove."""
-    for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.is_dir() else ():
-        found = re.match(rf"{PREFIX}-(\d+)-", path.name)
-        if found and not Path(f"/proc/{found[1]}").exists():
-            _remove(path.name)
+def left_behind(folder: Path) -> list[Path]:
+    """What runs that were killed could not remove from a folder, known by the process ids in the names."""
+    found = [(path, re.match(rf"{PREFIX}-(\d+)-", path.name)) for path in folder.glob(f"{PREFIX}-*")]
+    return [path for path, match in found if match and not Path(f"/proc/{match[1]}").exists()]
 
 
 def _remove(namespace: str) -> None:

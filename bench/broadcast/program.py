@@ -70,6 +70,11 @@ class Program:
                     raise TimeoutError(f"{self.party}: {what} did not come in {within_s:.0f} s\n{self.last_words()}")
                 self._news.wait(min(patience_s, 1.0))
 
+    def said(self, wanted: Callable[[Line], bool]) -> int:
+        """How many lines so far are wanted."""
+        with self._news:
+            return sum(map(wanted, self._said))
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; to one that has ended, nothing."""
         if self._process.poll() is None:

@@ -1,5 +1,6 @@
 """One cell: every contender brings the same payloads to the same hosts over the same links, round by round."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,9 @@ from pathlib import Path
 from bench.broadcast.cells import Cell, Link
 from bench.broadcast.contender import SOURCE, Contender, Outcome, make_payload
 from bench.broadcast.http_star import HttpStar
-from bench.broadcast.net import Net
+from bench.broadcast.net import PREFIX, Net, left_behind
 from bench.broadcast.ours import Ours
-from bench.broadcast.timeline import Timeline, Use
+from bench.broadcast.timeline import Sample, Timeline, Use
 from bench.broadcast.torrent import Torrent
 
 CONTENDERS: dict[str, Callable[[Net, Path], Contender]] = {
@@ -33,7 +34,7 @@ class Lap:
     contender: str
     outcome: Outcome
     use: Use
-    timeline: list[dict[str, object]]
+    samples: list[Sample]
 
 
 def race(cell: Cell, names: Sequence[str], rounds: int) -> Iterator[Lap]:
@@ -57,7 +58,7 @@ def lap(net: Net, cell: Cell, contender: Contender, payload: Path) -> Lap:
     with Timeline(net) as timeline:
         outcome = contender.broadcast(payload, within_s=patience_s(cell))
     use = timeline.use(outcome.began_at_s, outcome.began_at_s + outcome.completion_s, links_of(cell))
-    return Lap(contender.name, outcome, use, timeline.record(outcome.began_at_s))
+    return Lap(contender.name, outcome, use, timeline.samples)
 
 
 def links_of(cell: Cell) -> dict[str, Link]:
@@ -74,7 +75,9 @@ def patience_s(cell: Cell) -> float:
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder for everything that the contenders write."""
-    with tempfile.TemporaryDirectory(
-        prefix="echo-bench-", dir=MEMORY if MEMORY.is_dir() else None, ignore_cleanup_errors=True
-    ) as folder:
+    place = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    for path in left_behind(place):
+        shutil.rmtree(path, ignore_errors=True)
+    prefix = f"{PREFIX}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -2,8 +2,11 @@
 
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 
 from bench.broadcast.cells import Link
@@ -52,10 +55,6 @@ class Timeline:
         cores = last.total_s - first.total_s
         return Use(shares, 1 - (last.idle_s - first.idle_s) / cores if cores else 0.0)
 
-    def record(self, began_at_s: float) -> list[dict[str, object]]:
-        """The samples for a file, with time counted from the announcement."""
-        return [{**asdict(sample), "at_s": round(sample.at_s - began_at_s, 3)} for sample in self.samples]
-
     def _run(self) -> None:
         while not self._ended.wait(PERIOD_S):
             self.samples.append(Sample(time.time(), self._net.moved(), *_cores()))
@@ -68,6 +67,25 @@ class Use:
     links: dict[str, tuple[float, float]]
     """Party → share of the uplink, share of the downlink."""
     cores: float
+
+
+def shares(
+    samples: Sequence[Sample], began_at_s: float, links: Mapping[str, Link], source: str
+) -> list[tuple[float, float, float, float]]:
+    """Between each two samples: seconds since the beginning, and the used shares of the source's uplink, of the
+    workers' uplinks and of their downlinks."""
+    found = []
+    for before, after in pairwise(samples):
+        seconds = after.at_s - before.at_s
+        rates = {
+            party: [8 * (after.moved[party][side] - before.moved[party][side]) / seconds for side in (0, 1)]
+            for party in links
+        }
+        workers = [party for party in links if party != source]
+        up = fmean(rates[party][0] / links[party].up_bit_s for party in workers)
+        down = fmean(rates[party][1] / links[party].down_bit_s for party in workers)
+        found.append((after.at_s - began_at_s, rates[source][0] / links[source].up_bit_s, up, down))
+    return found
 
 
 def _cores() -> tuple[float, float]:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.broadcast.cells import MBIT, Link, parse
 from bench.broadcast.contender import SOURCE, bad_bytes, make_payload
-from bench.broadcast.net import Net, obstacle
+from bench.broadcast.net import PREFIX, Net, obstacle
 from bench.broadcast.race import race
 
 needs_namespaces = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there is no obstacle")
@@ -77,6 +77,17 @@ def test_a_failure_inside_leaves_no_namespace_and_no_process() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert left[0].wait() != 0
+
+
+@pytest.mark.processes
+@needs_namespaces
+@pytest.mark.usefixtures("nothing_stays_behind")
+def test_the_namespaces_of_a_killed_run_are_removed_by_the_next() -> None:
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    subprocess.run(["ip", "netns", "add", f"{PREFIX}-{killed.pid}-hub"], check=True)
+    with Net({SOURCE: FAST}):
+        pass
 
 
 @pytest.mark.processes

@@ -30,6 +30,9 @@ HOLD_S = 2.0
 NEWS_HOLD_S = 20.0
 """How long a question for a newer version stays open; below every client's and proxy's patience."""
 
+QUESTIONS_PER_NODE = 2
+"""Held at once: one, and one whose connection was lost unnoticed; another is answered at once."""
+
 
 @routes.post("/v1/nodes")
 async def register(request: web.Request) -> web.Response:
@@ -47,8 +50,16 @@ async def heartbeat(request: web.Request) -> web.Response:
 @routes.post("/v1/versions")
 async def newer_version(request: web.Request) -> web.Response:
     """Held until there is a newer version than the node has heard of, so that it fetches it at once."""
-    known = await act(request, VersionRequest, _heard_of)
-    await request.app[ROUND].version_after(known, patience_s=NEWS_HOLD_S)
+    here = request.app[ROUND]
+    node, known = await act(request, VersionRequest, _heard_of)
+    here.questions[node] += 1
+    try:
+        if here.questions[node] <= QUESTIONS_PER_NODE:
+            await here.version_after(known, patience_s=NEWS_HOLD_S)
+    finally:
+        here.questions[node] -= 1
+        if not here.questions[node]:
+            del here.questions[node]
     return reply(await _hint(request))
 
 
@@ -96,9 +107,9 @@ async def _hint(request: web.Request) -> HeartbeatReply:
     return await here.database.run(read)
 
 
-def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> int:
+def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:
     registry.require_node(connection, node)
-    return message.newer_than
+    return node, message.newer_than
 
 
 def _take_all(

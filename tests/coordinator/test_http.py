@@ -29,7 +29,6 @@ from protocol.messages import (
     ReturnLeases,
     Submission,
     Transfer,
-    VersionRequest,
 )
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
@@ -139,20 +138,6 @@ class TestTheWholeWay:
         await served.publish(2)
         reply = await waiting
         assert (reply.leases, reply.newest_version) == ((), 2)
-
-    async def test_a_question_for_a_newer_version_is_answered_the_moment_it_is_published(self, served: Served) -> None:
-        await served.publish()
-        key = await served.join()
-        question = VersionRequest(newer_than=1)
-        async with asyncio.timeout(nodes.NEWS_HOLD_S / 2):
-            assert (await served.call(key, "/v1/versions", VersionRequest(newer_than=0), HeartbeatReply)).newest_version
-            waiting = asyncio.create_task(served.call(key, "/v1/versions", question, HeartbeatReply))
-            await served.publish(2)
-            assert (await waiting).newest_version == 2
-
-    async def test_a_stranger_cannot_hold_a_question_open(self, served: Served) -> None:
-        question = served.sealed(NodeKey(bytes(32)), "/v1/versions", VersionRequest(newer_than=9))
-        await refused(await served.post("/v1/versions", question), "unknown_node")
 
     async def test_an_answer_that_arrives_after_the_end_is_paid_like_every_other(self, served: Served) -> None:
         """Its lease was good when the round ended; nobody is left who would settle it later."""

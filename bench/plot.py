@@ -9,23 +9,27 @@ from xml.sax.saxutils import escape
 COLOURS = ("#0072b2", "#e69f00", "#999999", "#d55e00", "#009e73", "#cc79a7")
 
 WIDTH, HEIGHT = 900, 340
-LEFT, RIGHT, TOP, BOTTOM = 50, 10, 50, 40
+LEFT, RIGHT, TOP, BOTTOM = 50, 10, 75, 40
+
+BAR_MAX = 60.0
+LABEL_WIDTH = 28
+"""A bar narrower than its label carries it upright."""
 
 
 def bars(title: str, groups: Mapping[str, Mapping[str, float]], *, bound: float, top: float) -> str:
     """One bar per series in each group; what is higher than `top` is cut there, and its value still written."""
     series = list(dict.fromkeys(name for values in groups.values() for name in values))
     step = (WIDTH - LEFT - RIGHT) / max(1, len(groups))
-    width = 0.8 * step / max(1, len(series))
+    width = min(BAR_MAX, 0.85 * step / max(1, len(series)))
     parts = []
     for place, (group, values) in enumerate(groups.items()):
-        start = LEFT + place * step + 0.1 * step
+        start = LEFT + (place + 0.5) * step - 0.5 * width * len(series)
         for number, name in enumerate(series):
             if name in values:
                 x, y = start + number * width, _y(min(values[name], top), top)
                 parts.append(_box(x, y, width - 2, HEIGHT - BOTTOM - y, COLOURS[number % len(COLOURS)]))
-                parts.append(_text(x + width / 2 - 1, y - 4, f"{values[name]:.2f}", size=10, anchor="middle"))
-        parts.append(_text(start + 0.4 * step, HEIGHT - BOTTOM + 18, group, anchor="middle"))
+                parts.append(_label(x + width / 2 - 1, y - 4, f"{values[name]:.2f}", upright=width < LABEL_WIDTH))
+        parts.append(_text(LEFT + (place + 0.5) * step, HEIGHT - BOTTOM + 18, group, size=11, anchor="middle"))
     return _frame(
         title, series, top, [*parts, _line([(LEFT, _y(bound, top)), (WIDTH - RIGHT, _y(bound, top))], "#000")]
     )
@@ -65,6 +69,13 @@ def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 def _text(x: float, y: float, text: str, *, size: int = 12, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _label(x: float, y: float, text: str, *, upright: bool) -> str:
+    if not upright:
+        return _text(x, y, text, size=10, anchor="middle")
+    turned = f'transform="translate({x + 4:.1f},{y:.1f}) rotate(-90)" font-size="10"'
+    return f"<text {turned}>{escape(text)}</text>"
 
 
 def _line(points: Sequence[tuple[float, float]], colour: str) -> str:

@@ -13,7 +13,9 @@ LOG    := $(VENV)/install.log
 PYTHON ?=
 ARGS   ?=
 QUICK  ?=
-BENCHES := $(filter-out __init__ harness,$(basename $(notdir $(wildcard bench/*.py))))
+BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
+           $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
+RIVALS := $(VENV)/.rivals
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint clean
@@ -33,9 +35,11 @@ test: lint  ## lint and all tests; ARGS go to pytest
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
-bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run
+bench-broadcast: $(RIVALS)
+
+bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
-	  *" $$name "*) QUICK='$(QUICK)' $(BIN)/python -P "bench/$$name.py" ;; \
+	  *" $$name "*) QUICK='$(QUICK)' $(BIN)/python -P -m "bench.$$name" $(ARGS) ;; \
 	  *) echo "There is no bench '$*'. There are: $(subst _,-,$(BENCHES))" >&2; exit 2 ;; \
 	esac
 
@@ -48,6 +52,11 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# What only a bench needs, to compare with.
+$(RIVALS): $(STAMP)
+	@$(BIN)/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt -e '.[bench]'
+	@touch $(RIVALS)
 
 # libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import secrets
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -30,6 +31,7 @@ from coordinator.state import Database
 from ledger import store
 from ledger.entry import Deposit
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
+from protocol.ids import NodeId
 from protocol.learning import Publication
 from protocol.manifest import Sampler
 from protocol.messages import Peer
@@ -81,6 +83,8 @@ class Round:
         self.batch_ready = asyncio.Event()
         self.seeder: Peer | None = None
         self.plans = Plans()
+        self.questions: Counter[NodeId] = Counter()
+        """Requests for news that are held open, by node."""
         self._publishing = asyncio.Lock()
         self._published = asyncio.Event()
         self._publication: asyncio.Task[None] | None = None

@@ -77,6 +77,12 @@ class HeartbeatReply(Message):
     """The round has ended; there is no more work."""
 
 
+class VersionRequest(Message):
+    """A node asks to be told when there is a newer version than the one it has heard of."""
+
+    newer_than: int = Field(ge=0, le=limits.VERSION_MAX)
+
+
 class LeaseRequest(Message):
     """A node asks for work for the version it has loaded."""
 
@@ -172,12 +178,6 @@ class Fetched(Message):
     """A version is complete on a node's disk: the sealed receipt for it."""
 
     receipt: bytes = Field(max_length=limits.SMALL_REQUEST_MAX_BYTES)
-
-
-class Newest(Message):
-    """A node asks to be told of a version after this one, as soon as there is one."""
-
-    after: int = Field(ge=0, le=limits.VERSION_MAX)
 
 
 def seal_request(key: NodeKey, *, round_id: str, path: str, nonce: bytes, now_ms: int, body: Message) -> bytes:

@@ -20,7 +20,6 @@ from protocol.messages import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
-    Newest,
     Plan,
     PlanRequest,
     Receipt,
@@ -28,6 +27,7 @@ from protocol.messages import (
     ReturnLeases,
     Submission,
     SubmissionReply,
+    VersionRequest,
     seal_request,
 )
 from protocol.origin import OriginList
@@ -56,6 +56,10 @@ class Coordinator:
     async def heartbeat(self, message: Heartbeat) -> HeartbeatReply:
         return await self._call("/v1/heartbeat", message, HeartbeatReply)
 
+    async def newer_version(self, message: VersionRequest) -> HeartbeatReply:
+        """Answered when there is a newer version, or after a while without."""
+        return await self._call("/v1/versions", message, HeartbeatReply)
+
     async def lease(self, message: LeaseRequest) -> LeaseReply:
         return await self._call("/v1/leases", message, LeaseReply)
 
@@ -67,9 +71,6 @@ class Coordinator:
 
     async def plan(self, message: PlanRequest) -> Plan:
         return await self._call("/v1/plan", message, Plan)
-
-    async def newest(self, message: Newest) -> HeartbeatReply:
-        return await self._call("/v1/newest", message, HeartbeatReply)
 
     async def fetched(self, receipt: Receipt) -> HeartbeatReply:
         """Say that a version is here, and who sent it."""

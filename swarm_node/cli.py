@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ def join(
     import trio
 
     from swarm_node import app as agent
-    from swarm_node import identity
+    from swarm_node import identity, member
     from swarm_node import join_string as joining
     from swarm_node.engine.client import default_command
 
@@ -49,12 +50,14 @@ def join(
     _check_settings(name or "-", price, listen, advertise)
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
-        join=joining.parse(join_string),
-        home=home,
-        name=name or f"node-{me[-6:]}",
-        price_micros_per_mtok=price,
-        listen=listen,
-        advertise=advertise,
+        member=member.Settings(
+            join=joining.parse(join_string),
+            home=home,
+            name=name or f"node-{me[-6:]}",
+            price_micros_per_mtok=price,
+            listen=listen,
+            advertise=advertise,
+        ),
         groups_per_request=groups,
         engine_command=default_command(threads),
     )
@@ -67,6 +70,44 @@ def join(
         f"Accepted {earnings.accepted} rollouts of {earnings.tokens} tokens, worth {earnings.credit_micros} micro-units"
         + (f"; rejected: {rejected}." if rejected else ".")
     )
+
+
+@app.command(epilog=EXIT_CODES)
+def mirror(
+    join_string: Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")],
+    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default the end of its id.")] = "",
+    home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
+    listen: Annotated[str, typer.Option(help="Where others may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
+    advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
+    share: Annotated[bool, typer.Option(help="Pass chunks on; without it, nobody is told of this mirror.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every version held.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
+) -> None:
+    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C."""
+    import trio
+
+    from swarm_node import identity, member
+    from swarm_node import join_string as joining
+    from swarm_node import mirror as mirroring
+
+    _log_to_stderr(quiet)
+    _check_settings(name or "-", 0, listen, advertise)
+    me = identity.load_or_create(home / "node.key").key.node_id
+    settings = member.Settings(
+        join=joining.parse(join_string),
+        home=home,
+        name=name or f"mirror-{me[-6:]}",
+        price_micros_per_mtok=0,
+        listen=listen,
+        advertise=advertise,
+        share=share,
+    )
+
+    def tell(held: mirroring.Held) -> None:
+        said = json.dumps(held.to_json()) if as_json else f"Version {held.version} is here: {held.bytes} bytes."
+        print(said, flush=True)
+
+    trio.run(partial(mirroring.run, settings, tell=tell))
 
 
 @app.command()

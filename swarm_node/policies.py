@@ -1,6 +1,5 @@
 """Follows the round's policy: refresh the trust state, fetch what is new, rebuild it, offer it to the worker.
 
-- The coordinator is asked to tell of the next version as soon as there is one; heartbeats tell of it, too.
 - Work goes on with the old version while the new one is fetched; the worker swaps between two batches.
 - If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes.
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
@@ -20,7 +19,7 @@ from protocol import limits
 from protocol.errors import DiskFull, MetadataExpired, NotFound, SwarmError, Unreachable
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
-from protocol.messages import Blame, Newest, PlanRequest, Receipt, Transfer, Upload
+from protocol.messages import Blame, PlanRequest, Receipt, Transfer, Upload
 from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
@@ -106,19 +105,6 @@ class PolicyFollower:
 
     async def run(self) -> None:
         """Follow for ever."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            nursery.start_soon(self._keep_up)
-
-    async def _listen(self) -> None:
-        """Hear of each new version at once."""
-        while True:
-            try:
-                self.hint((await self._coordinator.newest(Newest(after=self._announced))).newest_version)
-            except SwarmError:
-                await trio.sleep(RETRY_S)  # heartbeats tell of what is wrong
-
-    async def _keep_up(self) -> None:
         while True:
             patience_s = REFRESH_S
             try:

@@ -14,7 +14,6 @@ from protocol.messages import (
     Heartbeat,
     HeartbeatReply,
     LeaseRequest,
-    Newest,
     Plan,
     PlanRequest,
     Register,
@@ -22,15 +21,19 @@ from protocol.messages import (
     Submission,
     SubmissionReply,
     Verdict,
+    VersionRequest,
 )
 
 routes = web.RouteTableDef()
 
-NEWEST_S = 20.0
-"""How long a question for the next version is held: nodes and proxies wait at least 30 s for an answer."""
-
 HOLD_S = 2.0
 """How long a node that is ahead waits for an answer: it hears of the next version at once, and need not poll for it."""
+
+NEWS_HOLD_S = 20.0
+"""How long a question for a newer version stays open; below every client's and proxy's patience."""
+
+QUESTIONS_PER_NODE = 2
+"""Held at once: one, and one whose connection was lost unnoticed; another is answered at once."""
 
 
 @routes.post("/v1/nodes")
@@ -43,6 +46,22 @@ async def register(request: web.Request) -> web.Response:
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
     await act(request, Heartbeat, registry.heartbeat)
+    return reply(await _hint(request))
+
+
+@routes.post("/v1/versions")
+async def newer_version(request: web.Request) -> web.Response:
+    """Held until there is a newer version than the node has heard of, so that it fetches it at once."""
+    here = request.app[ROUND]
+    node, known = await act(request, VersionRequest, _heard_of)
+    here.questions[node] += 1
+    try:
+        if here.questions[node] <= QUESTIONS_PER_NODE:
+            await here.version_after(known, patience_s=NEWS_HOLD_S)
+    finally:
+        here.questions[node] -= 1
+        if not here.questions[node]:
+            del here.questions[node]
     return reply(await _hint(request))
 
 
@@ -79,14 +98,6 @@ async def plan(request: web.Request) -> web.Response:
     return reply(await act(request, PlanRequest, _plan, here=here, silent_after_ms=silent_after_ms))
 
 
-@routes.post("/v1/newest")
-async def newest(request: web.Request) -> web.Response:
-    """Answer when there is a version after the one that is named, or in a while."""
-    asked = await act(request, Newest, _known)
-    await request.app[ROUND].version_after(asked.after, patience_s=NEWEST_S)
-    return reply(await _hint(request))
-
-
 @routes.post("/v1/fetched")
 async def fetched(request: web.Request) -> web.Response:
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
@@ -106,11 +117,6 @@ def _plan(
     return here.plans.part(node, here.seeder)
 
 
-def _known(connection: sa.Connection, node: NodeId, message: Newest, *, now_ms: int) -> Newest:
-    registry.require_node(connection, node)
-    return message
-
-
 async def _hint(request: web.Request) -> HeartbeatReply:
     here = request.app[ROUND]
 
@@ -120,6 +126,11 @@ async def _hint(request: web.Request) -> HeartbeatReply:
         return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
 
     return await here.database.run(read)
+
+
+def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:
+    registry.require_node(connection, node)
+    return node, message.newer_than
 
 
 def _take_all(

@@ -127,7 +127,9 @@ def prefixes(words: list[str]) -> Iterator[list[str]]:
 def make_targets() -> set[str]:
     """What `make` knows by name; a bench counts if its file exists."""
     named = set(re.findall(r"^([a-z][a-z-]*):", text(Path("Makefile")), re.MULTILINE))
-    benches = {path.stem for path in python_files("bench")} - {"__init__", "harness"}
+    modules = python_files("bench")
+    benches = {path.stem for path in modules if len(path.parts) == 2} - {"__init__", "harness", "plot"}
+    benches |= {path.parts[1] for path in modules if path.name == "__main__.py"}
     return named | {f"bench-{name.replace('_', '-')}" for name in benches}
 
 

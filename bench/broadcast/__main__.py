@@ -1,0 +1,114 @@
+"""`make bench-broadcast`: every cell and every disturbance, against the goals.
+
+- `--cells 8:3:uniform …` chooses cells, `--contenders` who takes part, `--rounds` how often, `--disturb` the cell of
+  the disturbances (`none` leaves them out); goals that were not measured are not judged.
+- `--worker-mbit` and `--mib` size links and payload: large enough for the links to be the limit, not the cores.
+- `--plots FOLDER` writes the plots; the timelines of all laps lie beside the record, for whoever looks for idle links.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.broadcast.cells import Cell, parse
+from bench.broadcast.disturb import UNDISTURBED, disturb
+from bench.broadcast.net import obstacle
+from bench.broadcast.race import CONTENDERS, Lap, race
+from bench.broadcast.report import case, received, summary, write_plots, write_timelines
+from bench.harness import RESULTS, Bench, quick_from_environment
+
+CELLS = [f"{n}:{factor}:{links}" for n in (4, 8, 16) for factor in (8, 3) for links in ("uniform", "mixed")]
+QUICK_CELLS = ["4:3:uniform"]
+
+BOUND_MAX = 1.15
+DISTURBED_MAX = 1.3
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    options = arguments(sys.argv[1:])
+    if said := obstacle():
+        print(f"bench broadcast is left out: {said}")
+        return 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that the namespaces go, too, in the background as well
+        signal.signal(number, signal.default_int_handler)
+    size_bytes = int(options.mib * 2**20)
+    cells = [parse(text, worker_mbit_s=options.worker_mbit, size_bytes=size_bytes) for text in options.cells]
+    bench = Bench("broadcast", inputs={name: value for name, value in vars(options).items() if name != "plots"})
+    laps = {cell: measure_cell(bench, cell, options.contenders, options.rounds) for cell in cells}
+    for cell in cells:
+        judge_cell(bench, cell, options.contenders)
+    if options.disturb != "none":
+        cell = parse(options.disturb, worker_mbit_s=options.worker_mbit, size_bytes=size_bytes)
+        measure_disturbances(bench, cell, options.rounds)
+    write_timelines(laps, RESULTS / "broadcast-timelines.json")
+    if options.plots:
+        write_plots(laps, options.plots)
+    return bench.finish()
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The options; QUICK=1 makes their defaults small."""
+    quick = quick_from_environment()
+    parser = argparse.ArgumentParser(prog="bench broadcast", description=__doc__)
+    parser.add_argument("--cells", nargs="*", default=QUICK_CELLS if quick else CELLS, metavar="N:SOURCE:LINKS")
+    parser.add_argument("--contenders", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--rounds", type=int, default=1 if quick else 3)
+    parser.add_argument("--worker-mbit", type=float, default=20.0)
+    parser.add_argument("--mib", type=float, default=8 if quick else 32)
+    parser.add_argument("--disturb", default="4:3:uniform" if quick else "8:8:uniform", metavar="N:SOURCE:LINKS")
+    parser.add_argument("--plots", type=Path)
+    return parser.parse_args(words)
+
+
+def measure_cell(bench: Bench, cell: Cell, contenders: Sequence[str], rounds: int) -> list[Lap]:
+    """Run a cell, and say after each lap how it went."""
+    laps = []
+    wrong = 0
+    for lap in race(cell, contenders, rounds):
+        outcome = lap.outcome
+        wrong += outcome.bad_bytes
+        bench.measure(case(cell, lap.contender), outcome.completion_s, unit="s")
+        bench.measure(f"{case(cell, lap.contender)}, mean worker", outcome.mean_s, unit="s")
+        bench.measure(f"{case(cell, lap.contender)}, received / payload", received(cell, lap), unit="×")
+        bench.measure(f"{case(cell, lap.contender)}, cores busy", lap.use.cores)
+        if lap.contender == contenders[0]:
+            bench.measure(case(cell, "bound"), cell.bound_s, unit="s")
+        print(summary(cell, lap), flush=True)
+        laps.append(lap)
+    bench.check(f"{cell.name}: no bad byte", wrong == 0)
+    return laps
+
+
+def judge_cell(bench: Bench, cell: Cell, contenders: Sequence[str]) -> None:
+    """Every contender against the bound; ours against its goals."""
+    for name in contenders:
+        ratio = bench.ratio(f"{case(cell, name)} / bound", case(cell, name), case(cell, "bound"))
+        if name == "ours":
+            bench.goal(f"{cell.name}: at most {BOUND_MAX} × the bound", ratio, at_most=BOUND_MAX)
+    if {"ours", "libtorrent"} <= set(contenders):
+        ratio = bench.ratio(f"{cell.name}: ours / libtorrent", case(cell, "ours"), case(cell, "libtorrent"))
+        bench.goal(f"{cell.name}: faster than libtorrent", ratio, at_most=0.999)
+
+
+def measure_disturbances(bench: Bench, cell: Cell, rounds: int) -> None:
+    """Every disturbance against the undisturbed time of the same workers."""
+    wrong = lies = 0
+    cases: list[str] = []
+    for disturbed in disturb(cell, rounds):
+        wrong += disturbed.outcome.bad_bytes
+        lies += disturbed.lies
+        bench.measure(case(cell, disturbed.case), disturbed.outcome.completion_s, unit="s")
+        print(f"{case(cell, disturbed.case)}: {disturbed.outcome.completion_s:.2f} s for the others", flush=True)
+        cases += [disturbed.case] if disturbed.case not in (*cases, UNDISTURBED) else []
+    for name in cases:
+        ratio = bench.ratio(f"{case(cell, name)} / undisturbed", case(cell, name), case(cell, UNDISTURBED))
+        bench.goal(f"one {name}: at most {DISTURBED_MAX} × undisturbed", ratio, at_most=DISTURBED_MAX)
+    bench.measure(f"{cell.name} chunks sent with a wrong byte", lies, unit="chunks")
+    bench.check("disturbed: wrong bytes were sent, and none applied", lies > 0 and wrong == 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

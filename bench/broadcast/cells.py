@@ -1,0 +1,78 @@
+"""One cell of the bench: how many workers, how strong a source, which links, how much to send; and its lower bound.
+
+- Rates are those of the links, headers included: TCP over Ethernet leaves 95.6 % of them for the payload, and that
+  share is not taken off the bound.
+- A cell is written `WORKERS:SOURCE:LINKS`, as in `8:3:mixed`: 8 workers, a source of 3 times a worker's link.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MBIT = 1_000_000
+
+MIXED_UPLINKS = (0.5, 1.0, 2.0)
+"""Of a worker's nominal rate, in turns; every downlink of a mixed cell is twice the nominal rate."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one party can send and receive, in bits per second."""
+
+    up_bit_s: float
+    down_bit_s: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting in which all contenders are compared."""
+
+    workers: int
+    source_factor: float
+    links: str
+    worker_mbit_s: float
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.workers}:{self.source_factor:g}:{self.links}"
+
+    @property
+    def source_link(self) -> Link:
+        rate = self.source_factor * self.worker_mbit_s * MBIT
+        return Link(rate, rate)
+
+    @property
+    def worker_links(self) -> list[Link]:
+        rate = self.worker_mbit_s * MBIT
+        if self.links == "uniform":
+            return [Link(rate, rate)] * self.workers
+        uplinks = (MIXED_UPLINKS[number % len(MIXED_UPLINKS)] for number in range(self.workers))
+        return [Link(factor * rate, 2 * rate) for factor in uplinks]
+
+    @property
+    def bound_s(self) -> float:
+        """No scheme brings the payload to all workers sooner."""
+        return fluid_bound_s(8 * self.size_bytes, self.source_link, self.worker_links)
+
+
+def fluid_bound_s(size_bit: float, source: Link, workers: Sequence[Link]) -> float:
+    """The source sends everything once, the slowest receives all of it, and all uplinks together carry it N times."""
+    uplinks = source.up_bit_s + sum(worker.up_bit_s for worker in workers)
+    return max(
+        size_bit / source.up_bit_s,
+        size_bit / min(worker.down_bit_s for worker in workers),
+        len(workers) * size_bit / uplinks,
+    )
+
+
+def parse(text: str, *, worker_mbit_s: float, size_bytes: int) -> Cell:
+    """A cell from `WORKERS:SOURCE:LINKS`."""
+    workers, _, rest = text.partition(":")
+    factor, _, links = rest.partition(":")
+    try:
+        cell = Cell(int(workers), float(factor), links, worker_mbit_s, size_bytes)
+    except ValueError:
+        raise ValueError(f"{text!r} is no cell; write WORKERS:SOURCE:LINKS, as in 8:3:mixed") from None
+    if not 1 <= cell.workers <= 200 or cell.source_factor <= 0 or links not in ("uniform", "mixed"):
+        raise ValueError(f"{text!r}: 1 to 200 workers, a positive source, and links that are uniform or mixed")
+    return cell

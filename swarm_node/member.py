@@ -1,0 +1,112 @@
+"""What every member of a round has, whether it samples or not: key, home, host, chunk server and policy follower.
+
+- `open_member` makes the parts and ends them; what is done with them is `app`'s or `mirror`'s affair.
+- One process per home: two would share a key, a chunk store and a port.
+"""
+
+import fcntl
+import logging
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import trio
+
+from protocol.errors import ConfigInvalid
+from protocol.signing import NodeKey
+from swarm_node import identity
+from swarm_node.api_client import Coordinator
+from swarm_node.arrivals import Arrivals
+from swarm_node.blobs import BlobStore
+from swarm_node.join_string import JoinString
+from swarm_node.origins import open_origins
+from swarm_node.p2p.host import open_host
+from swarm_node.p2p.serve import ChunkServer
+from swarm_node.policies import PolicyFollower
+from swarm_node.updater import Updater
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the owner chose, for every kind of member."""
+
+    join: JoinString
+    home: Path
+    name: str
+    price_micros_per_mtok: int
+    listen: str
+    advertise: str = ""
+    share: bool = True
+    """Whether others are told where to fetch from this node."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """The parts of a running member."""
+
+    settings: Settings
+    key: NodeKey
+    folder: Path
+    """Of this round, below the home."""
+    coordinator: Coordinator
+    server: ChunkServer
+    policies: PolicyFollower
+    addresses: tuple[str, ...]
+    """Where others may dial it; none if it does not share."""
+    signals: AsyncIterator[int]
+
+
+@asynccontextmanager
+async def open_member(settings: Settings) -> AsyncIterator[Member]:
+    """Make the parts; nothing of them runs by itself but the chunk server."""
+    me = identity.load_or_create(settings.home / "node.key")
+    folder = settings.home / "rounds" / settings.join.round_id[:16]
+    coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
+    host_name, _, port = settings.listen.rpartition(":")
+    with _only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        log.info("node started id=%s home=%s", me.key.node_id, settings.home)
+        blobs = BlobStore(folder / "blobs")
+        blobs.clean()
+        async with open_origins(coordinator) as origins, open_host(me.seed, host_name, int(port)) as host:
+            arrivals = Arrivals()
+            server = ChunkServer(blobs, arrivals)
+            host.serve(server.handle)
+            policies = PolicyFollower(
+                coordinator=coordinator,
+                origins=origins,
+                updater=Updater(origins, settings.join.round_id, folder / "trust.msgpack"),
+                blobs=blobs,
+                arrivals=arrivals,
+                folder=folder / "policies",
+                host=host,
+                rng=Random(secrets.randbits(64)),
+            )
+            reachable = (settings.advertise,) if settings.advertise else host.addresses
+            addresses = reachable if settings.share else ()
+            yield Member(settings, me.key, folder, coordinator, server, policies, addresses, signals)
+    await coordinator.close()
+
+
+async def cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    """End what runs in this scope when the owner or the system asks for it."""
+    async for number in signals:
+        log.info("stopping signal=%s", signal.Signals(number).name)
+        scope.cancel()
+
+
+@contextmanager
+def _only_agent(home: Path) -> Iterator[None]:
+    with (home / "agent.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigInvalid(
+                f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home."
+            ) from None
+        yield

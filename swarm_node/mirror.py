@@ -1,0 +1,92 @@
+"""The mirror: a member that samples nothing; it fetches every version and passes the chunks on.
+
+- For owners with bandwidth and no GPU, and wherever a real data plane is wanted without an engine.
+- It registers and beats like any node, never asks for a lease, and so earns nothing.
+- A version is told of when its files are whole: every chunk and every file's digest has been checked by then.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import trio
+
+from swarm_node.member import Settings, cancel_on_signal, open_member
+from swarm_node.policies import PolicyFollower, Traffic
+from swarm_node.pulse import Pulse
+from swarm_node.worker import Phase
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A version that this mirror holds from now on, and what it moved for it."""
+
+    version: int
+    at_s: float
+    """When it was whole, in seconds of the Unix clock."""
+    bytes: int
+    from_peers: int
+    from_seeder: int
+    from_http: int
+    folder: str
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+async def run(settings: Settings, *, tell: Callable[[Held], None]) -> None:
+    """Mirror a round until it is finished or a signal comes."""
+    async with open_member(settings) as me, trio.open_nursery() as nursery:
+        mirror = _Mirror(me.policies, tell)
+        pulse = Pulse(me, mirror)
+        nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
+        await pulse.register()
+        for machine in (pulse, me.policies, mirror):
+            nursery.start_soon(machine.run)
+        nursery.start_soon(pulse.listen)
+        await mirror.finished.wait()
+        nursery.cancel_scope.cancel()
+
+
+class _Mirror:
+    """Watches the follower, and tells of every version."""
+
+    tokens_per_s = 0.0
+
+    def __init__(self, policies: PolicyFollower, tell: Callable[[Held], None]) -> None:
+        self._policies = policies
+        self._tell = tell
+        self._told = Traffic()
+        self.finished = trio.Event()
+
+    @property
+    def version(self) -> int:
+        """The newest version that is whole; 0 before the first."""
+        return self._policies.ready.manifest.version if self._policies.ready else 0
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.IDLE if self._policies.ready else Phase.OFFLINE
+
+    async def run(self) -> None:
+        while True:
+            policy = await self._policies.usable()
+            held = Held(
+                version=policy.manifest.version,
+                at_s=time.time(),
+                bytes=sum(entry.size_bytes for entry in policy.manifest.files),
+                folder=str(policy.folder),
+                **self._moved(),
+            )
+            self._tell(held)
+            await self._policies.newer_than(policy, patience_s=float("inf"))
+
+    def _moved(self) -> dict[str, int]:
+        """Bytes by source since it was last asked."""
+        kinds = ("from_peers", "from_seeder", "from_http")
+        moved = {kind: getattr(self._policies.traffic, kind) - getattr(self._told, kind) for kind in kinds}
+        self._told = Traffic(**{kind: getattr(self._policies.traffic, kind) for kind in kinds})
+        return moved

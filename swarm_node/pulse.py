@@ -1,0 +1,126 @@
+"""The pulse: register, and tell the coordinator regularly what this node holds, does and has moved.
+
+- A coordinator that is away is waited for, and told of once; a refusal ends the node.
+- Between two beats, one request is held open until a newer version is out: news travels at once.
+- What the coordinator says of new versions is a hint; the follower proves it.
+"""
+
+import logging
+import secrets
+from importlib.metadata import version
+from typing import Protocol
+
+import trio
+
+from protocol.errors import SwarmError, UnknownNode, Unreachable
+from protocol.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
+from swarm_node.member import Member
+from swarm_node.worker import Phase
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.2
+"""After an answer without news, before the next question: a coordinator that never holds one is not flooded."""
+
+
+class Activity(Protocol):
+    """What a member does, as its heartbeat tells it."""
+
+    finished: trio.Event
+    """Set when the coordinator says that the round has ended."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def tokens_per_s(self) -> float: ...
+
+
+class Pulse:
+    """The heart of one member."""
+
+    def __init__(self, member: Member, activity: Activity) -> None:
+        self._member = member
+        self._coordinator = member.coordinator
+        self._activity = activity
+        self._session = secrets.token_hex(8)
+        self._newest = 0
+
+    async def register(self) -> None:
+        """Introduce this node; waits for a coordinator that is not up yet, and ends on a refusal."""
+        settings = self._member.settings
+        message = Register(
+            name=settings.name,
+            price_micros_per_mtok=settings.price_micros_per_mtok,
+            addresses=self._member.addresses,
+            agent=f"echo-swarm/{version('echo-swarm')}",
+        )
+        told = False
+        while True:
+            try:
+                self._take(await self._coordinator.register(message))
+                log.info(
+                    "registered price_micros_per_mtok=%d addresses=%s",
+                    message.price_micros_per_mtok,
+                    message.addresses,
+                )
+                return
+            except Unreachable as error:
+                if not told:
+                    log.warning("waiting for the coordinator: %s", error)
+                told = True
+                await trio.sleep(1.0)
+
+    async def run(self) -> None:
+        """Beat for ever; a coordinator that goes away is told of once, and once when it is back."""
+        told = False
+        while True:
+            pause_s = 2.0
+            try:
+                pause_s = (await self.beat()).heartbeat_s
+                if told:
+                    log.info("the coordinator answers again")
+                told = False
+            except UnknownNode:
+                await self.register()
+            except SwarmError as error:
+                if not told:
+                    log.warning("waiting for the coordinator: %s", error)
+                told = True
+            await trio.sleep(min(max(pause_s, 0.1), 60.0))
+
+    async def listen(self) -> None:
+        """Hear of every version when it is published, for ever."""
+        while True:
+            known = self._newest
+            try:
+                self._take(await self._coordinator.newer_version(VersionRequest(newer_than=known)))
+            except SwarmError:  # the heartbeat tells the owner
+                await trio.sleep(1.0)
+            if self._newest <= known:
+                await trio.sleep(AGAIN_S)
+
+    async def beat(self) -> HeartbeatReply:
+        traffic = self._member.policies.traffic
+        blames = tuple(traffic.blames)
+        message = Heartbeat(
+            session=self._session,
+            version=self._activity.version,
+            phase=self._activity.phase.value,
+            tokens_per_s=self._activity.tokens_per_s,
+            transfer=traffic.message(self._member.server.bytes_sent),
+            blames=blames,
+        )
+        reply = await self._coordinator.heartbeat(message)
+        traffic.blames = [blame for blame in traffic.blames if blame not in blames]
+        self._take(reply)
+        return reply
+
+    def _take(self, reply: HeartbeatReply) -> None:
+        self._newest = max(self._newest, reply.newest_version)
+        self._member.policies.hint(reply.newest_version)
+        if reply.finished:
+            self._activity.finished.set()

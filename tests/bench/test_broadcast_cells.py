@@ -1,0 +1,46 @@
+"""The cells of the broadcast bench: their names, their links, and the bound that no scheme beats."""
+
+import pytest
+
+from bench.broadcast.cells import MBIT, Cell, Link, fluid_bound_s, parse
+
+MIB = 2**20
+
+
+def test_a_cell_is_read_from_its_name() -> None:
+    cell = parse("8:3:mixed", worker_mbit_s=20, size_bytes=MIB)
+    assert cell == Cell(workers=8, source_factor=3, links="mixed", worker_mbit_s=20, size_bytes=MIB)
+    assert cell.name == "8:3:mixed"
+    assert cell.source_link == Link(60 * MBIT, 60 * MBIT)
+
+
+@pytest.mark.parametrize("text", ["", "8", "8:3", "8:3:odd", "0:3:uniform", "201:3:uniform", "8:0:mixed", "a:3:mixed"])
+def test_what_is_no_cell_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"workers|write"):
+        parse(text, worker_mbit_s=20, size_bytes=MIB)
+
+
+def test_mixed_links_take_half_one_and_two_uplinks_in_turns_below_a_double_downlink() -> None:
+    links = parse("4:8:mixed", worker_mbit_s=10, size_bytes=MIB).worker_links
+    assert [link.up_bit_s / MBIT for link in links] == [5, 10, 20, 5]
+    assert {link.down_bit_s / MBIT for link in links} == {20}
+
+
+@pytest.mark.parametrize(
+    ("source", "up", "down", "workers", "seconds"),
+    [
+        (1, 10, 10, 2, 100),  # the source must send everything once
+        (8, 10, 4, 3, 25),  # the slowest must receive everything
+        (3, 1, 100, 9, 75),  # all uplinks together must carry it nine times
+        (8, 1, 1, 1, 100),  # one worker: its own link
+    ],
+)
+def test_the_bound_is_the_tightest_of_three(
+    source: float, up: float, down: float, workers: int, seconds: float
+) -> None:
+    assert fluid_bound_s(100, Link(source, source), [Link(up, down)] * workers) == pytest.approx(seconds)
+
+
+def test_the_bound_of_a_cell_counts_bits_not_bytes() -> None:
+    cell = parse("4:8:uniform", worker_mbit_s=20, size_bytes=2_500_000)
+    assert cell.bound_s == pytest.approx(1.0)

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from protocol import limits
 from protocol.errors import ConfigInvalid
@@ -113,7 +113,12 @@ class LeasesSection(Section):
 class PublishSection(Section):
     """How versions travel."""
 
-    chunk_size_bytes: int = Field(limits.MIB, ge=1024, le=limits.CHUNK_MAX_BYTES, description="size of a chunk")
+    chunk_size_bytes: int = Field(
+        0,
+        ge=0,
+        le=limits.CHUNK_MAX_BYTES,
+        description="size of a chunk; 0 takes what fits the version, 64 KiB to 4 MiB",
+    )
     patches: bool = Field(True, description="publish what changed in place of whole files, where that is smaller")
     timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
     origins: tuple[OriginUrl, ...] = Field(
@@ -125,6 +130,13 @@ class PublishSection(Section):
         "", pattern=UPLOAD, description="s3://bucket/prefix to copy public/ to; keys from AWS_* variables"
     )
     upload_patience_s: float = Field(60.0, ge=0, description="how long a new version waits for its upload at most")
+
+    @field_validator("chunk_size_bytes")
+    @classmethod
+    def _is_worth_a_frame(cls, size_bytes: int) -> int:
+        if 0 < size_bytes < limits.KIB:
+            raise ValueError("a chunk has at least 1024 bytes; 0 takes what fits the version")
+        return size_bytes
 
 
 class Config(Section):

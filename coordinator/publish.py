@@ -46,12 +46,16 @@ class Publisher:
         self._round_id = metadata.round_id
         self._task = task
         self._sampler = sampler
-        self._chunk_size_bytes = chunk_size_bytes
+        self._chosen_size_bytes = self._chunk_size_bytes = chunk_size_bytes
         self._keep = keep
         self._patches = patches
 
     def publish(self, publication: Publication) -> tuple[PolicyManifest, str]:
         """Cut, describe and sign an uploaded version; returns the manifest and its digest."""
+        if not self._chosen_size_bytes:
+            paths = [self.uploads / str(publication.version) / upload.path for upload in publication.files]
+            total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+            self._chunk_size_bytes = chunks.fitting_size(total_bytes)
         files = tuple(self._store(publication.version, upload) for upload in publication.files)
         parent = self._metadata.read(target_path(publication.version - 1)) if publication.version > 1 else None
         manifest = PolicyManifest(

@@ -10,8 +10,15 @@ from typing import TypeVar
 
 from blake3 import blake3
 
+from protocol import limits
 from protocol.errors import ChunkMismatch
 from protocol.ids import ChunkId, Digest
+
+_FITTING_COUNT = 256
+"""More and smaller chunks begin to flow sooner through a chain of nodes, and cost more processor time."""
+
+_SMALLEST_FITTING = 64 * limits.KIB
+"""Below, frames and system calls cost more than the bytes."""
 
 Sliced = TypeVar("Sliced", bytes, memoryview)
 
@@ -37,6 +44,14 @@ def split(data: Sliced, chunk_size_bytes: int) -> Iterator[Sliced]:
     """Cut a file into chunks; an empty file has none."""
     for start in range(0, len(data), chunk_size_bytes):
         yield data[start : start + chunk_size_bytes]
+
+
+def fitting_size(total_bytes: int) -> int:
+    """The chunk size for a version of so many bytes: a few hundred chunks, which flow smoothly and cost little each."""
+    size = _SMALLEST_FITTING
+    while size < limits.CHUNK_MAX_BYTES and total_bytes > _FITTING_COUNT * size:
+        size *= 2
+    return size
 
 
 def blob_path(chunk: ChunkId) -> PurePosixPath:

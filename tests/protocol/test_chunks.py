@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chunks import blob_path, chunk_id, digest, split, verify
+from protocol.chunks import blob_path, chunk_id, digest, fitting_size, split, verify
 from protocol.errors import ChunkMismatch
 from protocol.ids import ChunkId
+from protocol.limits import KIB, MIB
 
 C = 8
 
@@ -21,6 +22,14 @@ def test_a_file_of_any_size_is_cut_without_loss(size_bytes: int, chunks: int) ->
     assert len(pieces) == chunks
     assert b"".join(pieces) == data
     assert all(len(piece) == C for piece in pieces[:-1])
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "size_bytes"),
+    [(0, 64 * KIB), (16 * MIB, 64 * KIB), (16 * MIB + 1, 128 * KIB), (64 * MIB, 256 * KIB), (10**12, 4 * MIB)],
+)
+def test_a_version_has_a_few_hundred_chunks_while_its_size_allows(total_bytes: int, size_bytes: int) -> None:
+    assert fitting_size(total_bytes) == size_bytes
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())

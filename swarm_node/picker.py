@@ -63,7 +63,7 @@ class PickerRules:
     ahead_s: float = 1.0
     slow: float = 1.2
     """A source that takes this many times longer to answer than the others do takes nothing over."""
-    overdue_s: float = 1.0
+    overdue_s: float = 3.0
     """At the least, before a second source is asked."""
     overdue_factor: float = 4.0
     sample: int = 8
@@ -78,6 +78,18 @@ class PickerRules:
     failure_pause_s: float = 0.5
     strikes_max: int = 4
     give_up_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """How the sources are doing altogether, for one round of decisions."""
+
+    typical_s: float = 0.0
+    """When those that work will be done with their parts."""
+    usual_s: float = 0.0
+    """How long peers take to answer."""
+    late: Sequence[ChunkId] = ()
+    """Chunks that somebody should have answered by now, the oldest WANT first."""
 
 
 class Picker:
@@ -107,6 +119,7 @@ class Picker:
         self._parents: dict[ChunkId, list[SourceState]] = {}
         self._plan(chunks, stripes)
         self._withdrawn: list[TakeBack] = []
+        self._survey = _Survey()
         self._progress_at = now
 
     def _plan(self, chunks: Sequence[ChunkId], stripes: int) -> None:
@@ -134,6 +147,7 @@ class Picker:
 
     def next(self, now: float) -> list[Ask | TakeBack]:
         """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
+        self._survey = self._look_around(now)
         states = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
         self._rng.shuffle(states)
         states.sort(key=lambda state: (_KINDS.index(state.source.kind), state.blames))
@@ -209,6 +223,17 @@ class Picker:
         self._states[name].gone = True
         self.failed(name, now)
 
+    def _look_around(self, now: float) -> _Survey:
+        states = self._states.values()
+        working = [state.done_in_s(now) for state in states if state.interval_s and not state.gone]
+        usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
+        usual_s = sum(usual) / len(usual) if usual else 0.0
+        late = []
+        for state in states:
+            patience_s = max(self._rules.overdue_s, self._rules.overdue_factor * (state.usual_s or usual_s))
+            late += [(since, chunk) for chunk, since in state.asked.items() if now >= since + patience_s]
+        return _Survey(median(working) if working else 0.0, usual_s, [chunk for _, chunk in sorted(late)])
+
     def _choose(self, state: SourceState, now: float) -> ChunkId | None:
         """The next chunk to ask of this source."""
         on_pace = self._is_on_pace(state)
@@ -255,6 +280,8 @@ class Picker:
         """A chunk whose parents would be done much later than this source, and later than parents usually are."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return self._lacking_elsewhere(state)
+        if now < state.look_again_at:
+            return None
         late_s = self._late_s(state, now)
 
         def behind_s(chunk: ChunkId) -> float:
@@ -268,22 +295,22 @@ class Picker:
         else:
             pool = list(self._unasked or self._missing)
             found = [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if fits(chunk)]
-        return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk))) if found else None
+        if not found:
+            state.look_again_at = now + self._rules.look_s
+            return None
+        return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk)))
 
     def _late_s(self, helper: SourceState, now: float) -> float:
         """How late a chunk's parents must be for this source to help: a slow one should not, the seeder reluctantly."""
-        rules = self._rules
+        rules, survey = self._rules, self._survey
         if now >= self._progress_at + rules.ahead_s:
             return -1.0  # nobody delivers anything
         own_s = rules.ahead * helper.done_in_s(now) + rules.ahead_s
-        working = [state for state in self._states.values() if state is helper or (state.interval_s and not state.gone)]
-        typical_s = median(state.done_in_s(now) for state in working)
         if helper.source.kind != "peer":
-            return max(own_s, rules.ahead * typical_s + rules.ahead_s)
-        usual = [state.usual_s for state in self._states.values() if state.usual_s and state.source.kind == "peer"]
-        if usual and helper.usual_s > rules.slow * sum(usual) / len(usual):
+            return max(own_s, rules.ahead * survey.typical_s + rules.ahead_s)
+        if survey.usual_s and helper.usual_s > rules.slow * survey.usual_s:
             return math.inf
-        return max(own_s, typical_s)
+        return max(own_s, survey.typical_s)
 
     def _only_waits(self, chunk: ChunkId) -> bool:
         """Nobody who could answer was asked for it."""
@@ -293,16 +320,8 @@ class Picker:
         """What one other source should have answered by now, the oldest first."""
         if helper.source.kind == "origin" and not self._needs_origin(now):
             return None
-        late = [
-            (since, chunk)
-            for state in self._states.values()
-            for chunk, since in state.asked.items()
-            if now >= since + max(self._rules.overdue_s, self._rules.overdue_factor * state.usual_s)
-            and len(self._askers.get(chunk, ())) == 1
-            and chunk not in helper.asked
-            and helper.can_answer(chunk)
-        ]
-        return min(late)[1] if late else None
+        found = (chunk for chunk in self._survey.late if chunk not in helper.asked and helper.can_answer(chunk))
+        return next((chunk for chunk in found if len(self._askers.get(chunk, ())) == 1), None)
 
     def _needs_origin(self, now: float) -> bool:
         others = (state for state in self._states.values() if state.source.kind != "origin")

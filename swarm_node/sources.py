@@ -52,6 +52,8 @@ class SourceState:
     """Between two deliveries while it owes us something, smoothed."""
     owing_since: float | None = None
     """Since when it could have delivered something; refusals and failures do not settle that."""
+    look_again_at: float = -math.inf
+    """When to look again for work that it could take over: there was none the last time."""
     paused_until: float = -math.inf
     pauses: int = 0
     strikes: int = 0

@@ -120,7 +120,7 @@ class _Conversation:
             while await self._next_step():
                 pass
         except PeerFault as error:
-            self._failure = self._failure or error
+            self._failure = error  # even after the reader's: a peer that stalls a writer ends as a torn stream there
         conversation.cancel()
 
     def _place(self, chunk: ChunkId) -> None:

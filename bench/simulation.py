@@ -3,8 +3,13 @@
 - Time goes in small steps; in each, the active transfers share the links as TCP flows do, nearly max-min fair.
 - A responder sends one chunk at a time on each stream, in the order of the WANTs that it can answer.
 - Frames other than CHUNK take `latency_s`; hashing, disks and processors cost nothing here.
+- As a bench it asks how near the fluid bound swarms of many sizes come, and what planning costs; `ARGS="--nodes 1000"`
+  takes other sizes. A swarm of a hundred takes minutes: each of its nodes decides as a real one does.
 """
 
+import argparse
+import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +17,7 @@ from random import Random
 
 import numpy as np
 
+from bench.harness import Bench, quick_from_environment
 from coordinator import topology
 from coordinator.topology import SOURCE, NodeLinks, Topology
 from protocol.exchange import Reason
@@ -263,3 +269,57 @@ class Simulation:
         else:
             return
         picker.refused(source, chunk, Reason.CANCELLED, self._now)
+
+
+LINK_BYTES_PER_S = 2.5e6
+MIXES: dict[str, tuple[tuple[float, ...], float]] = {"uniform": ((1.0,), 1.0), "mixed": ((0.5, 1.0, 2.0), 2.0)}
+"""Uplinks in turns, and the downlink, in units of a link."""
+
+PLANNED_NODES = (100, 1000, 10_000)
+BOUND_MAX = 1.25
+
+
+def swarm(count: int, mix: str) -> list[NodeLinks]:
+    """So many nodes with links of one kind."""
+    ups, down = MIXES[mix]
+    return [
+        NodeLinks(f"{number:05d}", ups[number % len(ups)] * LINK_BYTES_PER_S, down * LINK_BYTES_PER_S)
+        for number in range(count)
+    ]
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    quick = quick_from_environment()
+    parser = argparse.ArgumentParser(prog="bench simulation", description=__doc__)
+    parser.add_argument("--nodes", nargs="*", type=int, default=[10] if quick else [10, 30, 100])
+    parser.add_argument("--chunks", type=int, default=256 if quick else 512)
+    parser.add_argument("--source", type=float, default=8.0, help="the source's uplink, in units of a link")
+    options = parser.parse_args(sys.argv[1:])
+    bench = Bench("simulation", inputs=vars(options), quick=quick)
+    source_up, chunk_bytes = options.source * LINK_BYTES_PER_S, 1 << 20
+    for count in options.nodes:
+        for mix in MIXES:
+            nodes = swarm(count, mix)
+            bound_s = topology.fluid_bound_s(options.chunks * chunk_bytes, source_up, nodes)
+            name, ratios = f"{count} nodes, {mix}", []
+            for seed in range(1 if quick else 3):
+                world = Simulation(source_up, nodes, chunks=options.chunks, chunk_bytes=chunk_bytes, seed=seed)
+                outcome = world.run(limit_s=10 * bound_s)
+                assert len(outcome.done_s) == count, "somebody did not finish"
+                ratios.append(outcome.completion_s / bound_s)
+                bench.measure(f"{name}: completion / bound", ratios[-1], unit="×")
+                bench.measure(f"{name}: messages per node", outcome.messages / count)
+            bench.goal(f"{name}: at most {BOUND_MAX} × the bound", max(ratios), at_most=BOUND_MAX)
+    for count in PLANNED_NODES:
+        for mix in MIXES:
+            nodes = swarm(count, mix)
+            for _ in range(3):
+                began = time.perf_counter()
+                topology.plan(source_up, nodes)
+                bench.measure(f"planning {count} nodes, {mix}", time.perf_counter() - began, unit="s")
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,6 +6,7 @@
   not decrypt, and ends the connection (`NoiseBroken`). So does a counter that is used up.
 - One read from the socket is up to 256 KiB, and every whole message in it is decrypted at once; one write carries
   several messages.
+- While a long message is on its way, the kernel gathers up to `GATHERED_MAX_BYTES` of it before it wakes us.
 - The kernel is given little that it has not sent yet (`UNSENT_BYTES`): what is decided late is sent soon, so a small
   frame does not wait behind megabytes, and a slow peer holds up its own sender only.
 """
@@ -33,6 +34,9 @@ PLAINTEXT_MAX_BYTES = 65519
 READ_BYTES = 256 * 1024
 UNSENT_BYTES = 128 * 1024
 """Half a write: enough that the link never waits for us."""
+
+GATHERED_MIN_BYTES, GATHERED_MAX_BYTES = 4 * 1024, 32 * 1024
+"""Less is not worth a system call; more could look like silence on a link of a few kilobytes per second."""
 
 _TAG_BYTES = 16
 _NONCE_MAX = 2**64 - 1
@@ -94,6 +98,12 @@ class Opener(_Cipher):
         del self._buffer[:at]
         return plaintexts
 
+    @property
+    def missing(self) -> int:
+        """Bytes until the next plaintext, as far as that is known."""
+        announced = 2 + int.from_bytes(self._buffer[:2]) if len(self._buffer) >= 2 else 2
+        return announced - len(self._buffer)
+
     def _decrypt(self, message: memoryview) -> bytes:
         with message:
             try:
@@ -119,6 +129,7 @@ class NoiseSession(BaseSession):
         self._opener = Opener(keys.cipher_state_decrypt.k, keys.cipher_state_decrypt.n)
         self._raw, self._socket = raw, _socket_under(raw)
         self._unread = bytearray()
+        self._gathered = 1
 
     async def receive(self) -> list[bytes]:
         """The plaintexts completed by the next bytes that arrive; none if they complete nothing."""
@@ -128,7 +139,16 @@ class NoiseSession(BaseSession):
         data = await self._raw.read(READ_BYTES)
         if not data:
             raise ConnectionLost("The connection ended without a farewell.")
-        return self._opener.open(data)
+        plaintexts = self._opener.open(data)
+        self._wake_for(self._opener.missing)
+        return plaintexts
+
+    def _wake_for(self, missing: int) -> None:
+        """Let the kernel gather the rest of a long message: each packet of a slow link would wake us in vain."""
+        gathered = min(missing, GATHERED_MAX_BYTES) if missing >= GATHERED_MIN_BYTES else 1
+        if self._socket is not None and gathered != self._gathered:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, gathered)
+            self._gathered = gathered
 
     async def send(self, plaintexts: Iterable[bytes]) -> None:
         """Send some messages; cancelled half way, the session is torn and must be closed."""

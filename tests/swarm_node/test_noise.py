@@ -69,3 +69,14 @@ def test_a_nonce_is_never_used_twice() -> None:
     assert opener.open(wire) == [b"last"]
     with pytest.raises(NoiseBroken, match="used up"):
         opener.open(wire)
+
+
+def test_what_is_missing_is_known_once_the_length_is_here() -> None:
+    wire, opener = sealed(bytes(1000)), Opener(KEY, 0)
+    assert opener.missing == 2
+    opener.open(wire[:1])
+    assert opener.missing == 1
+    opener.open(wire[1:10])
+    assert opener.missing == len(wire) - 10
+    opener.open(wire[10:])
+    assert opener.missing == 2

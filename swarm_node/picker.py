@@ -61,6 +61,8 @@ class PickerRules:
     ahead: float = 1.5
     """How many times sooner a source must be done to take over from another, and by how much at the least."""
     ahead_s: float = 1.0
+    reluctance: float = 2.0
+    """How many times later than usual a parent must be about to finish before the seeder, who feeds all, steps in."""
     slow: float = 1.2
     """A source that takes this many times longer to answer than the others do takes nothing over."""
     overdue_s: float = 3.0
@@ -307,7 +309,7 @@ class Picker:
             return -1.0  # nobody delivers anything
         own_s = rules.ahead * helper.done_in_s(now) + rules.ahead_s
         if helper.source.kind != "peer":
-            return max(own_s, rules.ahead * survey.typical_s + rules.ahead_s)
+            return max(own_s, rules.reluctance * survey.typical_s + rules.ahead_s)
         if survey.usual_s and helper.usual_s > rules.slow * survey.usual_s:
             return math.inf
         return max(own_s, survey.typical_s)

@@ -20,7 +20,7 @@ import numpy as np
 from bench.harness import Bench, quick_from_environment
 from coordinator import topology
 from coordinator.topology import SOURCE, NodeLinks, Topology
-from protocol.exchange import Reason
+from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, PickerRules
 from swarm_node.sources import Source

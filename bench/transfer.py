@@ -18,7 +18,7 @@ import trio
 
 from bench.harness import Bench, quick_from_environment
 from protocol.chunks import chunk_id, verify
-from protocol.exchange import Chunk, FrameReader, Message, Want, encode
+from protocol.frames import Chunk, FrameReader, Message, Want, encode
 from protocol.limits import MIB
 from protocol.messages import Peer
 

@@ -40,35 +40,20 @@ Rules:
 
 Failures, all faults of the other side, which end the stream: an unknown type or a body that does not fit its type
 (`MalformedFrame`); a length beyond the type's limit (`FrameTooLarge`); an answer nobody asked for, a second answer, a
-chunk of another size than the manifest says (`UnaskedAnswer`); a WANT too many or twice (`WantRefused`).
+chunk of another size than the manifest says, names in HAVE without end (`UnaskedAnswer`); a WANT too many or twice
+(`WantRefused`).
 """
 
-import struct
 from collections.abc import Collection
-from dataclasses import dataclass
-from enum import Enum, IntEnum
-from typing import ClassVar, TypeVar
+from enum import Enum
+from typing import TypeVar
 
 from protocol import limits
 from protocol.errors import PeerFault
+from protocol.frames import Bye, Cancel, Chunk, Have, Message, Reason, Reject, Want
 from protocol.ids import ChunkId
 
 PROTOCOL_ID = "/echo-swarm/chunks/1"
-
-_HEADER = struct.Struct(">BI")
-_NAME_BYTES = 32
-
-
-class MalformedFrame(PeerFault):
-    """A frame of no known type, or whose body does not fit its type."""
-
-    code = "malformed_frame"
-
-
-class FrameTooLarge(PeerFault):
-    """A frame announces more bytes than its type may have."""
-
-    code = "frame_too_large"
 
 
 class UnaskedAnswer(PeerFault):
@@ -81,184 +66,6 @@ class WantRefused(PeerFault):
     """A WANT beyond the window, or for a name that is already being answered."""
 
     code = "want_refused"
-
-
-class Reason(IntEnum):
-    """Why a WANT gets no chunk."""
-
-    ABSENT = 1
-    BUSY = 2
-    CANCELLED = 3
-
-
-class Farewell(IntEnum):
-    """Why one side ends the stream."""
-
-    DONE = 1
-    BUSY = 2
-    IDLE = 3
-    FAULT = 4
-
-
-@dataclass(frozen=True)
-class Have:
-    """Chunks that would be answered at once."""
-
-    type: ClassVar[int] = 1
-    chunks: tuple[ChunkId, ...]
-
-
-@dataclass(frozen=True)
-class Want:
-    """Ask for a chunk."""
-
-    type: ClassVar[int] = 2
-    chunk: ChunkId
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The bytes that were asked for; not yet verified."""
-
-    type: ClassVar[int] = 3
-    chunk: ChunkId
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Reject:
-    """No bytes, and why."""
-
-    type: ClassVar[int] = 4
-    chunk: ChunkId
-    reason: Reason
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """The chunk is not needed any more."""
-
-    type: ClassVar[int] = 5
-    chunk: ChunkId
-
-
-@dataclass(frozen=True)
-class Bye:
-    """The last frame of a side."""
-
-    type: ClassVar[int] = 6
-    reason: Farewell
-
-
-Message = Have | Want | Chunk | Reject | Cancel | Bye
-
-_BODY_BYTES: dict[int, tuple[int, int]] = {
-    Have.type: (_NAME_BYTES, _NAME_BYTES * limits.EXCHANGE_HAVE_NAMES_MAX),
-    Want.type: (_NAME_BYTES, _NAME_BYTES),
-    Chunk.type: (_NAME_BYTES + 1, _NAME_BYTES + limits.CHUNK_MAX_BYTES),
-    Reject.type: (_NAME_BYTES + 1, _NAME_BYTES + 1),
-    Cancel.type: (_NAME_BYTES, _NAME_BYTES),
-    Bye.type: (1, 1),
-}
-"""Frame type → smallest and largest body."""
-
-
-def encode(message: Message) -> bytes:
-    """The frame of a message."""
-    names: tuple[ChunkId, ...] = ()
-    rest = b""
-    if isinstance(message, Have):
-        names = message.chunks
-    elif not isinstance(message, Bye):
-        names = (message.chunk,)
-    if isinstance(message, Chunk):
-        rest = message.data
-    elif isinstance(message, Bye | Reject):
-        rest = bytes([message.reason])
-    name = bytes.fromhex("".join(names))
-    smallest, largest = _BODY_BYTES[message.type]
-    length = len(name) + len(rest)
-    if not smallest <= length <= largest:
-        raise ValueError(f"a {type(message).__name__} cannot have a body of {length} bytes")
-    return b"".join((_HEADER.pack(message.type, length), name, rest))
-
-
-class FrameReader:
-    """Bytes in, messages out; holds at most one unfinished frame, whose size was checked at its header.
-
-    `chunk_max_bytes` lowers the bound on CHUNK frames to what the caller expects (a manifest's chunk size; 0 for a
-    responder, which expects none).
-    """
-
-    def __init__(self, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> None:
-        self._chunk_body_max_bytes = _NAME_BYTES + min(chunk_max_bytes, limits.CHUNK_MAX_BYTES)
-        self._buffer = bytearray()
-        self._frame_bytes = _HEADER.size
-        self._has_header = False
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of a frame that has begun and is not complete; 0 at a frame boundary."""
-        return len(self._buffer)
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages these bytes complete; after an error the stream is lost and the reader must not be used."""
-        messages: list[Message] = []
-        rest = memoryview(data)
-        while rest:
-            taken = rest[: self._frame_bytes - len(self._buffer)]
-            self._buffer += taken
-            rest = rest[len(taken) :]
-            if len(self._buffer) == self._frame_bytes:
-                if not self._has_header:
-                    self._frame_bytes += self._body_bytes()
-                    self._has_header = True
-                else:
-                    messages.append(_decode(self._buffer))
-                    self._buffer = bytearray()
-                    self._frame_bytes = _HEADER.size
-                    self._has_header = False
-        return messages
-
-    def _body_bytes(self) -> int:
-        """The announced body length, refused before a byte of the body is kept."""
-        kind, length = _HEADER.unpack(self._buffer)
-        if kind not in _BODY_BYTES:
-            raise MalformedFrame(f"Frame type {kind} is not part of {PROTOCOL_ID}.")
-        smallest, largest = _BODY_BYTES[kind]
-        if kind == Chunk.type:
-            largest = self._chunk_body_max_bytes
-        if length > largest:
-            raise FrameTooLarge(f"A frame of type {kind} announces {length} bytes; at most {largest} are read here.")
-        if length < smallest:
-            raise MalformedFrame(f"A frame of type {kind} has {length} bytes; at least {smallest} are needed.")
-        assert isinstance(length, int)
-        return length
-
-
-def _decode(frame: bytearray) -> Message:
-    """A complete frame whose type and length are already checked."""
-    kind = frame[0]
-    if kind == Bye.type:
-        if frame[-1] not in tuple(Farewell):
-            raise MalformedFrame(f"BYE reason {frame[-1]} is not part of {PROTOCOL_ID}.")
-        return Bye(Farewell(frame[-1]))
-    if kind == Have.type:
-        if (len(frame) - _HEADER.size) % _NAME_BYTES:
-            raise MalformedFrame("A HAVE frame does not end with a whole name.")
-        starts = range(_HEADER.size, len(frame), _NAME_BYTES)
-        return Have(tuple(ChunkId(frame[start : start + _NAME_BYTES].hex()) for start in starts))
-    name_end = _HEADER.size + _NAME_BYTES
-    chunk = ChunkId(frame[_HEADER.size : name_end].hex())
-    if kind == Want.type:
-        return Want(chunk)
-    if kind == Cancel.type:
-        return Cancel(chunk)
-    if kind == Chunk.type:
-        return Chunk(chunk, bytes(memoryview(frame)[name_end:]))
-    if frame[-1] not in tuple(Reason):
-        raise MalformedFrame(f"REJECT reason {frame[-1]} is not part of {PROTOCOL_ID}.")
-    return Reject(chunk, Reason(frame[-1]))
 
 
 Answer = TypeVar("Answer", Chunk, Reject)
@@ -312,6 +119,7 @@ class Requester:
     def __init__(self) -> None:
         self._names = _Standings()
         self._sizes: dict[ChunkId, int] = {}
+        self._told = 0
 
     @property
     def unanswered(self) -> int:
@@ -332,6 +140,10 @@ class Requester:
 
     def receive(self, message: Message) -> Have | Chunk | Reject | Bye:
         """Match one message with its WANT."""
+        if isinstance(message, Have):
+            self._told += len(message.chunks)
+            if self._told > limits.EXCHANGE_HAVE_TOTAL_MAX:
+                raise UnaskedAnswer("The responder tells of more chunks than two versions can have.")
         if isinstance(message, Have | Bye):
             return message
         if isinstance(message, Want | Cancel):

@@ -101,6 +101,9 @@ a WANT costs the responder a name, and the requester a chunk in memory once it i
 EXCHANGE_HAVE_NAMES_MAX = 64
 """Names in one HAVE: a frame of 2 KiB; more names travel in more frames."""
 
+EXCHANGE_HAVE_TOTAL_MAX = 2 * MANIFEST_MAX_CHUNKS
+"""Names in all HAVEs of one stream: it lives as long as one download, and the largest version is told of twice."""
+
 STREAM_WINDOW_OPEN_BYTES = 1 * MIB
 """The receive window that the opener of a stream begins with: it asked for what comes. It doubles as it is read."""
 

@@ -25,7 +25,7 @@ from itertools import islice
 from random import Random
 from statistics import median
 
-from protocol.exchange import Reason
+from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.sources import Source, SourceState
 

@@ -16,7 +16,8 @@ import trio
 from protocol import limits
 from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, PeerFault, SwarmError
-from protocol.exchange import Bye, Cancel, Chunk, Farewell, Have, Reason, Reject, Requester, Want
+from protocol.exchange import Requester
+from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId
 from protocol.messages import Peer
 from swarm_node.blobs import BlobStore

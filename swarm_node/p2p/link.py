@@ -11,7 +11,7 @@ from libp2p.abc import INetStream
 
 from protocol import limits
 from protocol.errors import PeerFault
-from protocol.exchange import Bye, Farewell, FrameReader, Message, encode
+from protocol.frames import Bye, Farewell, FrameReader, Message, encode
 from protocol.ids import NodeId
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.yamux_frames import PeerSilent

@@ -4,6 +4,7 @@
 - A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives; one for a chunk that
   nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
 - Requesters are told what arrives (HAVE), so that they can ask for it.
+- Nothing more is read from a requester that does not take its answers.
 - Bounded per peer (streams) and in total (streams, chunks in memory): beyond, the answer is busy.
 - Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a slot to get free, for the peer to take
   bytes.
@@ -18,7 +19,8 @@ import trio
 
 from protocol import limits
 from protocol.errors import PeerFault, UnknownChunk
-from protocol.exchange import Chunk, Farewell, Have, Reason, Reject, Responder, Want
+from protocol.exchange import Responder
+from protocol.frames import Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
@@ -88,7 +90,7 @@ class _Conversation:
         """How many of the chunks that arrived the requester knows of."""
         self._downloads_seen = 0
         self._idle_at = trio.current_time() + self._limits.idle_s
-        self._changed = trio.Event()
+        self._changed, self._sent = trio.Event(), trio.Event()
         self._farewell = Farewell.DONE
         self._failure: PeerFault | None = None
 
@@ -111,6 +113,9 @@ class _Conversation:
                     if isinstance(message, Want):
                         self._place(message.chunk)
                     self._changed.set()
+                while len(self._replies) > limits.EXCHANGE_WANTS_MAX:  # it asks and takes back faster than it reads
+                    self._sent = trio.Event()
+                    await self._sent.wait()
         except PeerFault as error:
             self._failure = self._failure or error
         conversation.cancel()
@@ -205,4 +210,5 @@ class _Conversation:
 
     async def _send(self, message: Chunk | Reject | Have) -> None:
         await self._link.send(message, stall_s=self._limits.stall_s)
+        self._sent.set()
         self._idle_at = trio.current_time() + self._limits.idle_s

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from protocol.chunks import blob_path, chunk_id
-from protocol.exchange import Chunk, Want
+from protocol.frames import Chunk, Want
 from protocol.ids import ChunkId
 from protocol.messages import Plan, PlanRequest
 from swarm_node.p2p.host import open_host

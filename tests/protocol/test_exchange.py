@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from protocol import exchange, limits
 from protocol.chunks import chunk_id
 from protocol.errors import ERRORS, PeerFault
-from protocol.exchange import (
-    TRANSITIONS,
+from protocol.exchange import TRANSITIONS, Requester, Responder, Standing, UnaskedAnswer, WantRefused
+from protocol.frames import (
     Bye,
     Cancel,
     Chunk,
@@ -24,12 +24,7 @@ from protocol.exchange import (
     Message,
     Reason,
     Reject,
-    Requester,
-    Responder,
-    Standing,
-    UnaskedAnswer,
     Want,
-    WantRefused,
     encode,
 )
 from protocol.ids import ChunkId
@@ -266,6 +261,14 @@ def test_two_honest_sides_never_fault_each_other_and_every_want_is_answered_once
         requester.receive(message)
         answered += 1
     assert wanted - answered == requester.unanswered == len(responder.owed)
+
+
+def test_a_responder_that_tells_of_chunks_without_end_is_refused() -> None:
+    requester, full = Requester(), Have((A,) * limits.EXCHANGE_HAVE_NAMES_MAX)
+    for _ in range(limits.EXCHANGE_HAVE_TOTAL_MAX // len(full.chunks)):
+        requester.receive(full)
+    with pytest.raises(UnaskedAnswer):
+        requester.receive(full)
 
 
 def test_a_flood_of_wants_is_refused() -> None:

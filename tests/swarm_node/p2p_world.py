@@ -12,7 +12,7 @@ from random import Random
 import trio
 
 from protocol.chunks import chunk_id, digest, split
-from protocol.exchange import Want
+from protocol.frames import Want
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import Peer, Plan

@@ -13,7 +13,7 @@ import trio
 
 from protocol.chunks import chunk_id
 from protocol.errors import DiskFull, Unreachable
-from protocol.exchange import Chunk, Reason, Reject, Want
+from protocol.frames import Chunk, Reason, Reject, Want
 from protocol.ids import ChunkId
 from protocol.messages import Peer
 from swarm_node.arrivals import Arrivals

@@ -21,7 +21,7 @@ from multiaddr import Multiaddr
 from trio.testing import wait_all_tasks_blocked
 
 from protocol.errors import ConfigInvalid, PeerFault
-from protocol.exchange import Bye, Farewell, Want
+from protocol.frames import Bye, Farewell, Want
 from protocol.ids import ChunkId
 from protocol.signing import NodeKey
 from swarm_node.p2p import workarounds

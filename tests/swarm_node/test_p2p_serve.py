@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol import limits
 from protocol.chunks import chunk_id
-from protocol.exchange import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
+from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
@@ -176,6 +176,23 @@ async def test_a_requester_that_reads_nothing_is_cut_off(tmp_path: Path) -> None
         await link.send(Want(ChunkId(*big.chunks)), stall_s=STALL_S)
         with trio.fail_after(PATIENT_SECONDS):
             await ended.wait()
+
+
+@pytest.mark.trio
+async def test_a_requester_that_asks_and_takes_back_for_ever_without_reading_is_cut_off(tmp_path: Path) -> None:
+    pair = encode(Want(CHUNKS[0])) + encode(Cancel(CHUNKS[0]))
+    sent, ended = 0, False
+    arrivals = Arrivals()
+    async with served(store(tmp_path), ServeLimits(stall_s=0.5), arrivals) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        with arrivals.expecting(CHUNKS, ()), trio.fail_after(PATIENT_SECONDS):
+            while sent < 64 * limits.MIB and not ended:
+                try:
+                    await link._stream.write(pair * 1000)
+                except Exception:  # whatever layer notices it
+                    ended = True
+                sent += 1000 * len(pair)
+    assert ended
 
 
 @pytest.mark.trio

@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from protocol.chunks import chunk_id
 from protocol.errors import PeerFault
-from protocol.exchange import Chunk, Want
+from protocol.frames import Chunk, Want
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.noise import NoiseSession

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.chunks import chunk_id
-from protocol.exchange import Reason
+from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
 from swarm_node.sources import ORIGIN, Source

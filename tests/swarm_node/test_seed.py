@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.exchange import Chunk, Want
+from protocol.frames import Chunk, Want
 from protocol.signing import NodeKey
 from tests.swarm_node.p2p_world import key, make_version, node, server_process, store
 

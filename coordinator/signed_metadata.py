@@ -9,6 +9,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
@@ -119,7 +120,7 @@ class SignedMetadata:
         targets_name = f"{snapshot.signed.meta['targets.json'].version}.targets.json"
         return timestamp, snapshot, Metadata[Targets].from_file(str(self._folder / targets_name))
 
-    def _save(self, name: str, document: Metadata, role: str) -> bytes:  # type: ignore[type-arg]  # any role's document
+    def _save(self, name: str, document: Metadata[Any], role: str) -> bytes:
         for signer in self._keys.signers(self.root(), role):
             document.sign(signer, append=True)
         data = document.to_bytes()
@@ -127,7 +128,7 @@ class SignedMetadata:
         return data
 
 
-def _vouched(root: Root, role: str, document: Metadata) -> bool:  # type: ignore[type-arg]  # any role's document
+def _vouched(root: Root, role: str, document: Metadata[Any]) -> bool:
     """Whether enough keys of a role have signed a document."""
     return bool(root.get_verification_result(role, document.signed_bytes, document.signatures))
 

@@ -105,15 +105,17 @@ async def fetched(request: web.Request) -> web.Response:
 
 
 def _plan(
-    connection: sa.Connection, node: NodeId, message: PlanRequest, *, here: Round, silent_after_ms: int, now_ms: int
+    connection: sa.Connection, node: NodeId, _message: PlanRequest, *, here: Round, silent_after_ms: int, now_ms: int
 ) -> Plan:
     registry.require_node(connection, node)
-    if here.plans.is_stale(message.version, node, now_ms):
+    # Not the version that the node names: by naming ever others, one node would have all plans made anew.
+    version, _ = publish.newest_version(connection)
+    if here.plans.is_stale(version, node, now_ms):
         live = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
         source = here.seeder.peer_id if here.seeder else ""
         source_up, nodes = links.node_links(live, *links.measured(connection), source=source)
-        here.plans.update(message.version, live, source_up, nodes, now_ms)
+        here.plans.update(version, live, source_up, nodes, now_ms)
     return here.plans.part(node, here.seeder)
 
 

@@ -47,7 +47,7 @@ class Link:
         try:
             for start in range(0, len(frame), WRITE_BYTES):
                 with trio.fail_after(stall_s):
-                    await self._stream.write(frame[start : start + WRITE_BYTES])  # type: ignore[arg-type]  # ours copies once less
+                    await self._stream.write(frame[start : start + WRITE_BYTES])  # type: ignore[arg-type]  # our streams take views
         except trio.TooSlowError:
             await self.abort()
             raise PeerStalled(f"Peer {self.peer} took no bytes for {stall_s:g} s.") from None

@@ -165,6 +165,7 @@ class YamuxStream(IMuxedStream):
         return self.broken is not None
 
     def set_deadline(self, ttl: int) -> None:
+        # libp2p's interface demands the method and nothing calls it; to do nothing would be to promise a deadline.
         raise NotImplementedError("Put a trio cancel scope around the call instead.")
 
     def get_remote_address(self) -> tuple[str, int] | None:

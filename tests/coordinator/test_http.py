@@ -108,6 +108,15 @@ class TestTheWholeWay:
         plan = await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
         assert [peer.peer_id for peer in plan.peers] == [other.node_id]
 
+    async def test_a_node_that_names_ever_other_versions_has_no_plan_made_anew(self, served: Served) -> None:
+        await served.publish()
+        key = await served.join(1)
+        await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
+        planned = served.round.plans._topology
+        for version in (2, 3, limits.VERSION_MAX):
+            await served.call(key, "/v1/plan", PlanRequest(version=version), Plan)
+        assert served.round.plans._topology is planned
+
     async def test_the_learner_uploads_a_model_larger_than_any_message(self, served: Served) -> None:
         weights = bytes(limits.REQUEST_MAX_BYTES + 1)
         await served.publish(weights=weights)

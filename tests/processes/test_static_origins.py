@@ -43,6 +43,7 @@ def python_server(swarm: Swarm, root: Path, address: str) -> Program:
 
 def nginx(swarm: Swarm, root: Path, address: str) -> Program:
     if NGINX is None:
+        # Only an extra: the same test runs against Python's own server everywhere, and nginx is no dependency of ours.
         pytest.skip("nginx is not installed here (Debian: apt-get install nginx-light)")
     folder = swarm.folder / "nginx"
     folder.mkdir()

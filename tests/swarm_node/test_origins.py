@@ -152,8 +152,7 @@ async def test_hostile_list_of_origins_is_passed_over(told: bytes) -> None:
         await here.chunk()
         before = here.origins.in_order()
         here.origins._learnt_at -= 3600
-        here._answer = lambda request: request.answer(200, told)  # type: ignore[method-assign]  # the coordinator turns
-        here.home.manner = here._answer
+        here.home.manner = lambda request: request.answer(200, told)
         await here.origins.learn()
         assert {origin.url for origin in here.origins.in_order()} == {origin.url for origin in before}
 

@@ -15,6 +15,7 @@ from random import Random
 
 import pytest
 import trio
+from tuf.api.metadata import Snapshot, Targets, Timestamp
 
 from coordinator.signed_metadata import SignedMetadata
 from protocol import limits
@@ -205,7 +206,7 @@ async def test_wrong_size_claim_for_the_manifest_is_not_believed(scene: Scene) -
     class Claims(SignedMetadata):
         claim = 0
 
-        def _publish(self, targets, snapshot, timestamp, now):  # type: ignore[no-untyped-def]  # the base says it
+        def _publish(self, targets: Targets, snapshot: Snapshot, timestamp: Timestamp, now: datetime) -> None:
             targets.targets[target_path(2)].length = self.claim
             super()._publish(targets, snapshot, timestamp, now)
 

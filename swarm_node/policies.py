@@ -42,6 +42,13 @@ BLAMES_KEPT = 16
 """Evidence waiting for the next heartbeat."""
 
 
+def refresh_in_s(proved_until: datetime | None, now: datetime) -> float:
+    """When to look next without a hint: well before the proof in hand ends, however short proofs are here."""
+    if proved_until is None:
+        return REFRESH_S
+    return min(REFRESH_S, max(RETRY_S, (proved_until - now).total_seconds() / 2))
+
+
 @dataclass(frozen=True)
 class Policy:
     """A version whose files are on this disk, complete and verified."""
@@ -106,22 +113,20 @@ class PolicyFollower:
     async def run(self) -> None:
         """Follow for ever."""
         while True:
-            patience_s = REFRESH_S
+            patience_s = RETRY_S
             try:
                 await self._follow()
                 self._judge(None)
+                patience_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
             except (Unreachable, NotFound) as error:
                 log.debug("no news from the coordinator reason=%r", error.message)
-                patience_s = RETRY_S
             except NoSource as error:
                 log.warning("version not fetched code=%s: %s", error.code, error)
-                patience_s = RETRY_S
             except DiskFull as error:
                 log.error("cannot store the new version code=%s: %s", error.code, error)
                 patience_s = 5 * RETRY_S
             except SwarmError as error:
                 self._judge(error)
-                patience_s = RETRY_S
             with trio.move_on_after(patience_s):
                 await self._hint.wait()
 

@@ -66,9 +66,9 @@ class Scene:
         said = len(self.node.log)
         attack()
         self.node.said(rf"work stopped code={code}: .*{why}", after=said)
-        self._sees_metadata(2)  # a lease that was asked for meanwhile is answered
+        self.sees_metadata(2)  # a lease that was asked for meanwhile is answered
         asked, accepted = self.impostor.asked["/v1/leases"], self.coordinator.accepted_groups()
-        self._sees_metadata(3)
+        self.sees_metadata(3)
         assert self.impostor.asked["/v1/leases"] == asked
         assert self.coordinator.accepted_groups() == accepted
         assert not self.work_done()
@@ -78,7 +78,7 @@ class Scene:
         self.node.said("work goes on", after=said)
         until("the node to do the work that waited", self.work_done)
 
-    def _sees_metadata(self, times: int) -> None:
+    def sees_metadata(self, times: int) -> None:
         path = "/v1/metadata/timestamp.json"
         wanted = self.impostor.asked[path] + times
         until("the node to look again", lambda: self.impostor.asked[path] >= wanted)
@@ -93,6 +93,14 @@ def scene(swarm: Swarm, policy: Path) -> Scene:
     swarm.at_end(impostor.close)
     node = join(swarm, "node", f"{impostor.url}#{coordinator.join_string.partition('#')[2]}")
     return Scene(swarm, coordinator, operator, impostor, node)
+
+
+def test_proof_that_is_short_is_renewed_before_it_ends(scene: Scene) -> None:
+    first = Metadata[Timestamp].from_file(str(scene.metadata / "timestamp.json")).signed
+    until("the work to be done", scene.work_done)
+    until("the node's first proof to expire", lambda: first.is_expired(datetime.now(UTC)))
+    scene.sees_metadata(1)
+    assert "work stopped" not in scene.node.log
 
 
 def test_version_signed_by_somebody_else_is_refused(scene: Scene) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 SOURCE = ""
 """The name of the root of every tree: the coordinator's own seeder."""
 
-STRIPES = 32
+STRIPES = 16
 """Trees per version: more split an uplink more finely, fewer mean fewer parents per node."""
 
 FAN_OUT_MAX = 64

@@ -57,8 +57,12 @@ class BlobStore:
     def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
         """Store bytes under their name; writing a chunk twice changes nothing."""
         verify(chunk, data)
-        if not self.has(chunk):
-            with full_disk_named(self.root):
+        if self.has(chunk):
+            return
+        with full_disk_named(self.root):
+            try:
+                write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
+            except FileNotFoundError:  # somebody removed the folder; looking each time costs as much as writing
                 (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
                 write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
 

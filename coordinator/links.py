@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from coordinator.publish import newest_version
 from coordinator.registry import require_node
-from coordinator.tables import receipts, uploads
+from coordinator.tables import nodes, receipts, uploads, versions
 from coordinator.topology import NodeLinks
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
@@ -23,6 +23,10 @@ from protocol.signing import open_envelope
 
 VERSIONS_KEPT = 5
 """Versions whose receipts decide about rates; older ones are forgotten."""
+
+UPLOAD_MAX_VERSIONS = 2
+"""What a receiver can have had from one node, in versions: its files, or an anchor and patches that are less than twice
+as much. A receipt that claims more does not make its friend's total any larger."""
 
 UNKNOWN_BYTES_PER_S = 5e6
 """A node of which nobody has received anything yet, in a round where no rate is known: 40 Mbit/s."""
@@ -46,6 +50,7 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
             version=receipt.version,
             receiver=node,
             seconds=receipt.seconds,
+            from_origins=receipt.from_origins,
             received_ms=now_ms,
             envelope=message.receipt,
         )
@@ -57,8 +62,19 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
     ]
     if rows:
         connection.execute(sa.insert(uploads), rows)
+    _add_to_totals(connection, receipt.version, sent)
     for table in (receipts, uploads):
         connection.execute(sa.delete(table).where(table.c.version <= newest - VERSIONS_KEPT))
+
+
+def _add_to_totals(connection: sa.Connection, version: int, sent: dict[str, int]) -> None:
+    """Add to what each sender has uploaded in this round, which outlives its receipts; the seeder has no total."""
+    size_bytes = connection.execute(sa.select(versions.c.size_bytes).where(versions.c.version == version)).scalar_one()
+    for sender, uploaded_bytes in sent.items():
+        counted = min(uploaded_bytes, UPLOAD_MAX_VERSIONS * size_bytes)
+        connection.execute(
+            sa.update(nodes).where(nodes.c.node_id == sender).values(uploaded_bytes=nodes.c.uploaded_bytes + counted)
+        )
 
 
 def measured(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:

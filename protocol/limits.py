@@ -82,6 +82,12 @@ STRIPES_MAX = 64
 PEERS_MAX = 128
 """Peers in one plan: a parent for each stripe, and some to turn to."""
 
+REACHED_MAX = 16
+"""Stages told in one heartbeat: those of the last four versions; what happened before that interests nobody."""
+
+REACHED_AGO_MAX_S = 86_400
+"""A stage that was reached longer ago is told of as a day old."""
+
 TRANSFER_MAX_BYTES = 2**50
 """A petabyte moved by one agent since it started; the sum of thousands of such counters still fits into 64 bits."""
 

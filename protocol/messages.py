@@ -56,16 +56,30 @@ class Blame(Message):
     got: Hex64
 
 
+Stage = Literal["heard", "fetched", "loaded", "first_token"]
+"""How far a version is on a node: trust metadata names it; its files are whole; it is in the engine; it is sampled."""
+
+
+class Reached(Message):
+    """How long ago a version came how far on a node, by the node's stopwatch: its clock need not be right."""
+
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    stage: Stage
+    ago_s: float = Field(ge=0, le=limits.REACHED_AGO_MAX_S)
+
+
 class Heartbeat(Message):
-    """A node is alive: what it holds, does and moved, and how fast it samples."""
+    """A node is alive: what it holds, does and moved, how fast it samples, and how far new versions have come."""
 
     session: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Random per start of the agent, so that counters that begin again at zero are told apart."""
     version: int = Field(ge=0, le=limits.VERSION_MAX)
-    phase: Literal["offline", "idle", "leased", "generating"]
+    phase: Literal["offline", "idle", "leased", "generating", "mirroring"]
+    """Who mirrors never samples: for it a version has arrived when it is fetched."""
     tokens_per_s: float = Field(ge=0)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)
+    reached: tuple[Reached, ...] = Field(max_length=limits.REACHED_MAX)
 
 
 class HeartbeatReply(Message):
@@ -172,6 +186,8 @@ class Receipt(Message):
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     seconds: float = Field(gt=0, le=limits.FETCH_MAX_S)
     uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
+    from_origins: MovedBytes = 0
+    """What came over HTTP, from servers that have no peer id."""
 
 
 class Fetched(Message):

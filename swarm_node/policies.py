@@ -25,6 +25,7 @@ from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
+from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, fetch_chunks
 from swarm_node.p2p.host import Host
@@ -109,6 +110,7 @@ class PolicyFollower:
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
         self.traffic = Traffic()
+        self.milestones = Milestones()
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -165,15 +167,19 @@ class PolicyFollower:
         if manifest is None or (self.ready and self.ready.manifest == manifest):
             return
         self._announced = max(self._announced, manifest.version)
+        self.milestones.passed(manifest.version, "heard")
+        report: FetchReport | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
             bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
             sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
             report = await self._fetch(manifest, sizes)
             folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
-            await self._acknowledge(manifest, report)
+        self.milestones.passed(manifest.version, "fetched")
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
+        if report is not None:
+            await self._acknowledge(manifest, report)
         kept = [policy for policy in (previous, self.ready) if policy]
         await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
@@ -188,6 +194,7 @@ class PolicyFollower:
             version=manifest.version,
             seconds=min(max(report.seconds, 1e-3), limits.FETCH_MAX_S),
             uploads=tuple(uploads[: limits.PEERS_MAX]),
+            from_origins=report.bytes_from["origin"],
         )
         with suppress(SwarmError):
             await self._coordinator.fetched(receipt)

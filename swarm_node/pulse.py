@@ -106,6 +106,8 @@ class Pulse:
     async def beat(self) -> HeartbeatReply:
         traffic = self._member.policies.traffic
         blames = tuple(traffic.blames)
+        milestones = self._member.policies.milestones
+        reached = milestones.untold()
         message = Heartbeat(
             session=self._session,
             version=self._activity.version,
@@ -113,9 +115,11 @@ class Pulse:
             tokens_per_s=self._activity.tokens_per_s,
             transfer=traffic.message(self._member.server.bytes_sent),
             blames=blames,
+            reached=reached,
         )
         reply = await self._coordinator.heartbeat(message)
         traffic.blames = [blame for blame in traffic.blames if blame not in blames]
+        milestones.told(reached, newest_version=reply.newest_version)
         self._take(reply)
         return reply
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, intake, leases, links, publish, registry
+from coordinator import batches, broadcasts, intake, leases, links, publish, registry
 from coordinator.api.http import ROUND, act, reply
 from coordinator.intake import Judge
 from coordinator.round import Round
@@ -45,7 +45,7 @@ async def register(request: web.Request) -> web.Response:
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
-    await act(request, Heartbeat, registry.heartbeat)
+    await act(request, Heartbeat, _beat)
     return reply(await _hint(request))
 
 
@@ -94,8 +94,7 @@ async def submit(request: web.Request) -> web.Response:
 async def plan(request: web.Request) -> web.Response:
     """This node's part of the plan for the newest version."""
     here = request.app[ROUND]
-    silent_after_ms = int(here.config.leases.heartbeat_s * 3000)
-    return reply(await act(request, PlanRequest, _plan, here=here, silent_after_ms=silent_after_ms))
+    return reply(await act(request, PlanRequest, _plan, here=here, silent_after_ms=here.silent_after_ms))
 
 
 @routes.post("/v1/fetched")
@@ -128,6 +127,11 @@ async def _hint(request: web.Request) -> HeartbeatReply:
         return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
 
     return await here.database.run(read)
+
+
+def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
+    registry.heartbeat(connection, node, message, now_ms=now_ms)
+    broadcasts.note(connection, node, message.reached, now_ms=now_ms)
 
 
 def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:

@@ -65,7 +65,13 @@ class LightNode:
     def beat(self, version: int = 0) -> HeartbeatReply:
         moved = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
         message = Heartbeat(
-            session=self._session, version=version, phase="idle", tokens_per_s=1.0, transfer=moved, blames=()
+            session=self._session,
+            version=version,
+            phase="idle",
+            tokens_per_s=1.0,
+            transfer=moved,
+            blames=(),
+            reached=(),
         )
         return self.call("/v1/heartbeat", message, HeartbeatReply)
 

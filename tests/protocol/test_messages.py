@@ -31,10 +31,12 @@ BODY = LeaseRequest(version=1, groups=1)
 
 TRANSFER = {"from_peers": 0, "from_seeder": 0, "from_http": 0, "to_peers": 0}
 BLAME = {"peer_id": KEY.node_id, "chunk": "c" * 64, "got": "d" * 64}
+REACHED = {"version": 1, "stage": "first_token", "ago_s": 0.5}
 FIELDS: dict[type[Message], dict[str, Any]] = {
     Register: {"name": "n", "price_micros_per_mtok": 1, "addresses": ["127.0.0.1:4001"], "agent": ""},
     Heartbeat: {
-        "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER, "blames": [BLAME]
+        "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER,
+        "blames": [BLAME], "reached": [REACHED],
     },
     LeaseRequest: {"version": 1, "groups": 1},
     PlanRequest: {"version": 1},
@@ -135,6 +137,11 @@ def test_every_kind_of_request_has_a_good_example(kind: type[Message]) -> None:
         (Heartbeat, {"transfer": TRANSFER | {"to_peers": 2**62}}),
         (Heartbeat, {"blames": [BLAME] * 17}),
         (Heartbeat, {"blames": [BLAME | {"chunk": "C" * 64}]}),
+        (Heartbeat, {"reached": [REACHED] * (limits.REACHED_MAX + 1)}),
+        (Heartbeat, {"reached": [REACHED | {"version": 0}]}),
+        (Heartbeat, {"reached": [REACHED | {"stage": "sold"}]}),
+        (Heartbeat, {"reached": [REACHED | {"ago_s": -0.001}]}),  # in the future
+        (Heartbeat, {"reached": [REACHED | {"ago_s": 1e308}]}),
         (LeaseRequest, {"version": 0}),
         (LeaseRequest, {"version": 2**64 - 1}),
         (LeaseRequest, {"groups": 0}),

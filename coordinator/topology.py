@@ -9,8 +9,9 @@
 - All slots of all nodes together are at least N·K, one for each node and stripe; so the trees fit, and the last byte
   arrives at G/R plus the time that one chunk needs to pass down the deepest tree.
 - Good uploaders sit high: within a tree, wide nodes come before narrow ones, which makes it as flat as it can be.
-- A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over that connection.
-  So shy nodes are fed by the source and by dialable nodes alone: with S of them `R ≤ (u_source + Σ u_dialable) / S`.
+- A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over the connection
+  that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
+  / S`.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
 - `join` gives a newcomer its parents without moving anybody; who leaves takes only its edges along.
 

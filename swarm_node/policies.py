@@ -181,19 +181,25 @@ class PolicyFollower:
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 
     async def _acknowledge(self, manifest: PolicyManifest, report: FetchReport) -> None:
-        """Witness who sent this version; a receipt that is lost on the way is not worth a second try."""
+        """Witness who sent this version and who could be dialled; one that is lost is not worth a second try."""
         uploads = [Upload(peer_id=name, size_bytes=size) for name, size in report.bytes_from_node.items()]
+        reached, unreached = self._host.dials.tell()
         receipt = Receipt(
             round_id=manifest.round_id,
             version=manifest.version,
             seconds=min(max(report.seconds, 1e-3), limits.FETCH_MAX_S),
             uploads=tuple(uploads[: limits.PEERS_MAX]),
+            reached=tuple(reached[: limits.DIALS_MAX]),
+            unreached=tuple(unreached[: limits.DIALS_MAX]),
         )
         with suppress(SwarmError):
             await self._coordinator.fetched(receipt)
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int]) -> FetchReport:
         plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+        self._host.call(peer for peer in plan.calls if peer.address)
+        if plan.probe and plan.probe.address:
+            self._host.dials.begin(plan.probe)
         report = FetchReport()
         try:
             await fetch_chunks(

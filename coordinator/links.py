@@ -2,6 +2,7 @@
 
 - A sender's uplink is what all receivers of a version say it sent them, over the time the slowest of them took; a
   receiver's downlink is what it says it received, over its own time. The best of the last versions counts.
+- What came from a node that the receiver could not dial came by chance, over another's connection: it measures nothing.
 - Nobody's own claim about its uplink is asked for. Receivers may lie about others: the worst that follows is a plan
   that does not fit, and the nodes' pickers mend that among themselves.
 - A node that names an address can be dialled, unless more of those who tried say no than yes. The last word of each
@@ -69,7 +70,13 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
     )
     sent = {upload.peer_id: upload.size_bytes for upload in receipt.uploads if upload.peer_id != node}
     rows = [
-        {"version": receipt.version, "receiver": node, "sender": sender, "size_bytes": size_bytes}
+        {
+            "version": receipt.version,
+            "receiver": node,
+            "sender": sender,
+            "size_bytes": size_bytes,
+            "hindered": sender in receipt.unreached,
+        }
         for sender, size_bytes in sent.items()
     ]
     if rows:
@@ -82,7 +89,8 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
 
 def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> None:
     """Keep whom a node could dial, in place of what it said of them before."""
-    reached = dict.fromkeys(receipt.unreached, False) | dict.fromkeys(receipt.reached, True)
+    in_vain = (*receipt.unreached, *filter(None, [receipt.missed_probe]))
+    reached = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.reached, True)
     reached.pop(node, None)
     connection.execute(sa.delete(dials).where(dials.c.receiver == node, dials.c.node.in_(reached)))
     rows = [
@@ -111,10 +119,11 @@ def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float
     sent: dict[tuple[int, str], float] = defaultdict(float)
     slowest_s: dict[tuple[int, str], float] = defaultdict(float)
     got: dict[tuple[int, str], float] = defaultdict(float)
-    for version, receiver, sender, size_bytes in connection.execute(sa.select(uploads)):
-        sent[version, sender] += size_bytes
-        slowest_s[version, sender] = max(slowest_s[version, sender], seconds[version, receiver])
+    for version, receiver, sender, size_bytes, hindered in connection.execute(sa.select(uploads)):
         got[version, receiver] += size_bytes
+        if not hindered:
+            sent[version, sender] += size_bytes
+            slowest_s[version, sender] = max(slowest_s[version, sender], seconds[version, receiver])
     up: dict[str, float] = defaultdict(float)
     down: dict[str, float] = defaultdict(float)
     for (version, sender), size_bytes in sent.items():

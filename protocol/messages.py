@@ -189,7 +189,9 @@ class Receipt(Message):
     reached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
     """Who was connected to by a dial of the receiver's."""
     unreached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Who was dialled in vain."""
+    """Of those whom the plan names to ask or to call, who was dialled in vain."""
+    missed_probe: PeerId | None = None
+    """The plan's probe, if it was dialled in vain."""
 
 
 class Fetched(Message):

@@ -32,6 +32,7 @@ def sealed(
     round_id: str = ROUND,
     reached: Sequence[NodeId] = (),
     unreached: Sequence[NodeId] = (),
+    missed_probe: NodeId | None = None,
 ) -> Fetched:
     receipt = Receipt(
         round_id=round_id,
@@ -40,6 +41,7 @@ def sealed(
         uploads=tuple(Upload(peer_id=peer, size_bytes=size) for peer, size in uploads.items()),
         reached=tuple(reached),
         unreached=tuple(unreached),
+        missed_probe=missed_probe,
     )
     return Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
 
@@ -150,6 +152,26 @@ def test_who_most_could_not_dial_is_unreachable_until_most_can_again(
     assert world.run(links.measured).unreachable == set()
 
 
+def test_a_probe_in_vain_is_a_word_on_the_address_and_none_on_the_uplink(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {other.node_id: 50}, reached=[SEEDER], missed_probe=other.node_id))
+    known = world.run(links.measured)
+    assert known.unreachable == {other.node_id}
+    assert known.up == {other.node_id: 25.0}
+
+
+def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_measure_its_uplink(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, reached=[SEEDER], unreached=[other.node_id]))
+    known = world.run(links.measured)
+    assert known.up == {SEEDER: 25.0}
+    assert known.down == {one.node_id: 28.0}
+
+
 def test_words_about_dials_are_forgotten_with_their_versions(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
     give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[other.node_id]))
@@ -208,7 +230,9 @@ def test_the_largest_receipt_fits_into_a_request() -> None:
     nodes = [NodeKey(bytes([number, 1]) * 16).node_id for number in range(limits.PEERS_MAX)]
     dialled, uploads = nodes[: limits.DIALS_MAX], dict.fromkeys(nodes, limits.TRANSFER_MAX_BYTES)
     key = NodeKey(b"k" * 32)
-    message = sealed(key, uploads, version=limits.VERSION_MAX, reached=dialled, unreached=dialled)
+    message = sealed(
+        key, uploads, version=limits.VERSION_MAX, reached=dialled, unreached=dialled, missed_probe=key.node_id
+    )
     request = seal_request(
         key, round_id=ROUND, path="/v1/fetched", nonce=bytes(limits.NONCE_BYTES), now_ms=2**41, body=message
     )

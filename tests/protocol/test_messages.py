@@ -45,7 +45,7 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     Plan: {"stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "probe": PEER},
     Receipt: {
         "round_id": ROUND, "version": 1, "seconds": 1.0, "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1}],
-        "reached": [KEY.node_id], "unreached": [KEY.node_id]
+        "reached": [KEY.node_id], "unreached": [KEY.node_id], "missed_probe": KEY.node_id
     },
     Submission: {"rollouts": [b"r"]},
 }  # fmt: skip
@@ -157,6 +157,7 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
         (Receipt, {"reached": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
         (Receipt, {"unreached": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
         (Receipt, {"unreached": ["me"]}),
+        (Receipt, {"missed_probe": ""}),
         (Submission, {"rollouts": []}),
         (Submission, {"rollouts": [b""] * (limits.LEASES_PER_REQUEST_MAX + 1)}),
         (Submission, {"rollouts": ["text"]}),

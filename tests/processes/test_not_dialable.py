@@ -1,5 +1,6 @@
 """A mirror whose advertised address answers nobody, beside two that can be dialled: it feeds them all the same."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,20 +35,21 @@ def test_a_mirror_that_nobody_can_dial_uploads_over_the_connections_that_it_open
     operator = operator_of(swarm, coordinator, policy)
     one, other = mirror(swarm, "one", coordinator), mirror(swarm, "other", coordinator)
     shy = mirror(swarm, "shy", coordinator, "--advertise", free_address())  # nobody listens there
-    everybody = (one, other, shy)
-    coordinator.reaches("nodes", len(everybody))
+    coordinator.reaches("nodes", 3)
 
+    shy.process.send_signal(signal.SIGSTOP)  # else it may connect to the others before they try to dial it
     version = operator.publish()
-    for program in everybody:
+    for program in (one, other):
         held(program, version)
     until(
-        "both others to say that they could not dial it",
-        lambda: words_on(coordinator, node_id_of(shy)) == [False, False],
+        "both others to say that they could not dial it", lambda: words_on(coordinator, node_id_of(shy)) == [False] * 2
     )
+    shy.process.send_signal(signal.SIGCONT)
+    held(shy, version)
 
     operator.policy = other_weights(policy, swarm.folder / "changed")
     version = operator.publish()
-    for program in everybody:
+    for program in (one, other, shy):
         assert digests(Path(str(held(program, version)["folder"]))) == digests(operator.policy)
     until("the others to witness what it sent them", lambda: uploaded(coordinator, node_id_of(shy), version))
     for program in (one, other):

@@ -17,6 +17,7 @@ nodes = sa.Table(
     sa.Column("name", sa.String, nullable=False),
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
+    sa.Column("shares", sa.Boolean, nullable=False),
     sa.Column("registered_ms", sa.BigInteger, nullable=False),
     sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
@@ -56,6 +57,17 @@ uploads = sa.Table(
     sa.Column("receiver", sa.String, primary_key=True),
     sa.Column("sender", sa.String, primary_key=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("hindered", sa.Boolean, nullable=False),  # the receiver could not dial the sender, as it should
+)
+
+# Whether a node could be dialled, by the last signed word of each that tried.
+dials = sa.Table(
+    "dials",
+    metadata,
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("node", sa.String, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("reached", sa.Boolean, nullable=False),
 )
 
 # The nodes that were alive when a version was published, and when it had come how far on each.

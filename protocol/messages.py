@@ -36,6 +36,8 @@ class Register(Message):
     name: str = Field(min_length=1, max_length=40)
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)
+    shares: bool = True
+    """Whether it passes chunks on; one without an address does so over connections that it opens."""
     agent: str = Field(max_length=100)
 
 
@@ -156,10 +158,15 @@ class Peer(Message):
     """Where chunks of the newest version can be had."""
 
     peer_id: PeerId
-    address: HostPort
+    address: HostPort | Literal[""]
+    """Where to dial it; empty if it cannot be dialled, and opens the connection itself."""
     kind: Literal["peer", "seeder"]
     stripes: tuple[int, ...] = Field((), max_length=limits.STRIPES_MAX)
     """The stripes to ask of it first; of the others it is asked when they are late."""
+
+    @property
+    def calls(self) -> bool:
+        return not self.address
 
 
 class Plan(Message):
@@ -170,6 +177,10 @@ class Plan(Message):
 
     stripes: int = Field(ge=1, le=limits.STRIPES_MAX)
     peers: tuple[Peer, ...] = Field(max_length=limits.PEERS_MAX)
+    calls: tuple[Peer, ...] = Field((), max_length=limits.PEERS_MAX)
+    """Nodes to open a connection to and keep it: they are to ask this one, and cannot dial it."""
+    probe: Peer | None = None
+    """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
 
 
 class Upload(Message):
@@ -180,7 +191,10 @@ class Upload(Message):
 
 
 class Receipt(Message):
-    """A node's signed word on who sent it a version, and how long that took; an envelope of the domain `receipt`."""
+    """A node's signed word on who sent it a version, how long that took, and whom it could dial.
+
+    It is sealed in an envelope of the domain `receipt`.
+    """
 
     round_id: Hex64
     version: int = Field(ge=1, le=limits.VERSION_MAX)
@@ -188,6 +202,12 @@ class Receipt(Message):
     uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
     from_origins: MovedBytes = 0
     """What came over HTTP, from servers that have no peer id."""
+    reached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Who was connected to by a dial of the receiver's."""
+    unreached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Of those whom the plan names to ask or to call, who was dialled in vain."""
+    missed_probe: PeerId | None = None
+    """The plan's probe, if it was dialled in vain."""
 
 
 class Fetched(Message):

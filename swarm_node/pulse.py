@@ -56,6 +56,7 @@ class Pulse:
             name=settings.name,
             price_micros_per_mtok=settings.price_micros_per_mtok,
             addresses=self._member.addresses,
+            shares=settings.share,
             agent=f"echo-swarm/{version('echo-swarm')}",
         )
         told = False

@@ -113,7 +113,7 @@ def _plan(
         live = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
         source = here.seeder.peer_id if here.seeder else ""
-        source_up, nodes = links.node_links(live, *links.measured(connection), source=source)
+        source_up, nodes = links.node_links(live, links.measured(connection), source=source)
         here.plans.update(version, live, source_up, nodes, now_ms)
     return here.plans.part(node, here.seeder)
 

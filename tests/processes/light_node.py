@@ -59,7 +59,9 @@ class LightNode:
 
     def register(self, addresses: tuple[str, ...] = ()) -> HeartbeatReply:
         name = f"light-{self.key.node_id[-6:]}"
-        message = Register(name=name, price_micros_per_mtok=PRICE, addresses=addresses, agent="light")
+        message = Register(
+            name=name, price_micros_per_mtok=PRICE, addresses=addresses, shares=bool(addresses), agent="light"
+        )
         return self.call("/v1/nodes", message, HeartbeatReply)
 
     def beat(self, version: int = 0) -> HeartbeatReply:

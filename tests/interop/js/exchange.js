@@ -102,6 +102,7 @@ export class Requester {
 
   // Until the responder leaves; why it did.
   async run () {
+    let cause = new Error('the exchange has ended')
     try {
       for await (const { type, body } of frames(this.#stream)) {
         if (type === BYE) return FAREWELL[body[0]]
@@ -109,8 +110,11 @@ export class Requester {
         else this.#answer(type, body)
       }
       return 'without a word'
+    } catch (error) {
+      cause = error
+      throw error
     } finally {
-      for (const { reject } of this.#open.values()) reject(new Error('the exchange has ended'))
+      for (const { reject } of this.#open.values()) reject(cause)
     }
   }
 

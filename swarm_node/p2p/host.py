@@ -29,7 +29,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from protocol import exchange, limits
-from protocol.errors import ConfigInvalid, PeerFault
+from protocol.errors import ConfigInvalid, PeerFault, named
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.p2p import workarounds
@@ -108,7 +108,7 @@ class Host:
             causes = list(_causes(error))
             if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
                 raise WrongPeer(f"Somebody else than peer {peer.peer_id} answers at {peer.address}.") from error
-            reason = str(causes[-1]) or type(causes[-1]).__name__
+            reason = named(causes[-1])
             raise PeerVanished(f"Peer {peer.peer_id} at {peer.address} cannot be reached ({reason}).") from error
         return Link(stream, NodeId(peer.peer_id), chunk_max_bytes=chunk_max_bytes)
 

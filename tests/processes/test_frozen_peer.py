@@ -50,6 +50,7 @@ def test_a_peer_frozen_in_mid_download_holds_up_nobody_and_catches_up_when_it_th
     frozen.process.send_signal(signal.SIGSTOP)
     for program in others:
         assert fetched(program) == published(operator.policy)
+        assert "version not fetched" not in program.log, "it gave up, and began anew without the frozen one"
     stored = chunks_of(frozen, swarm)
     assert FROZEN_AT_CHUNKS <= stored < CHUNKS, "it was not in the middle"
 

@@ -11,7 +11,7 @@ import typer
 
 from coordinator import cli_keys
 from coordinator.config import Config, load
-from protocol.errors import ConfigInvalid, SwarmError
+from protocol.errors import ConfigInvalid, SwarmError, named
 
 app = typer.Typer(
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
@@ -134,7 +134,7 @@ def main() -> None:
     except KeyboardInterrupt:  # before the program could take the signal itself
         sys.exit(130)
     except SwarmError as error:
-        typer.echo(f"swarm-coordinator: {error} [{error.code}]", err=True)
+        typer.echo(f"swarm-coordinator: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
 
 

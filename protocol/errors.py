@@ -1,7 +1,7 @@
 """Every named failure of the swarm: what it is called on the wire, its HTTP status, and whose side it is on.
 
 - The message says what happened; the hint says what to do next. Both are meant for people.
-- `code` is for programs and never changes its meaning; `docs/protocol.md` lists the table.
+- `code` is for programs and never changes its meaning; `docs/protocol.md` lists them.
 - A normal outcome ("already accepted") is a result, not an error, and has no place here.
 """
 
@@ -251,6 +251,12 @@ class ConfigInvalid(SwarmError):
     """A setting that is unknown or out of range."""
 
     code, http_status, fault = "config_invalid", 422, "operator"
+
+
+def named(error: BaseException) -> str:
+    """What an error says, with its code behind it if it has one."""
+    said = str(error) or type(error).__name__
+    return f"{said} [{error.code}]" if isinstance(error, SwarmError) else said
 
 
 def _table(base: type[SwarmError]) -> dict[str, type[SwarmError]]:

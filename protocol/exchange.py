@@ -33,7 +33,8 @@ Rules:
 
 - Each WANT gets exactly one CHUNK or REJECT, in any order; at most `EXCHANGE_WANTS_MAX` may be unanswered.
 - A responder that is itself about to receive the chunk lets the WANT wait and answers when the chunk arrives: so a
-  version flows through a chain of nodes chunk by chunk. One that neither has nor expects it rejects as absent, at once.
+  version flows through a chain of nodes chunk by chunk. One that neither has nor expects it rejects as absent, at once
+  or after the moment that news of a version may take.
 - A CANCEL that arrives in time is answered by REJECT, reason cancelled.
 - HAVE names chunks that arrived after the stream was opened, or were there already; it may leave out any.
 - The end of the stream means nothing by itself: what counts is a CHUNK whose hash is right.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError
+from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
 
 app = typer.Typer(
     help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
@@ -143,14 +143,14 @@ def main() -> None:
     except KeyboardInterrupt:  # before the program could take the signal itself
         sys.exit(130)
     except SwarmError as error:
-        typer.echo(f"swarm-node: {error} [{error.code}]", err=True)
+        typer.echo(f"swarm-node: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
     except BaseExceptionGroup as group:
         errors, rest = group.split(SwarmError)
         if rest is not None or errors is None:
             raise
         for leaf in _leaves(errors):
-            typer.echo(f"swarm-node: {leaf} [{getattr(leaf, 'code', 'internal')}]", err=True)
+            typer.echo(f"swarm-node: {named(leaf)}", err=True)
         sys.exit(1)
 
 

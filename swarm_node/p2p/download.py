@@ -17,7 +17,7 @@ from random import Random
 import trio
 
 from protocol.chunks import chunk_id
-from protocol.errors import ChunkMismatch, DiskFull, SwarmError
+from protocol.errors import ChunkMismatch, DiskFull, SwarmError, Unreachable, named
 from protocol.ids import ChunkId
 from protocol.messages import Blame, Plan
 from swarm_node.arrivals import Arrivals
@@ -228,7 +228,7 @@ class _Download:
         else:
             self._upstreams.pop(news.source, None)
             picker.failed(news.source, now)
-            self._note(news.error.message)
+            self._note(named(news.error))
         return True
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
@@ -243,7 +243,7 @@ class _Download:
         except ChunkMismatch:
             news = Lied(ORIGIN, chunk, chunk_id(data))
         except trio.TooSlowError:
-            news = Failed(ORIGIN, SwarmError("The origin did not answer in time."))
+            news = Failed(ORIGIN, Unreachable("The origin did not answer in time."))
         except SwarmError as error:
             news = Broke(error) if isinstance(error, DiskFull) else Failed(ORIGIN, error)
         else:

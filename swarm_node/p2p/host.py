@@ -31,7 +31,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from protocol import exchange, limits
-from protocol.errors import ConfigInvalid, PeerFault
+from protocol.errors import ConfigInvalid, PeerFault, named
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.p2p import workarounds
@@ -142,7 +142,7 @@ class Host:
             causes = list(_causes(error))
             if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
                 raise WrongPeer(f"Somebody else than peer {name} answers at {peer.address}.") from error
-            reason = str(causes[-1]) or type(causes[-1]).__name__
+            reason = named(causes[-1])
             where = "that was to call" if peer.calls else f"at {peer.address}"
             raise PeerVanished(f"Peer {name} {where} cannot be reached ({reason}).") from error
         if stream.muxed_conn.is_initiator:

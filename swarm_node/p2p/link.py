@@ -10,7 +10,7 @@ import trio
 from libp2p.abc import INetStream
 
 from protocol import limits
-from protocol.errors import PeerFault
+from protocol.errors import PeerFault, named
 from protocol.frames import Bye, Farewell, FrameReader, Message, encode
 from protocol.ids import NodeId
 from swarm_node.p2p import workarounds
@@ -85,5 +85,5 @@ class Link:
         while root.__cause__ is not None:
             root = root.__cause__
         if isinstance(root, PeerSilent):
-            return PeerStalled(f"Peer {self.peer} is connected, but silent. {root}")
-        return PeerVanished(f"The connection to peer {self.peer} ended ({str(root) or type(root).__name__}).")
+            return PeerStalled(f"Peer {self.peer} is connected, but silent. {named(root)}")
+        return PeerVanished(f"The connection to peer {self.peer} ended ({named(root)}).")

@@ -28,7 +28,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from multiaddr import Multiaddr
 
-from protocol.errors import SwarmError
+from protocol.errors import SwarmError, named
 from swarm_node.p2p.noise import Noise
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def guard(handler: StreamHandler, *, bug_level: int = logging.DEBUG) -> StreamHa
         try:
             await handler(stream)
         except* SwarmError as group:
-            log.debug("a peer broke the rules: %s", group.exceptions)
+            log.debug("a peer broke the rules: %s", "; ".join(map(named, group.exceptions)))
             await reset(stream)
         except* Exception as group:  # whatever it is, it must not reach the host's nursery
             log.log(bug_level, "a stream handler failed", exc_info=group)

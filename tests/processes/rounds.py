@@ -148,6 +148,25 @@ def join(swarm: Swarm, name: str, join_string: str, *options: str, home: Path | 
     return swarm.start(name, *command, "--json")
 
 
+def mirror(swarm: Swarm, name: str, join_string: str, *options: str) -> Program:
+    """Start a mirror."""
+    home = str(swarm.folder / name)
+    command = [script("swarm-node"), "mirror", join_string, "--home", home, "--name", name, "--json"]
+    return swarm.start(name, *command, *options)
+
+
+def held(program: Program, version: int) -> dict[str, int | float | str]:
+    """What a mirror says of a version, once it holds it."""
+
+    def look() -> dict[str, int | float | str] | None:
+        said = [json.loads(line) for line in program.output.splitlines()]
+        return next((line for line in said if line["version"] == version), None)
+
+    found = until(f"{program.name} to hold version {version}", look)
+    assert found
+    return found
+
+
 def node_id_of(node: Program) -> str:
     """Who a real node is, from its first log line."""
     return node.said(r"node started id=(\S+)")[1]

@@ -1,13 +1,12 @@
 """Mirrors as processes: they fetch what is published and pass it on, and they stay out of the market."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from protocol.chunks import digest
-from tests.processes.programs import Program, Swarm, script, until
-from tests.processes.rounds import Coordinator, Settings, join, node_id_of, operator_of, other_weights
+from tests.processes.programs import Swarm, until
+from tests.processes.rounds import Coordinator, Settings, held, join, mirror, node_id_of, operator_of, other_weights
 
 pytestmark = pytest.mark.processes
 
@@ -18,24 +17,6 @@ SETTINGS: Settings = {
 """Beats so rare that news of a version can only come by the request that is held open."""
 
 
-def mirror(swarm: Swarm, name: str, coordinator: Coordinator, *options: str) -> Program:
-    home = str(swarm.folder / name)
-    command = [script("swarm-node"), "mirror", coordinator.join_string, "--home", home, "--name", name, "--json"]
-    return swarm.start(name, *command, *options)
-
-
-def held(program: Program, version: int) -> dict[str, int | float | str]:
-    """What a mirror says of a version, once it holds it."""
-
-    def look() -> dict[str, int | float | str] | None:
-        said = [json.loads(line) for line in program.output.splitlines()]
-        return next((line for line in said if line["version"] == version), None)
-
-    found = until(f"{program.name} to hold version {version}", look)
-    assert found
-    return found
-
-
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: digest(path.read_bytes()) for path in folder.iterdir()}
 
@@ -44,13 +25,13 @@ def test_mirrors_fetch_every_version_pass_it_on_and_stay_out_of_the_market(swarm
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
     operator.publish()
-    first = mirror(swarm, "first", coordinator)
+    first = mirror(swarm, "first", coordinator.join_string)
     assert digests(Path(str(held(first, 1)["folder"]))) == digests(policy)
-    second = mirror(swarm, "second", coordinator)  # a newcomer is fed by whoever has uplink to spare
+    second = mirror(swarm, "second", coordinator.join_string)  # a newcomer is fed by whoever has uplink to spare
     said = held(second, 1)
     assert int(said["from_peers"]) + int(said["from_seeder"]) + int(said["from_http"]) == said["bytes"]
     assert int(said["from_peers"]) > 0
-    alone = mirror(swarm, "alone", coordinator, "--no-share")
+    alone = mirror(swarm, "alone", coordinator.join_string, "--no-share")
     assert digests(Path(str(held(alone, 1)["folder"]))) == digests(policy)
 
     changed = other_weights(policy, swarm.folder / "changed")

@@ -205,6 +205,15 @@ async def test_a_peer_that_is_not_there_is_named_and_may_come_back() -> None:
 
 
 @pytest.mark.trio
+async def test_what_ended_a_connection_is_told_with_its_code() -> None:
+    async with node(1, stall) as other, node(2) as me:
+        link = await me.connect(as_peer(other), dial_s=DIAL_S)
+        await me.disconnect(other.node_id)
+        with pytest.raises(PeerVanished, match=r"We closed the connection\. \[connection_lost\]"):
+            await link.receive()
+
+
+@pytest.mark.trio
 async def test_a_dial_into_a_black_hole_ends_at_its_deadline() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))

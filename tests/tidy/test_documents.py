@@ -3,6 +3,8 @@
 - README.md holds the tree between `<!-- tree -->` and `<!-- /tree -->`, in a fenced block. Two spaces indent a level,
   folders end in `/`, two spaces or more stand before what the line is for. Every top-level folder and every module of
   the rooms and of bench/ has a line; other lines are free, as long as what they name exists.
+- docs/protocol.md lists every error: between `<!-- errors -->` and its end those of `protocol.errors.ERRORS`, between
+  `<!-- local errors -->` and its end those that never cross the wire.
 - docs/commands.md gives every command a heading like ``### `swarm-node join` `` and, below it, names its options.
 """
 
@@ -17,10 +19,12 @@ from typing import Any
 import typer
 import typer.main
 
+from protocol.errors import ERRORS, SwarmError
 from tests.tidy.repository import ROOMS, ROOT, files, python_files, report, text, tree
 
 README = Path("README.md")
 COMMANDS = Path("docs/commands.md")
+PROTOCOL = Path("docs/protocol.md")
 PROGRAMS = {"swarm-coordinator": "coordinator.cli", "swarm-node": "swarm_node.cli"}
 ANY_SHELL = {"cd", "git", "export", "source"}
 
@@ -171,3 +175,32 @@ def test_links_between_documents_lead_somewhere() -> None:
             if "://" not in target and not target.startswith("mailto:") and not (ROOT / path.parent / target).exists():
                 problems.append(f"{path}: {target}")
     report(problems)
+
+
+def errors_below(base: type[SwarmError]) -> Iterator[type[SwarmError]]:
+    """An error and every special case of it."""
+    yield base
+    for child in base.__subclasses__():
+        yield from errors_below(child)
+
+
+def rows_between(marks: str) -> list[str]:
+    """The rows of a table in docs/protocol.md."""
+    block = re.search(rf"<!-- {marks} -->\n(.*?)<!-- /{marks} -->", text(PROTOCOL), re.DOTALL)
+    assert block, f"{PROTOCOL}: no table between <!-- {marks} --> and <!-- /{marks} -->"
+    return block[1].splitlines()
+
+
+def test_every_error_stands_in_the_protocol_document() -> None:
+    with_codes = (path for path in python_files(*ROOMS) if re.search(r"^    code\b.* = ", text(path), re.MULTILINE))
+    for path in with_codes:
+        importlib.import_module(".".join(path.with_suffix("").parts))
+    ours = [error for error in errors_below(SwarmError) if error.__module__.partition(".")[0] in ROOMS]
+    wire = [f"| `{e.code}` | {e.http_status} | {e.fault} | {e.__doc__} |" for e in ERRORS.values()]
+    local = [f"| `{e.code}` | {e.fault} | {e.__doc__} |" for e in ours if e not in ERRORS.values()]
+    problems = []
+    for marks, real in (("errors", wire), ("local errors", local)):
+        said = rows_between(marks)
+        problems += [f"not there: {row}" for row in real if row not in said]
+        problems += [f"no such error: {row}" for row in said if row not in real]
+    report([f"{PROTOCOL}: {problem}" for problem in problems])

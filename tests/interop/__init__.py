@@ -1,0 +1,1 @@
+"""Other implementations of the protocol, talking to ours over real sockets."""

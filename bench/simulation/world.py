@@ -9,6 +9,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from bench.simulation.links import Links
@@ -187,8 +188,7 @@ class Simulation:
         self._decisions += 1
         for order in node.picker.next(now_s):
             stream, chunk = node.upstreams[order.source], order.chunk
-            take = self._want if isinstance(order, Ask) else self._cancel
-            self._post(lambda take=take, stream=stream, chunk=chunk: take(stream, chunk))
+            self._post(partial(self._want if isinstance(order, Ask) else self._cancel, stream, chunk))
         node.wake_s = node.picker.wake_at(now_s)
 
     def _post(self, arrive: Callable[[], None]) -> None:
@@ -210,7 +210,7 @@ class Simulation:
             stream.ready.remove(chunk)
         else:
             return
-        self._post(lambda: self._refused(stream, chunk))
+        self._post(partial(self._refused, stream, chunk))
 
     def _refused(self, stream: _Stream, chunk: ChunkId) -> None:
         assert stream.target.picker
@@ -231,7 +231,7 @@ class Simulation:
         if stream.sending:
             self._links.begin(stream.number, self._chunk_bytes - beyond_bytes)
         self._from_source += stream.source is self._source
-        self._later(lambda: self._delivered(stream, chunk), self._latency)
+        self._later(partial(self._delivered, stream, chunk), self._latency)
 
     def _delivered(self, stream: _Stream, chunk: ChunkId) -> None:
         node = stream.target
@@ -249,16 +249,14 @@ class Simulation:
                 self._send(downstream, chunk)
         if not node.news:
             wait = max(0, node.told_tick + self._between_news - self._tick)
-            self._later(lambda: self._tell(node), wait)
+            self._later(partial(self._tell, node), wait)
         node.news.append(chunk)
 
     def _tell(self, node: _Node) -> None:
         news, node.news = tuple(node.news), []
         node.told_tick = self._tick
-        for stream in node.downstreams:
-            if stream.target.fetches:
-                self._messages += 1
-        self._later(lambda: self._hear(node, news), self._latency)
+        self._messages += sum(stream.target.fetches for stream in node.downstreams)
+        self._later(partial(self._hear, node, news), self._latency)
 
     def _hear(self, teller: _Node, news: tuple[ChunkId, ...]) -> None:
         now_s = self._now_s

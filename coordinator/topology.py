@@ -111,7 +111,7 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
     used: dict[str, int] = dict.fromkeys(slots, 0)
     for stripe, fan_outs in enumerate(shares):
         wide = source_slots // stripes + (stripe < source_slots % stripes)
-        for child, parent in _tree(nodes, fan_outs, wide, stripe, topology.dialable):
+        for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, topology.dialable):
             topology.parents[child][stripe] = parent
             if parent != SOURCE:
                 used[parent] += 1
@@ -225,10 +225,10 @@ def _deal(left: dict[str, int], room: list[int], shares: list[dict[str, int]], f
 
 
 def _tree(
-    nodes: Sequence[NodeLinks], fan_outs: Mapping[str, int], wide: int, stripe: int, dialable: Set[str]
+    nodes: Sequence[NodeLinks], fan_outs: Mapping[str, int], wide: int, turn: float, dialable: Set[str]
 ) -> Iterable[tuple[str, str]]:
-    """The edges (child, parent) of one stripe, the flattest first."""
-    start = stripe * len(nodes) // STRIPES
+    """The edges (child, parent) of one stripe, the flattest first; `turn` says with whom among equals to begin."""
+    start = int(turn * len(nodes))
     leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
     leaves.sort(key=lambda name: name in dialable)  # those who cannot be dialled choose first
     inner = sorted(fan_outs, key=lambda name: -fan_outs[name])

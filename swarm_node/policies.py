@@ -168,32 +168,33 @@ class PolicyFollower:
             return
         self._announced = max(self._announced, manifest.version)
         self.milestones.passed(manifest.version, "heard")
-        report: FetchReport | None = None
+        receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
             bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
             sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
             plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
-            report = await self._fetch(manifest, sizes, plan)
+            receipt = self._witness(manifest, plan, await self._fetch(manifest, sizes, plan))
             folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
         self.milestones.passed(manifest.version, "fetched")
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
-        if report is not None:
-            await self._acknowledge(manifest, plan, report)
+        if receipt is not None:
+            with suppress(SwarmError):  # one that is lost is not worth a second try
+                await self._coordinator.fetched(receipt)
         kept = [policy for policy in (previous, self.ready) if policy]
         await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 
-    async def _acknowledge(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> None:
-        """Witness who sent this version and who could be dialled; one that is lost is not worth a second try."""
+    def _witness(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> Receipt:
+        """Who sent this version, and who could be dialled."""
         uploads = [Upload(peer_id=name, size_bytes=size) for name, size in report.bytes_from_node.items()]
         reached, unreached = self._host.dials.tell()
         to_dial = {peer.peer_id for peer in (*plan.peers, *plan.calls) if not peer.calls}
         probe = plan.probe.peer_id if plan.probe else None
-        receipt = Receipt(
+        return Receipt(
             round_id=manifest.round_id,
             version=manifest.version,
             seconds=min(max(report.seconds, 1e-3), limits.FETCH_MAX_S),
@@ -203,9 +204,6 @@ class PolicyFollower:
             unreached=tuple([name for name in unreached if name in to_dial][: limits.DIALS_MAX]),
             missed_probe=probe if probe in unreached else None,
         )
-        with suppress(SwarmError):
-            await self._coordinator.fetched(receipt)
-
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
         self._host.call(peer for peer in plan.calls if peer.address)
         if plan.probe and plan.probe.address:

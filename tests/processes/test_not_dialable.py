@@ -7,8 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.processes.programs import Swarm, free_address, until
-from tests.processes.rounds import Coordinator, Settings, node_id_of, operator_of, other_weights
-from tests.processes.test_mirror import digests, held, mirror
+from tests.processes.rounds import Coordinator, Settings, held, mirror, node_id_of, operator_of, other_weights
+from tests.processes.test_mirror import digests
 
 pytestmark = pytest.mark.processes
 
@@ -33,8 +33,8 @@ def words_on(coordinator: Coordinator, node: str) -> list[bool]:
 def test_a_mirror_that_nobody_can_dial_uploads_over_the_connections_that_it_opens(swarm: Swarm, policy: Path) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
-    one, other = mirror(swarm, "one", coordinator), mirror(swarm, "other", coordinator)
-    shy = mirror(swarm, "shy", coordinator, "--advertise", free_address())  # nobody listens there
+    one, other = mirror(swarm, "one", coordinator.join_string), mirror(swarm, "other", coordinator.join_string)
+    shy = mirror(swarm, "shy", coordinator.join_string, "--advertise", free_address())  # nobody listens there
     coordinator.reaches("nodes", 3)
 
     shy.process.send_signal(signal.SIGSTOP)  # else it may connect to the others before they try to dial it

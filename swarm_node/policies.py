@@ -204,6 +204,7 @@ class PolicyFollower:
             unreached=tuple([name for name in unreached if name in to_dial][: limits.DIALS_MAX]),
             missed_probe=probe if probe in unreached else None,
         )
+
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
         self._host.call(peer for peer in plan.calls if peer.address)
         if plan.probe and plan.probe.address:

@@ -1,16 +1,17 @@
 """`make bench-simulation`: how near the fluid bound swarms of many sizes come, and what planning and messages cost.
 
 - `--nodes`, `--links`, `--stripes` and `--believed` choose the cells; every one is judged, and run with several seeds.
-- A node costs about the same in a swarm of any size: a thousand take minutes, ten thousand about an hour with
-  `ARGS="--nodes 10000 --chunks 256 --seeds 1 --tick 0.5"`. The tick is in units of a chunk's time on a downlink;
-  half of it decides a quarter as often as the default and comes out within a few percent.
+- A node costs about the same in a swarm of any size. `ARGS="--nodes 1000 --chunks 256 --tick 1 --seeds 1"` takes
+  minutes, the same with 10000 about an hour, and 2 GiB. A tick of a whole chunk's time means one decision per chunk and
+  comes out within a few percent of the default.
+- `--rules ahead_s=10 window=3` tries other numbers for the picker's rules.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from bench.harness import Bench, quick_from_environment
@@ -18,6 +19,7 @@ from bench.simulation.swarms import BELIEFS, LINK_BYTES_PER_S, MIXES, believed, 
 from bench.simulation.world import TICK, Simulation
 from coordinator import topology
 from protocol.limits import KIB
+from swarm_node.picker import PickerRules
 
 PLANNED_NODES = (100, 1000, 10_000)
 BOUND_MAX = 1.25
@@ -74,6 +76,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--tick", type=float, default=TICK, help="in units of a chunk's time on a downlink")
     parser.add_argument("--seeds", type=int, default=1 if quick else 3)
+    parser.add_argument("--rules", nargs="*", default=[], metavar="NAME=VALUE")
     return parser.parse_args(words)
 
 
@@ -81,6 +84,15 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
     """Every combination that was asked for."""
     for chosen in product(options.nodes, options.links, options.stripes, options.believed):
         yield Cell(*chosen)
+
+
+def rules(words: Sequence[str]) -> PickerRules:
+    """The picker's rules, with other numbers for some."""
+    changed = {}
+    for name, _, value in (word.partition("=") for word in words):
+        kind = type(getattr(PickerRules(), name))
+        changed[name] = kind(value)
+    return replace(PickerRules(), **changed)
 
 
 def run(bench: Bench, cell: Cell, seed: int, options: argparse.Namespace) -> float:
@@ -98,11 +110,14 @@ def run(bench: Bench, cell: Cell, seed: int, options: argparse.Namespace) -> flo
         latency_s=options.latency_ms / 1000,
         tick=options.tick,
         seed=seed,
+        rules=rules(options.rules),
     ).run(limit_s=LIMIT * bound_s)
     assert len(outcome.done_s) == cell.nodes, "somebody did not finish"
     ratio = outcome.completion_s / bound_s
     bench.measure(f"{cell.name}: completion / bound", ratio, unit="×")
     bench.measure(f"{cell.name}: messages per node", outcome.messages / cell.nodes)
+    bench.measure(f"{cell.name}: decisions per node", outcome.decisions / cell.nodes)
+    bench.measure(f"{cell.name}: sent by the source", outcome.source_bytes / chunk_bytes / options.chunks, unit="×")
     bench.measure(f"{cell.name}: chunks twice", outcome.duplicate_bytes / chunk_bytes / cell.nodes, unit="per node")
     took_s = time.process_time() - began
     print(f"{cell.name}, seed {seed}: {ratio:.3f} × the bound, {took_s:.0f} CPU-s", flush=True)

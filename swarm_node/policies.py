@@ -24,6 +24,7 @@ from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
+from swarm_node.assemble import Draft
 from swarm_node.blobs import BlobStore
 from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, fetch_chunks
@@ -166,19 +167,31 @@ class PolicyFollower:
             return
         self._announced = max(self._announced, manifest.version)
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
+        report = None
         if folder is None:
-            bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
-            sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
-            report = await self._fetch(manifest, sizes)
-            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
-            await self._acknowledge(manifest, report)
+            folder, report = await self._make(manifest)
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
+        if report:
+            await self._acknowledge(manifest, report)
         kept = [policy for policy in (previous, self.ready) if policy]
         await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
+
+    async def _make(self, manifest: PolicyManifest) -> tuple[Path, FetchReport]:
+        """Fetch a version, and build its folder from the chunks as they come."""
+        bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
+        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
+        draft = await trio.to_thread.run_sync(Draft, self._folder, manifest, self._blobs, bases)
+        try:
+            with draft.following(self._arrivals):
+                report = await self._fetch(manifest, sizes)
+            return await trio.to_thread.run_sync(draft.finish), report
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(draft.discard)
 
     async def _acknowledge(self, manifest: PolicyManifest, report: FetchReport) -> None:
         """Witness who sent this version; a receipt that is lost on the way is not worth a second try."""

@@ -2,7 +2,7 @@
 
 - Planned once per version, from the nodes that are alive then and their measured links; whoever comes later is fitted
   in, and who has fallen silent is left out, without moving anybody else.
-- Lives in memory: after a restart the next question plans anew.
+- Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
 """
 
 from coordinator import topology

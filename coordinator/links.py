@@ -12,7 +12,6 @@
 - All functions are effects, `(connection, …) → outcome`.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -127,26 +126,18 @@ def measured(connection: sa.Connection) -> Measured:
 
 def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:
     """Uplinks and downlinks."""
-    seconds: dict[tuple[int, str], float] = {}
-    for version, receiver, took_s in connection.execute(
-        sa.select(receipts.c.version, receipts.c.receiver, receipts.c.seconds)
-    ):
-        seconds[version, receiver] = took_s
-    sent: dict[tuple[int, str], float] = defaultdict(float)
-    slowest_s: dict[tuple[int, str], float] = defaultdict(float)
-    got: dict[tuple[int, str], float] = defaultdict(float)
-    for version, receiver, sender, size_bytes, hindered in connection.execute(sa.select(uploads)):
-        got[version, receiver] += size_bytes
-        if not hindered:
-            sent[version, sender] += size_bytes
-            slowest_s[version, sender] = max(slowest_s[version, sender], seconds[version, receiver])
-    up: dict[str, float] = defaultdict(float)
-    down: dict[str, float] = defaultdict(float)
-    for (version, sender), size_bytes in sent.items():
-        up[sender] = max(up[sender], size_bytes / slowest_s[version, sender])
-    for (version, receiver), size_bytes in got.items():
-        down[receiver] = max(down[receiver], size_bytes / seconds[version, receiver])
-    return dict(up), dict(down)
+    both = sa.join(
+        uploads, receipts, (uploads.c.version == receipts.c.version) & (uploads.c.receiver == receipts.c.receiver)
+    )
+
+    def best(end: sa.Column[str], counts: sa.ColumnElement[bool]) -> dict[str, float]:
+        rate = sa.func.sum(uploads.c.size_bytes) / sa.func.max(receipts.c.seconds)
+        each = sa.select(end.label("name"), rate.label("rate")).select_from(both).where(counts)
+        found = each.group_by(uploads.c.version, end).subquery()
+        highest = sa.select(found.c.name, sa.func.max(found.c.rate).label("rate")).group_by(found.c.name)
+        return {row.name: row.rate for row in connection.execute(highest)}
+
+    return best(uploads.c.sender, uploads.c.hindered.is_(False)), best(uploads.c.receiver, sa.true())
 
 
 def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tuple[float, list[NodeLinks]]:

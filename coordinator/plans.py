@@ -4,7 +4,7 @@
   in, and who has fallen silent is left out, without moving anybody else.
 - A node that cannot be dialled is told whom to call; its children are told to wait for that. With every version another
   node is told to try and dial it all the same (`probe`).
-- Lives in memory: after a restart the next question plans anew.
+- Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
 """
 
 from collections.abc import Set

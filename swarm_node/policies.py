@@ -24,6 +24,7 @@ from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
+from swarm_node.assemble import Draft
 from swarm_node.blobs import BlobStore
 from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
@@ -171,11 +172,7 @@ class PolicyFollower:
         receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
-            bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
-            sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
-            plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
-            receipt = self._witness(manifest, plan, await self._fetch(manifest, sizes, plan))
-            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
+            folder, receipt = await self._make(manifest)
         self.milestones.passed(manifest.version, "fetched")
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
@@ -187,6 +184,20 @@ class PolicyFollower:
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
+
+    async def _make(self, manifest: PolicyManifest) -> tuple[Path, Receipt]:
+        """Fetch a version, and build its folder from the chunks as they come."""
+        bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
+        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
+        draft = await trio.to_thread.run_sync(Draft, self._folder, manifest, self._blobs, bases)
+        try:
+            with draft.following(self._arrivals):
+                plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+                report = await self._fetch(manifest, sizes, plan)
+            return await trio.to_thread.run_sync(draft.finish), self._witness(manifest, plan, report)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(draft.discard)
 
     def _witness(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> Receipt:
         """Who sent this version, and who could be dialled."""

@@ -3,7 +3,10 @@
 Who can be dialled is measured, too: who cannot calls its children, and no liar keeps anybody from feeding.
 """
 
+import asyncio
+import threading
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +18,9 @@ from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, UnknownNode, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, Peer, Receipt, Upload, seal_request
+from protocol.messages import Fetched, Peer, Plan, PlanRequest, Receipt, Upload, seal_request
 from protocol.signing import NodeKey
+from tests.coordinator.served import serve
 from tests.coordinator.world import ROUND, World, manifest
 
 SEEDER = NodeKey(b"s" * 32).node_id
@@ -315,3 +319,26 @@ def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> Non
         assert gone not in {peer for peer, _ in now}
     with pytest.raises(UnknownNode):
         plans.part(gone, SEEDER_PEER)
+
+
+@pytest.mark.asyncio
+async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_who_wait(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.publish()
+        keys = [await served.join(number) for number in range(1, 6)]
+        made = threading.Event()
+        busy = asyncio.create_task(served.round.database.read(lambda _: made.wait()))
+        ask = PlanRequest(version=1)
+        asked = [asyncio.create_task(served.call(key, "/v1/plan", ask, Plan)) for key in keys]
+        try:
+            async with asyncio.timeout(30):
+                for number in range(1, 6):
+                    await served.join(number)
+            assert not any(task.done() for task in asked)
+        finally:
+            made.set()
+        assert all(plan.peers for plan in await asyncio.gather(*asked))
+        await busy
+        plan = served.round.plans._topology
+        await served.call(keys[0], "/v1/plan", ask, Plan)
+        assert served.round.plans._topology is plan

@@ -1,7 +1,8 @@
 """How fast links are and who can be dialled, by the word of those who received: signed receipts in, links out.
 
-- A sender's uplink is what all receivers of a version say it sent them, over the time the slowest of them took; a
-  receiver's downlink is what it says it received, over its own time. The best of the last versions counts.
+- A sender's uplink is what all receivers of the last versions say it sent them, over the time that it was busy sending.
+  Over the whole time it would only be what the plan asked for, and a node once held for slow would be idle for ever.
+- A receiver's downlink is at least what it says it received, over its own time; the best of the last versions counts.
 - What came from a node that the receiver could not dial came by chance, over another's connection: it measures nothing.
 - Nobody's own claim about its uplink is asked for. Receivers may lie about others: the worst that follows is a plan
   that does not fit, and the nodes' pickers mend that among themselves.
@@ -12,6 +13,8 @@
 - All functions are effects, `(connection, …) → outcome`.
 """
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -32,6 +35,12 @@ VERSIONS_KEPT = 5
 UPLOAD_MAX_VERSIONS = 2
 """What a receiver can have had from one node, in versions: its files, or an anchor and patches that are less than twice
 as much. A receipt that claims more does not make its friend's total any larger."""
+
+BUSY_MIN_SHARE = 0.1
+"""Of a broadcast, at the least: from less than that nothing can be told about the rest."""
+
+DOWN_HEADROOM = 1.5
+"""What a node received is not all that it could have."""
 
 UNKNOWN_BYTES_PER_S = 5e6
 """A node of which nobody has received anything yet, in a round where no rate is known: 40 Mbit/s."""
@@ -73,12 +82,14 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
         )
     )
     sent = {upload.peer_id: upload.size_bytes for upload in receipt.uploads if upload.peer_id != node}
+    busy_s = {upload.peer_id: min(upload.busy_s, receipt.seconds) for upload in receipt.uploads}
     rows = [
         {
             "version": receipt.version,
             "receiver": node,
             "sender": sender,
             "size_bytes": size_bytes,
+            "busy_s": busy_s[sender],
             "hindered": sender in receipt.unreached,
         }
         for sender, size_bytes in sent.items()
@@ -129,15 +140,29 @@ def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float
     both = sa.join(
         uploads, receipts, (uploads.c.version == receipts.c.version) & (uploads.c.receiver == receipts.c.receiver)
     )
+    moved, took_s = sa.func.sum(uploads.c.size_bytes), sa.func.max(receipts.c.seconds)
+    sent: dict[str, int] = defaultdict(int)
+    sending_s: dict[str, float] = defaultdict(float)
+    by_sender = (
+        sa.select(uploads.c.sender, moved, took_s, sa.func.sum(uploads.c.busy_s), sa.func.max(uploads.c.busy_s))
+        .select_from(both)
+        .where(uploads.c.hindered.is_(False))
+        .group_by(uploads.c.version, uploads.c.sender)
+    )
+    for sender, size_bytes, whole_s, busy_s, longest_s in connection.execute(by_sender):
+        sent[sender] += size_bytes
+        sending_s[sender] += _sending_s(whole_s, busy_s, longest_s)
+    got = sa.select(uploads.c.receiver, (moved / took_s).label("rate")).select_from(both)
+    each = got.group_by(uploads.c.version, uploads.c.receiver).subquery()
+    best = sa.select(each.c.receiver, sa.func.max(each.c.rate)).group_by(each.c.receiver)
+    down = {receiver: DOWN_HEADROOM * rate for receiver, rate in connection.execute(best)}
+    return {sender: size_bytes / sending_s[sender] for sender, size_bytes in sent.items()}, down
 
-    def best(end: sa.Column[str], counts: sa.ColumnElement[bool]) -> dict[str, float]:
-        rate = sa.func.sum(uploads.c.size_bytes) / sa.func.max(receipts.c.seconds)
-        each = sa.select(end.label("name"), rate.label("rate")).select_from(both).where(counts)
-        found = each.group_by(uploads.c.version, end).subquery()
-        highest = sa.select(found.c.name, sa.func.max(found.c.rate).label("rate")).group_by(found.c.name)
-        return {row.name: row.rate for row in connection.execute(highest)}
 
-    return best(uploads.c.sender, uploads.c.hindered.is_(False)), best(uploads.c.receiver, sa.true())
+def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
+    """How long a sender was busy with a version, as if its receivers' times had been scattered over the whole of it."""
+    scattered_s = whole_s * (1.0 - math.exp(-busy_s / whole_s))
+    return max(scattered_s, longest_s, BUSY_MIN_SHARE * whole_s)
 
 
 def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tuple[float, list[NodeLinks]]:

@@ -57,6 +57,7 @@ uploads = sa.Table(
     sa.Column("receiver", sa.String, primary_key=True),
     sa.Column("sender", sa.String, primary_key=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("busy_s", sa.Float, nullable=False),
     sa.Column("hindered", sa.Boolean, nullable=False),  # the receiver could not dial the sender, as it should
 )
 

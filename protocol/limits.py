@@ -79,7 +79,7 @@ FETCH_MAX_S = 7 * 86_400
 STRIPES_MAX = 64
 """Parts into which a version is dealt; each may come from another node, and each costs a connection."""
 
-PEERS_MAX = 128
+PEERS_MAX = 96
 """Peers in one plan: a parent for each stripe, and some to turn to; and as many that a node is to call."""
 
 DIALS_MAX = 40

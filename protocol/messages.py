@@ -188,6 +188,8 @@ class Upload(Message):
 
     peer_id: PeerId
     size_bytes: int = Field(ge=0, le=limits.TRANSFER_MAX_BYTES)
+    busy_s: float = Field(ge=0, le=limits.FETCH_MAX_S)
+    """How long it was sending: while it owed us chunks that it held."""
 
 
 class Receipt(Message):

@@ -145,6 +145,10 @@ class Picker:
         """Chunks that are not delivered yet."""
         return len(self._missing)
 
+    def busy_s(self, name: str) -> float | None:
+        """How long a source was sending us something, as far as that can be told."""
+        return self._states[name].busy_s
+
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
         alone = all(state.gone for state in self._states.values())

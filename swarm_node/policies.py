@@ -201,14 +201,22 @@ class PolicyFollower:
 
     def _witness(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> Receipt:
         """Who sent this version, and who could be dialled."""
-        uploads = [Upload(peer_id=name, size_bytes=size) for name, size in report.bytes_from_node.items()]
+        seconds = min(max(report.seconds, 1e-3), limits.FETCH_MAX_S)
+        uploads = [
+            Upload(
+                peer_id=name,
+                size_bytes=size,
+                busy_s=seconds if (busy_s := report.busy_s[name]) is None else min(busy_s, seconds),
+            )
+            for name, size in report.bytes_from_node.items()
+        ]
         reached, unreached = self._host.dials.tell()
         to_dial = {peer.peer_id for peer in (*plan.peers, *plan.calls) if not peer.calls}
         probe = plan.probe.peer_id if plan.probe else None
         return Receipt(
             round_id=manifest.round_id,
             version=manifest.version,
-            seconds=min(max(report.seconds, 1e-3), limits.FETCH_MAX_S),
+            seconds=seconds,
             uploads=tuple(uploads[: limits.PEERS_MAX]),
             from_origins=report.bytes_from["origin"],
             reached=tuple(reached[: limits.DIALS_MAX]),

@@ -57,6 +57,8 @@ class FetchReport:
     """By kind of source: peer, seeder, origin."""
     bytes_from_node: Counter[str] = field(default_factory=Counter)
     """By who sent them, whether or not they were needed; without the origin."""
+    busy_s: dict[str, float | None] = field(default_factory=dict)
+    """How long each of them was sending, as far as that can be told."""
     bytes_on_disk: int = 0
     """Needed, but stored already."""
     bytes_twice: int = 0
@@ -153,6 +155,7 @@ class _Download:
             farewell_s = 0.0 if error else self._rules.farewell_s
             nursery.cancel_scope.deadline = trio.current_time() + farewell_s
         self.report.seconds = trio.current_time() - started
+        self.report.busy_s = {name: picker.busy_s(name) for name in self.report.bytes_from_node}
         if error is not None:
             raise error
 

@@ -49,7 +49,7 @@ def parts(world: World, version: int = 2) -> dict[str, dict[str, Any]]:
 
 
 def give_receipt(world: World, key: NodeKey, version: int, uploads: dict[str, int], from_origins: int = 0) -> None:
-    lines = tuple(Upload(peer_id=peer, size_bytes=size) for peer, size in uploads.items())
+    lines = tuple(Upload(peer_id=peer, size_bytes=size, busy_s=1.0) for peer, size in uploads.items())
     receipt = Receipt(round_id=ROUND, version=version, seconds=1.0, uploads=lines, from_origins=from_origins)
     message = Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
     world.run(links.take_receipt, key.node_id, message, round_id=ROUND, now_ms=world.now_ms)

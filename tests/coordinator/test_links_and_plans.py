@@ -33,6 +33,7 @@ def sealed(
     *,
     version: int = 1,
     seconds: float = 2.0,
+    busy_s: float | None = None,
     round_id: str = ROUND,
     reached: Sequence[NodeId] = (),
     unreached: Sequence[NodeId] = (),
@@ -42,7 +43,10 @@ def sealed(
         round_id=round_id,
         version=version,
         seconds=seconds,
-        uploads=tuple(Upload(peer_id=peer, size_bytes=size) for peer, size in uploads.items()),
+        uploads=tuple(
+            Upload(peer_id=peer, size_bytes=size, busy_s=seconds if busy_s is None else busy_s)
+            for peer, size in uploads.items()
+        ),
         reached=tuple(reached),
         unreached=tuple(unreached),
         missed_probe=missed_probe,
@@ -74,7 +78,28 @@ def test_an_uplink_is_what_all_receivers_got_over_the_time_of_the_slowest(
     give(world, other.node_id, sealed(other, {SEEDER: 400}, seconds=4.0))
     known = world.run(links.measured)
     assert known.up == {SEEDER: 250.0, other.node_id: 200.0}
-    assert known.down == {one.node_id: 500.0, other.node_id: 100.0}
+    assert known.down == {one.node_id: 1.5 * 500.0, other.node_id: 1.5 * 100.0}
+
+
+def test_who_was_asked_for_little_is_not_held_for_slow(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    """It was busy for a quarter of the time: it could send four times as much."""
+    one, other = two
+    give(world, one.node_id, sealed(one, {other.node_id: 400}, seconds=4.0, busy_s=1.0))
+    assert world.run(links.measured).up == {other.node_id: 400.0}
+
+
+def test_a_receiver_cannot_make_an_uplink_out_of_hardly_any_time(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {other.node_id: 400}, seconds=4.0, busy_s=0.0))
+    assert world.run(links.measured).up == {other.node_id: 400 / (links.BUSY_MIN_SHARE * 4.0)}
+
+
+def test_receivers_whose_times_overlap_share_the_senders_uplink(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    receivers = [*two, *(world.join(number) for number in range(4, 9))]
+    sender = world.join(3).node_id
+    for key in receivers:
+        give(world, key.node_id, sealed(key, {sender: 100}, seconds=4.0, busy_s=4.0))
+    assert world.run(links.measured).up[sender] == pytest.approx(700 / 4.0, rel=0.01)
 
 
 def test_a_nodes_second_word_on_a_version_changes_nothing(world: World, two: tuple[NodeKey, NodeKey]) -> None:
@@ -173,7 +198,7 @@ def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_
     give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, reached=[SEEDER], unreached=[other.node_id]))
     known = world.run(links.measured)
     assert known.up == {SEEDER: 25.0}
-    assert known.down == {one.node_id: 28.0}
+    assert known.down == {one.node_id: 1.5 * 28.0}
 
 
 def test_words_about_dials_are_forgotten_with_their_versions(world: World, two: tuple[NodeKey, NodeKey]) -> None:

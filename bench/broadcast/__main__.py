@@ -56,7 +56,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=1 if quick else 3)
     parser.add_argument("--worker-mbit", type=float, default=20.0)
-    parser.add_argument("--together-mbit", type=float, default=160.0, help="at most, for all workers together")
+    parser.add_argument("--together-mbit", type=float, default=80.0, help="at most, for all workers together")
     parser.add_argument("--mib", type=float, default=8 if quick else 32)
     parser.add_argument("--disturb", default="4:3:uniform" if quick else "8:8:uniform", metavar="N:SOURCE:LINKS")
     parser.add_argument("--plots", type=Path)

@@ -264,5 +264,4 @@ class Simulation:
             node = stream.target
             if node.fetches:
                 assert node.picker
-                node.picker.had(teller.name, news, now_s)
-                node.has_heard = True
+                node.has_heard |= node.picker.had(teller.name, news, now_s)

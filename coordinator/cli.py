@@ -82,10 +82,15 @@ def status(
         typer.echo(json.dumps(found, indent=2))
         return
     typer.echo(
-        f"{found['phase']}: update {found['update']} of {found['max_updates']}, version {found['version']}, "
-        f"{found['nodes']} nodes, learner idle {found['learner_idle_share']:.0%}, "
-        f"rejected {sum(found['rejected'].values())}"
+        f"{found['phase']}: update {found['update']} of {found['max_updates']}, version {found['version']} "
+        f"on {found['nodes_up_to_date']} of {found['nodes_alive']} nodes, "
+        f"learner idle {found['learner_idle_share']:.0%}, rejected {sum(found['rejected'].values())}"
     )
+    if last := found["broadcast"]:
+        typer.echo(
+            f"version {last['version']}, from publication to the first token: median {last['median_s']:.2f} s, "
+            f"p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, on {last['reached']} of {last['nodes']} nodes"
+        )
 
 
 @app.command()

@@ -212,6 +212,7 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         "bytes_from_origin": sum(node["from_seeder"] + node["from_http"] for node in nodes),
         "rollouts": {"generated": accepted + sum(rejected.values()), "accepted": accepted},
         "rejected": rejected,
+        "broadcast": status["broadcast"],
         "learner_idle_share": round(status["learner_idle_share"], 4),
         "max_staleness": status["max_staleness"],
         "credits_by_node": {node["name"]: node["posted_micros"] for node in nodes},
@@ -225,6 +226,9 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("policy versions", str(summary["versions"]))
     table.add_row("chunk bytes from peers", f"{summary['bytes_from_peers'] / 1e6:.1f} MB")
     table.add_row("chunk bytes from the origin", f"{summary['bytes_from_origin'] / 1e6:.1f} MB")
+    if last := summary["broadcast"]:
+        spread = f"median {last['median_s']:.2f} s, max {last['max_s']:.2f} s (version {last['version']})"
+        table.add_row("publication to first token", spread)
     table.add_row("rollouts generated", str(summary["rollouts"]["generated"]))
     table.add_row("rollouts accepted", str(summary["rollouts"]["accepted"]))
     rejected = ", ".join(f"{count} {code}" for code, count in summary["rejected"].items())
@@ -233,7 +237,8 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}")
     table.add_row("seconds", str(summary["seconds"]))
     console.print(table)
-    earnings = Table("node", "tokens", "price / Mtok", "credit", "from peers", "served", title="Credits, in millionths")
+    columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")
+    earnings = Table(*columns, title="Credits, in millionths")
     for node in nodes:
         earnings.add_row(
             node["name"],
@@ -241,7 +246,7 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
             str(node["price_micros_per_mtok"]),
             str(node["posted_micros"]),
             f"{node['from_peers'] / 1e6:.1f} MB",
-            f"{node['to_peers'] / 1e6:.1f} MB",
+            f"{node['uploaded_bytes'] / 1e6:.1f} MB",
         )
     console.print(earnings)
 

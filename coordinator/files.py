@@ -1,32 +1,143 @@
-"""Files that survive a crash: written aside, synced, then renamed, so that a reader sees the old or the new one."""
+"""Files that survive a crash: written aside, synced, then renamed, so that a reader sees the old or the new one.
 
+- Many files of one step are all written before the first is synced, and all synced before the first gets its name: the
+  disk works through them at its own speed.
+- An upload is written as it comes and hashed on the way. It is not synced: whoever uses it checks its digest again.
+- A full disk has a name, and what could not be written whole leaves nothing behind.
+"""
+
+import errno
 import mmap
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from blake3 import blake3
+
+from protocol.errors import DiskFull, ManifestInvalid
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
+
+
+_SYNCS_AT_ONCE = 16
+"""A file system writes its journal once for all who wait for it."""
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Raise `DiskFull` in the place of the operating system's error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DiskFull(
+            f"The coordinator has no room left below {folder} ({os.strerror(error.errno or 0)}).",
+            hint="Free some space there; what was interrupted can be repeated.",
+        ) from error
 
 
 def write_durably(path: Path, data: bytes | memoryview, *, private: bool = False) -> None:
     """Replace a file in one step; a private one can be read by its owner only, from its first byte on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with full_disk_named(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), 0o600 if private else 0o644)
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+class Batch:
+    """Files that become durable together; `together` makes one."""
+
+    def __init__(self, aside: Path) -> None:
+        self._aside = aside
+        self._pending: dict[Path, Path] = {}
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._pending
+
+    def add(self, path: Path, data: bytes | memoryview) -> None:
+        """Write a file that gets its name with all the others."""
+        temporary = self._aside / str(len(self._pending))
+        with temporary.open("xb") as file:
+            os.fchmod(file.fileno(), 0o644)
             file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), 0o600 if private else 0o644)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        self._pending[path] = temporary
+
+    def commit(self) -> None:
+        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
+            list(threads.map(_sync, self._pending.values()))
+            folders = {path.parent for path in self._pending}
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            for path, temporary in self._pending.items():
+                temporary.replace(path)
+            list(threads.map(_sync, folders | {folder.parent for folder in folders}))
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename or a new file in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
+@contextmanager
+def together(aside: Path) -> Iterator[Batch]:
+    """A batch that is durable, all of it, when the body has ended well; `aside` is for files without a name yet."""
+    shutil.rmtree(aside, ignore_errors=True)  # what a crash left
+    with full_disk_named(aside.parent):
+        aside.mkdir(parents=True)
+        try:
+            batch = Batch(aside)
+            yield batch
+            batch.commit()
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+class ArrivingFile:
+    """A file that is written piece by piece, and gets its name if it has the digest that was promised."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hasher = blake3()
+        with full_disk_named(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        self._file, self._temporary = os.fdopen(handle, "wb"), Path(name)
+
+    def write(self, piece: bytes | bytearray) -> None:
+        with full_disk_named(self._path.parent):
+            self._file.write(piece)
+        self._hasher.update(piece)
+
+    def finish(self, digest: str) -> None:
+        """Give the file its name, or refuse it."""
+        if self._hasher.hexdigest() != digest:
+            raise ManifestInvalid(f"{self._path.name} was damaged on its way.", hint="Upload it again.")
+        with full_disk_named(self._path.parent):
+            self._file.close()
+        self._temporary.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove what did not get its name; harmless after that."""
+        with suppress(OSError):  # a last write that finds no room either
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's bytes durable, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -1,19 +1,27 @@
-"""How fast links are, by the word of those who received: signed receipts in, rates out.
+"""How fast links are and who can be dialled, by the word of those who received: signed receipts in, links out.
 
-- A sender's uplink is what all receivers of a version say it sent them, over the time the slowest of them took; a
-  receiver's downlink is what it says it received, over its own time. The best of the last versions counts.
+- A sender's uplink is what all receivers of the last versions say it sent them, over the time that it was busy sending.
+  Over the whole time it would only be what the plan asked for, and a node once held for slow would be idle for ever.
+- A receiver's downlink is at least what it says it received, over its own time; the best of the last versions counts.
+- What came from a node that the receiver could not dial came by chance, over another's connection: it measures nothing.
 - Nobody's own claim about its uplink is asked for. Receivers may lie about others: the worst that follows is a plan
   that does not fit, and the nodes' pickers mend that among themselves.
+- A node that names an address can be dialled, unless more of those who tried say no than yes. The last word of each
+  counts, until it is `VERSIONS_KEPT` versions old. Who reached nobody has no say: its own network may be at fault.
+- A node wrongly called unreachable feeds others all the same, over connections that it opens; and the plan has somebody
+  try it with every version, so that it is noticed when it can be dialled again.
 - All functions are effects, `(connection, …) → outcome`.
 """
 
+import math
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from coordinator.publish import newest_version
 from coordinator.registry import require_node
-from coordinator.tables import receipts, uploads
+from coordinator.tables import dials, nodes, receipts, uploads, versions
 from coordinator.topology import NodeLinks
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
@@ -24,8 +32,30 @@ from protocol.signing import open_envelope
 VERSIONS_KEPT = 5
 """Versions whose receipts decide about rates; older ones are forgotten."""
 
+UPLOAD_MAX_VERSIONS = 2
+"""What a receiver can have had from one node, in versions: its files, or an anchor and patches that are less than twice
+as much. A receipt that claims more does not make its friend's total any larger."""
+
+BUSY_MIN_SHARE = 0.1
+"""Of a broadcast, at the least: from less than that nothing can be told about the rest."""
+
+DOWN_HEADROOM = 1.5
+"""What a node received is not all that it could have."""
+
 UNKNOWN_BYTES_PER_S = 5e6
 """A node of which nobody has received anything yet, in a round where no rate is known: 40 Mbit/s."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the receipts of the last versions say; rates in bytes per second."""
+
+    up: dict[str, float] = field(default_factory=dict)
+    down: dict[str, float] = field(default_factory=dict)
+    unreachable: frozenset[str] = frozenset()
+    """Nodes that most of those who tried could not dial."""
+    selfish: frozenset[str] = frozenset()
+    """Nodes that pass nothing on, by their own word."""
 
 
 def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, round_id: str, now_ms: int) -> None:
@@ -46,56 +76,109 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
             version=receipt.version,
             receiver=node,
             seconds=receipt.seconds,
+            from_origins=receipt.from_origins,
             received_ms=now_ms,
             envelope=message.receipt,
         )
     )
     sent = {upload.peer_id: upload.size_bytes for upload in receipt.uploads if upload.peer_id != node}
+    busy_s = {upload.peer_id: min(upload.busy_s, receipt.seconds) for upload in receipt.uploads}
     rows = [
-        {"version": receipt.version, "receiver": node, "sender": sender, "size_bytes": size_bytes}
+        {
+            "version": receipt.version,
+            "receiver": node,
+            "sender": sender,
+            "size_bytes": size_bytes,
+            "busy_s": busy_s[sender],
+            "hindered": sender in receipt.unreached,
+        }
         for sender, size_bytes in sent.items()
     ]
     if rows:
         connection.execute(sa.insert(uploads), rows)
-    for table in (receipts, uploads):
+    _add_to_totals(connection, receipt.version, sent)
+    if receipt.reached:
+        _take_dials(connection, node, receipt)
+    for table in (receipts, uploads, dials):
         connection.execute(sa.delete(table).where(table.c.version <= newest - VERSIONS_KEPT))
 
 
-def measured(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:
-    """Uplinks and downlinks in bytes per second, of everybody that a receipt speaks of."""
-    seconds: dict[tuple[int, str], float] = {}
-    for version, receiver, took_s in connection.execute(
-        sa.select(receipts.c.version, receipts.c.receiver, receipts.c.seconds)
-    ):
-        seconds[version, receiver] = took_s
-    sent: dict[tuple[int, str], float] = defaultdict(float)
-    slowest_s: dict[tuple[int, str], float] = defaultdict(float)
-    got: dict[tuple[int, str], float] = defaultdict(float)
-    for version, receiver, sender, size_bytes in connection.execute(sa.select(uploads)):
-        sent[version, sender] += size_bytes
-        slowest_s[version, sender] = max(slowest_s[version, sender], seconds[version, receiver])
-        got[version, receiver] += size_bytes
-    up: dict[str, float] = defaultdict(float)
-    down: dict[str, float] = defaultdict(float)
-    for (version, sender), size_bytes in sent.items():
-        up[sender] = max(up[sender], size_bytes / slowest_s[version, sender])
-    for (version, receiver), size_bytes in got.items():
-        down[receiver] = max(down[receiver], size_bytes / seconds[version, receiver])
-    return dict(up), dict(down)
+def _add_to_totals(connection: sa.Connection, version: int, sent: dict[str, int]) -> None:
+    """Add to what each sender has uploaded in this round, which outlives its receipts; the seeder has no total."""
+    size_bytes = connection.execute(sa.select(versions.c.size_bytes).where(versions.c.version == version)).scalar_one()
+    for sender, uploaded_bytes in sent.items():
+        counted = min(uploaded_bytes, UPLOAD_MAX_VERSIONS * size_bytes)
+        connection.execute(
+            sa.update(nodes).where(nodes.c.node_id == sender).values(uploaded_bytes=nodes.c.uploaded_bytes + counted)
+        )
 
 
-def node_links(
-    live: dict[NodeId, str], up: dict[str, float], down: dict[str, float], *, source: str
-) -> tuple[float, list[NodeLinks]]:
+def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> None:
+    """Keep whom a node could dial, in place of what it said of them before."""
+    in_vain = (*receipt.unreached, *filter(None, [receipt.missed_probe]))
+    reached = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.reached, True)
+    reached.pop(node, None)
+    connection.execute(sa.delete(dials).where(dials.c.receiver == node, dials.c.node.in_(reached)))
+    rows = [
+        {"receiver": node, "node": other, "version": receipt.version, "reached": yes} for other, yes in reached.items()
+    ]
+    if rows:
+        connection.execute(sa.insert(dials), rows)
+
+
+def measured(connection: sa.Connection) -> Measured:
+    """The links of everybody that a receipt speaks of."""
+    up, down = _rates(connection)
+    said_yes = sa.func.sum(sa.cast(dials.c.reached, sa.Integer))
+    unreachable = sa.select(dials.c.node).group_by(dials.c.node).having(2 * said_yes < sa.func.count())
+    selfish = sa.select(nodes.c.node_id).where(nodes.c.shares.is_(False))
+    return Measured(up, down, frozenset(connection.scalars(unreachable)), frozenset(connection.scalars(selfish)))
+
+
+def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:
+    """Uplinks and downlinks."""
+    both = sa.join(
+        uploads, receipts, (uploads.c.version == receipts.c.version) & (uploads.c.receiver == receipts.c.receiver)
+    )
+    moved, took_s = sa.func.sum(uploads.c.size_bytes), sa.func.max(receipts.c.seconds)
+    sent: dict[str, int] = defaultdict(int)
+    sending_s: dict[str, float] = defaultdict(float)
+    by_sender = (
+        sa.select(uploads.c.sender, moved, took_s, sa.func.sum(uploads.c.busy_s), sa.func.max(uploads.c.busy_s))
+        .select_from(both)
+        .where(uploads.c.hindered.is_(False))
+        .group_by(uploads.c.version, uploads.c.sender)
+    )
+    for sender, size_bytes, whole_s, busy_s, longest_s in connection.execute(by_sender):
+        sent[sender] += size_bytes
+        sending_s[sender] += _sending_s(whole_s, busy_s, longest_s)
+    got = sa.select(uploads.c.receiver, (moved / took_s).label("rate")).select_from(both)
+    each = got.group_by(uploads.c.version, uploads.c.receiver).subquery()
+    best = sa.select(each.c.receiver, sa.func.max(each.c.rate)).group_by(each.c.receiver)
+    down = {receiver: DOWN_HEADROOM * rate for receiver, rate in connection.execute(best)}
+    return {sender: size_bytes / sending_s[sender] for sender, size_bytes in sent.items()}, down
+
+
+def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
+    """How long a sender was busy with a version, as if its receivers' times had been scattered over the whole of it."""
+    scattered_s = whole_s * (1.0 - math.exp(-busy_s / whole_s))
+    return max(scattered_s, longest_s, BUSY_MIN_SHARE * whole_s)
+
+
+def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tuple[float, list[NodeLinks]]:
     """The source's uplink and every node's links; what is not measured yet is taken to be as usual."""
-    usual_up = _mean([rate for name, rate in up.items() if name != source])
-    usual_down = _mean(list(down.values()))
-    nodes = [
-        # Whom nobody can dial feeds nobody.
-        NodeLinks(name, (up.get(name) or usual_up) if address else 0.0, down.get(name) or usual_down, bool(address))
+    usual_up = _mean([rate for name, rate in known.up.items() if name != source])
+    usual_down = _mean(list(known.down.values()))
+    links = [
+        NodeLinks(
+            name,
+            up=0.0 if name in known.selfish else known.up.get(name) or usual_up,
+            down=known.down.get(name) or usual_down,
+            dialable=bool(address) and name not in known.unreachable,
+        )
         for name, address in live.items()
     ]
-    return up.get(source) or 3 * usual_up, nodes
+    return known.up.get(source) or 3 * usual_up, links
 
 
 def _mean(rates: list[float]) -> float:

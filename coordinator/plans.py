@@ -2,8 +2,12 @@
 
 - Planned once per version, from the nodes that are alive then and their measured links; whoever comes later is fitted
   in, and who has fallen silent is left out, without moving anybody else.
-- Lives in memory: after a restart the next question plans anew.
+- A node that cannot be dialled is told whom to call; its children are told to wait for that. With every version another
+  node is told to try and dial it all the same (`probe`).
+- Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
 """
+
+from collections.abc import Set
 
 from coordinator import topology
 from coordinator.topology import SOURCE, NodeLinks, Topology
@@ -22,6 +26,7 @@ class Plans:
         self._version = 0
         self._topology: Topology | None = None
         self._addresses: dict[NodeId, str] = {}
+        self._probes: dict[NodeId, NodeId] = {}
         self._looked_ms = 0
 
     def is_stale(self, version: int, node: NodeId, now_ms: int) -> bool:
@@ -36,6 +41,7 @@ class Plans:
         self._addresses, self._looked_ms = live, now_ms
         if self._topology is None or self._version != version:
             self._version, self._topology = version, topology.plan(source_up, nodes)
+            self._probes = _deal_probes(version, live, self._topology.dialable)
             return
         for gone in self._topology.parents.keys() - live.keys():
             topology.leave(self._topology, gone)
@@ -44,14 +50,36 @@ class Plans:
                 topology.join(self._topology, node)
 
     def part(self, node: NodeId, seeder: Peer | None) -> Plan:
-        """From whom this node fetches which stripe."""
-        if self._topology is None or node not in self._topology.parents:
+        """From whom this node fetches which stripe, and whom it calls and tries to dial."""
+        plan = self._topology
+        if plan is None or node not in plan.parents:
             raise UnknownNode("This node is not part of the plan.", hint="Register, and ask again.")
         peers = []
-        for name, stripes in self._topology.upstreams(node).items():
+        for name, stripes in plan.upstreams(node).items():
             if name == SOURCE:
                 if seeder is not None:
                     peers.append(seeder.model_copy(update={"stripes": tuple(stripes)}))
-            elif address := self._addresses.get(NodeId(name)):
+            elif name in self._addresses:
+                address = self._addresses[NodeId(name)] if name in plan.dialable else ""
                 peers.append(Peer(peer_id=name, address=address, kind="peer", stripes=tuple(stripes)))
-        return Plan(stripes=self._topology.stripes, peers=tuple(peers))
+        calls = [] if node in plan.dialable else plan.children(node)
+        probe = self._at_address(self._probes.get(node, ""))
+        return Plan(
+            stripes=plan.stripes,
+            peers=tuple(peers),
+            calls=tuple(filter(None, map(self._at_address, calls))),
+            probe=probe,
+        )
+
+    def _at_address(self, name: str) -> Peer | None:
+        """Where to dial a node, if it is alive and names an address."""
+        address = self._addresses.get(NodeId(name))
+        return Peer(peer_id=name, address=address, kind="peer") if address else None
+
+
+def _deal_probes(version: int, live: dict[NodeId, str], dialable: Set[str]) -> dict[NodeId, NodeId]:
+    """Who tries to dial whom of those that could not be dialled: one for each, another one with every version."""
+    names = list(live)
+    ahead = 1 + version % max(1, len(names) - 1)
+    pairs = ((names[(place + ahead) % len(names)], name) for place, name in enumerate(names))
+    return {prober: name for prober, name in pairs if prober != name and live[name] and name not in dialable}

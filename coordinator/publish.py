@@ -3,7 +3,9 @@
 Order, each step durable before the next and harmless to repeat: chunks → manifest → trust metadata → the store.
 A version exists for dispatch only when the last step is done, so no lease names a version that nobody can fetch.
 
-- The learner uploads into `uploads/<version>/`; names and digests are checked against its own list.
+- The chunks of a version are synced together, and no chunk has its name before: a name stands for whole bytes.
+- The learner uploads into `uploads/<version>/`; names and digests are checked against its own list. Uploads are not
+  synced: one that a power cut took is missed at publication.
 - The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
   where they are gone or damaged, the next version is published in full.
 - Chunks that lead to the versions a rollout may still use are kept; older ones are deleted.
@@ -15,7 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from blake3 import blake3
 
-from coordinator.files import mapped, write_durably
+from coordinator.files import Batch, mapped, together
 from coordinator.patches import PATCHED, extend, write_patch
 from coordinator.signed_metadata import SignedMetadata, utc_now
 from coordinator.tables import versions
@@ -56,7 +58,8 @@ class Publisher:
             paths = [self.uploads / str(publication.version) / upload.path for upload in publication.files]
             total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
             self._chunk_size_bytes = chunks.fitting_size(total_bytes)
-        files = tuple(self._store(publication.version, upload) for upload in publication.files)
+        with together(self.blobs / "incoming") as batch:
+            files = tuple(self._store(publication.version, upload, batch) for upload in publication.files)
         parent = self._metadata.read(target_path(publication.version - 1)) if publication.version > 1 else None
         manifest = PolicyManifest(
             round_id=self._round_id,
@@ -105,7 +108,7 @@ class Publisher:
             data = b"".join(delta.apply(data, self._join(patch.chunks), base_digest=patch.base_digest))
         return data
 
-    def _store(self, version: int, upload: Upload) -> FileEntry:
+    def _store(self, version: int, upload: Upload, batch: Batch) -> FileEntry:
         """Write what leads to a file: its patch, or its chunks, or nothing if it is that of the version before."""
         path = self.uploads / str(version) / upload.path
         if not path.is_file():
@@ -116,13 +119,13 @@ class Publisher:
         before = self._entry_before(version, upload.path)
         if before is not None and before.digest == upload.digest:
             return before
-        patch = self._patch(version, before, upload, data) if before else None
+        patch = self._patch(version, before, upload, data, batch) if before else None
         patches, after_anchor = extend(before, patch, len(data)) if before and patch else ((), 0)
         return FileEntry(
             path=upload.path,
             size_bytes=len(data),
             digest=upload.digest,
-            chunks=before.chunks if before and after_anchor else self._cut(data),
+            chunks=before.chunks if before and after_anchor else self._cut(data, batch),
             patches=patches,
             patches_after_anchor=after_anchor,
         )
@@ -136,7 +139,7 @@ class Publisher:
         names = (*entry.chunks, *(chunk for patch in entry.patches for chunk in patch.chunks))
         return entry if all((self.blobs / chunks.blob_path(ChunkId(chunk))).exists() for chunk in names) else None
 
-    def _patch(self, version: int, before: FileEntry, upload: Upload, new: memoryview) -> Patch | None:
+    def _patch(self, version: int, before: FileEntry, upload: Upload, new: memoryview, batch: Batch) -> Patch | None:
         """The stored patch that leads from the version before to this file, if there can be one and it is worth it."""
         path = self.uploads / str(version - 1) / upload.path
         # A chain that came back to one of its files would have two ways to go on from there.
@@ -153,19 +156,19 @@ class Publisher:
                 base_digest=before.digest,
                 base_size_bytes=len(base),
                 size_bytes=len(patch),
-                chunks=self._cut(patch),
+                chunks=self._cut(patch, batch),
             )
         finally:
             target.unlink(missing_ok=True)
 
-    def _cut(self, data: memoryview) -> tuple[str, ...]:
+    def _cut(self, data: memoryview, batch: Batch) -> tuple[str, ...]:
         """Write the chunks that are not there yet; their names in order."""
         names = []
         for piece in chunks.split(data, self._chunk_size_bytes):
             name = chunks.chunk_id(piece)
             path = self.blobs / chunks.blob_path(name)
-            if not path.exists():
-                write_durably(path, piece)
+            if path not in batch and not path.exists():
+                batch.add(path, piece)
             names.append(name)
         return tuple(names)
 

@@ -35,6 +35,7 @@ def register(connection: sa.Connection, node: NodeId, message: Register, *, max_
         "name": message.name,
         "price_micros_per_mtok": message.price_micros_per_mtok,
         "addresses": list(message.addresses),
+        "shares": message.shares,
         "last_seen_ms": now_ms,
     }
     if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:

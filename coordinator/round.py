@@ -17,7 +17,7 @@ from typing import IO
 
 import sqlalchemy as sa
 
-from coordinator import publish
+from coordinator import broadcasts, publish
 from coordinator.config import Config
 from coordinator.files import write_durably
 from coordinator.intake import Judge
@@ -83,6 +83,8 @@ class Round:
         self.batch_ready = asyncio.Event()
         self.seeder: Peer | None = None
         self.plans = Plans()
+        self.silent_after_ms = int(3000 * config.leases.heartbeat_s)
+        """Who was not heard of for so long is not counted on."""
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
         self._publishing = asyncio.Lock()
@@ -136,7 +138,9 @@ class Round:
             manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
             if self.mirror:
                 await self.mirror.caught_up(self.config.publish.upload_patience_s)
-            await self.database.run(publish.record, manifest, digest, now_ms=now_ms())
+            await self.database.run(
+                broadcasts.begin, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms()
+            )
             log.info("published version=%d update=%d", manifest.version, manifest.update)
             self._published.set()
             self._published = asyncio.Event()

@@ -2,6 +2,7 @@
 
 - An *effect* is a plain function `(connection, …) → outcome`. `Database.run` calls it in one transaction: all of it is
   durable when the call returns, or none of it happened.
+- What only reads, and takes long, is for `Database.read`: on a thread of its own, beside the writer, which goes on.
 - SQLite in WAL mode with synchronous=FULL: what was acknowledged survives `kill -9` and a power cut.
 - Effects take `now_ms` and random values as arguments; none of them looks at a clock.
 """
@@ -30,6 +31,7 @@ class Database:
         self._engine = sa.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
         sa.event.listen(self._engine, "connect", _tune_sqlite)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
         with self._engine.connect() as connection:
             tables.metadata.create_all(connection)
             store.create(connection)
@@ -38,6 +40,21 @@ class Database:
         """Call an effect in one transaction on the writer thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, lambda: self.run_now(effect, *args, **kwargs))
+
+    async def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an effect that changes nothing; it sees the store as it was when it began, and waits for other reads."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, lambda: self._read_now(effect, *args, **kwargs))
+
+    def _read_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA query_only=ON")
+            connection.exec_driver_sql("BEGIN")
+            try:
+                return effect(connection, *args, **kwargs)
+            finally:
+                connection.exec_driver_sql("ROLLBACK")
+                connection.exec_driver_sql("PRAGMA query_only=OFF")
 
     def run_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same without a loop, for start-up and commands."""
@@ -53,6 +70,7 @@ class Database:
 
     def close(self) -> None:
         self._writer.shutdown(wait=True)
+        self._reader.shutdown(wait=True)
         self._engine.dispose()
 
 

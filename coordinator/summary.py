@@ -1,10 +1,10 @@
-"""What the round looks like from outside: status, leaderboard and rejections, each read in one transaction."""
+"""What the round looks like from outside: status, leaderboard and last broadcast, each read in one transaction."""
 
 from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import publish
+from coordinator import broadcasts, publish
 from coordinator.leases import latest_batch
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
@@ -12,8 +12,8 @@ from ledger import store
 from ledger.accounts import BUDGET
 
 
-def status(connection: sa.Connection) -> dict[str, Any]:
-    """Where the round stands."""
+def status(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
+    """Where the round stands; who was heard of since then is alive."""
     version, version_update = publish.newest_version(connection)
     idle_s, busy_s = get_fact(connection, "learner_s", [0.0, 0.0])
     progress = get_fact(connection, "progress", {})
@@ -37,7 +37,15 @@ def status(connection: sa.Connection) -> dict[str, Any]:
         "leases": _counts(connection, leases.c.state),
         "budget_micros": store.balances(connection).get(BUDGET, 0),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
+        **_alive(connection, version, alive_since_ms),
+        "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
     }
+
+
+def broadcast(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
+    """How the last version spread, in sum and node by node."""
+    shown = broadcasts.summary(connection, alive_since_ms=alive_since_ms)
+    return {"broadcast": shown, "nodes": broadcasts.by_node(connection, shown["version"]) if shown else []}
 
 
 def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
@@ -78,6 +86,7 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
                 "phase": row["phase"],
                 "version": row["version"],
                 "last_seen_ms": row["last_seen_ms"],
+                "uploaded_bytes": row["uploaded_bytes"],
                 **{name: int(getattr(traffic, name)) if traffic else 0 for name in MOVED},
             }
         )
@@ -85,7 +94,7 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
-"""Counters of chunk bytes, as in `protocol.messages.Transfer`."""
+"""Counters of chunk bytes, as in `protocol.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
 
 
 def _rollouts(connection: sa.Connection) -> dict[str, int]:
@@ -108,6 +117,15 @@ def _counts(connection: sa.Connection, column: sa.Column[str]) -> dict[str, int]
 def _by_name(connection: sa.Connection, rows: sa.Select[Any, Any]) -> dict[str, int]:
     """Rows of a name and a count."""
     return {name: int(count) for name, count in connection.execute(rows)}
+
+
+def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict[str, int]:
+    """How many nodes are alive, and on how many of them the newest version is."""
+    up_to_date = sa.func.coalesce(sa.func.sum(sa.case((nodes.c.version >= version, 1), else_=0)), 0)
+    alive, holding = connection.execute(
+        sa.select(sa.func.count(), up_to_date).where(nodes.c.last_seen_ms >= alive_since_ms)
+    ).one()
+    return {"nodes_alive": alive, "nodes_up_to_date": holding if version else 0}
 
 
 def _reported_update(connection: sa.Connection) -> int:

@@ -17,13 +17,16 @@ nodes = sa.Table(
     sa.Column("name", sa.String, nullable=False),
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
+    sa.Column("shares", sa.Boolean, nullable=False),
     sa.Column("registered_ms", sa.BigInteger, nullable=False),
     sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
+    sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
 )
 
+# What nodes say of themselves that they moved.
 transfers = sa.Table(
     "transfers",
     metadata,
@@ -42,6 +45,7 @@ receipts = sa.Table(
     sa.Column("version", sa.BigInteger, primary_key=True),
     sa.Column("receiver", sa.String, primary_key=True),
     sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("from_origins", sa.BigInteger, nullable=False),
     sa.Column("received_ms", sa.BigInteger, nullable=False),
     sa.Column("envelope", sa.LargeBinary, nullable=False),
 )
@@ -53,6 +57,30 @@ uploads = sa.Table(
     sa.Column("receiver", sa.String, primary_key=True),
     sa.Column("sender", sa.String, primary_key=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("busy_s", sa.Float, nullable=False),
+    sa.Column("hindered", sa.Boolean, nullable=False),  # the receiver could not dial the sender, as it should
+)
+
+# Whether a node could be dialled, by the last signed word of each that tried.
+dials = sa.Table(
+    "dials",
+    metadata,
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("node", sa.String, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("reached", sa.Boolean, nullable=False),
+)
+
+# The nodes that were alive when a version was published, and when it had come how far on each.
+broadcasts = sa.Table(
+    "broadcasts",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("heard_ms", sa.BigInteger, nullable=True),
+    sa.Column("fetched_ms", sa.BigInteger, nullable=True),
+    sa.Column("loaded_ms", sa.BigInteger, nullable=True),
+    sa.Column("first_token_ms", sa.BigInteger, nullable=True),
 )
 
 blames = sa.Table(

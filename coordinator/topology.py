@@ -9,7 +9,9 @@
 - All slots of all nodes together are at least N·K, one for each node and stripe; so the trees fit, and the last byte
   arrives at G/R plus the time that one chunk needs to pass down the deepest tree.
 - Good uploaders sit high: within a tree, wide nodes come before narrow ones, which makes it as flat as it can be.
-- A node that cannot be dialled feeds only nodes that can: it opens the connection, and they ask over it.
+- A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over the connection
+  that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
+  / S`.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
 - `join` gives a newcomer its parents without moving anybody; who leaves takes only its edges along.
 
@@ -17,16 +19,16 @@ The proof sketch, and how far real runs are from the bound, is in docs/broadcast
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 SOURCE = ""
 """The name of the root of every tree: the coordinator's own seeder."""
 
-STRIPES = 32
+STRIPES = 16
 """Trees per version: more split an uplink more finely, fewer mean fewer parents per node."""
 
-FAN_OUT_MAX = 64
+FAN_OUT_MAX = 128
 """Children of one node: each costs a connection."""
 
 SOURCE_FAN_OUT_MAX = 256
@@ -71,6 +73,10 @@ class Topology:
         found.setdefault(SOURCE, [])
         return found
 
+    def children(self, name: str) -> list[str]:
+        """Whom a node feeds, in any stripe."""
+        return [child for child, parents in self.parents.items() if name in parents]
+
     def depth(self, stripe: int) -> int:
         """Hops from the source to the farthest node of a stripe's tree."""
         known = {SOURCE: 0}
@@ -85,23 +91,27 @@ class Topology:
 
 
 def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks]) -> float:
-    """Seconds that no scheme can beat: the source's uplink, the slowest downlink, or all uplinks together."""
+    """Seconds that no scheme can beat: the source's uplink, the slowest downlink, all uplinks together, or those that
+    shy nodes can be fed by."""
     together = source_up + sum(node.up for node in nodes)
-    return max(size_bytes / source_up, size_bytes / min(n.down for n in nodes), len(nodes) * size_bytes / together)
+    for_shy = source_up + sum(node.up for node in nodes if node.dialable)
+    shy = sum(not node.dialable for node in nodes)
+    copies_s = max(len(nodes) * size_bytes / together, shy * size_bytes / for_shy)
+    return max(size_bytes / source_up, size_bytes / min(n.down for n in nodes), copies_s)
 
 
 def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES) -> Topology:
     """Plan the trees of one version."""
     rate, relays = _common_rate(source_up, nodes)
-    slots = _slots(source_up, relays, len(nodes), stripes)
     topology = Topology(stripes, rate, dialable={node.name for node in nodes if node.dialable})
     topology.parents = {node.name: [SOURCE] * stripes for node in nodes}
+    slots = _slots(source_up, relays, len(nodes), len(topology.dialable), stripes)
     source_slots = slots.pop(SOURCE)
-    shares = _share_out(slots, source_slots, len(nodes), stripes)
+    shares = _share_out(slots, source_slots, len(nodes), topology.dialable, stripes)
     used: dict[str, int] = dict.fromkeys(slots, 0)
     for stripe, fan_outs in enumerate(shares):
         wide = source_slots // stripes + (stripe < source_slots % stripes)
-        for child, parent in _tree(nodes, fan_outs, wide, stripe, topology.dialable):
+        for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, topology.dialable):
             topology.parents[child][stripe] = parent
             if parent != SOURCE:
                 used[parent] += 1
@@ -145,30 +155,37 @@ def leave(topology: Topology, name: str) -> None:
 def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, list[NodeLinks]]:
     """R, and the nodes that receive fast enough to pass on what they receive."""
     best, relays = min([source_up / max(1, len(nodes)), *(node.down for node in nodes)]), 0
-    together = source_up
+    together = for_shy = source_up
+    shy = sum(not node.dialable for node in nodes)
     by_down = sorted(nodes, key=lambda node: -node.down)
     for count, node in enumerate(by_down, start=1):
         together += node.up
-        rate = min(source_up, node.down, together / len(nodes))
+        for_shy += node.up if node.dialable else 0.0
+        rate = min(source_up, node.down, together / len(nodes), for_shy / shy if shy else source_up)
         if rate >= best:
             best, relays = rate, count
     return best, by_down[:relays]
 
 
-def _slots(source_up: float, relays: Sequence[NodeLinks], count: int, stripes: int) -> dict[str, int]:
+def _slots(
+    source_up: float, relays: Sequence[NodeLinks], count: int, dialable_count: int, stripes: int
+) -> dict[str, int]:
     """As few slots as suffice for everybody, in proportion to the uplinks: so all links are used alike."""
-    uplinks = {node.name: node.up for node in relays}
     cap = stripes * (count - 1) if count - 1 <= FAN_OUT_MAX else FAN_OUT_MAX
     source_cap = stripes * count if count <= SOURCE_FAN_OUT_MAX else max(stripes, SOURCE_FAN_OUT_MAX)
+    for_dialable = stripes * dialable_count
+    shy = {node.name for node in relays if not node.dialable}
 
     def at(rate: float) -> dict[str, int]:
-        slots = {name: min(cap, int(stripes * up / rate)) for name, up in uplinks.items()}
+        slots = {node.name: min(cap, int(stripes * node.up / rate)) for node in relays}
         return {SOURCE: max(stripes, min(source_cap, int(stripes * source_up / rate)))} | slots
 
     def fits(rate: float) -> bool:
-        return sum(at(rate).values()) >= count * stripes
+        slots = at(rate)
+        of_shy = sum(slots[name] for name in shy)
+        return sum(slots.values()) - of_shy + min(of_shy, for_dialable) >= count * stripes
 
-    low = high = (source_up + sum(uplinks.values())) / max(1, count)
+    low = high = (source_up + sum(node.up for node in relays)) / max(1, count)
     while not fits(low) and low > high / 1024:
         low /= 2
     for _ in range(_RATE_STEPS):
@@ -177,38 +194,67 @@ def _slots(source_up: float, relays: Sequence[NodeLinks], count: int, stripes: i
     return at(low)
 
 
-def _share_out(slots: Mapping[str, int], source_slots: int, count: int, stripes: int) -> list[dict[str, int]]:
+def _share_out(
+    slots: Mapping[str, int], source_slots: int, count: int, dialable: Set[str], stripes: int
+) -> list[dict[str, int]]:
     """For each stripe, the nodes that pass it on and to how many: as few stripes per node as possible."""
     demand = [count - source_slots // stripes - (stripe < source_slots % stripes) for stripe in range(stripes)]
     shares: list[dict[str, int]] = [{} for _ in range(stripes)]
-    left = dict(sorted(slots.items(), key=lambda item: -item[1]))
+    wide_first = sorted(slots, key=lambda name: -slots[name])
     fan_out_max = min(max(1, count - 1), FAN_OUT_MAX)
-    while any(need > 0 for need in demand) and any(left.values()):
-        for name, free in left.items():
-            stripe = max(range(stripes), key=lambda s: (name not in shares[s], demand[s]))
-            given = min(free, demand[stripe], fan_out_max - shares[stripe].get(name, 0))
-            if given > 0:
-                shares[stripe][name] = shares[stripe].get(name, 0) + given
-                demand[stripe] -= given
-                left[name] = free - given
-            elif name in shares[stripe] or demand[stripe] <= 0:
-                left[name] = 0
+    # Shy nodes have the least choice: in every tree they feed no more than there are nodes that can be dialled.
+    shy = {name: slots[name] for name in wide_first if name not in dialable}
+    _deal(shy, [min(need, len(dialable)) for need in demand], shares, fan_out_max)
+    demand = [need - sum(given.values()) for need, given in zip(demand, shares, strict=True)]
+    _deal({name: slots[name] for name in wide_first if name in dialable}, demand, shares, fan_out_max)
     return shares
 
 
+def _deal(left: dict[str, int], room: list[int], shares: list[dict[str, int]], fan_out_max: int) -> None:
+    """Deal these slots to the stripes that have room for them."""
+    while any(free > 0 for free in room) and any(left.values()):
+        for name, slots in left.items():
+            stripe = max(range(len(room)), key=lambda s: (name not in shares[s], room[s]))
+            given = min(slots, room[stripe], fan_out_max - shares[stripe].get(name, 0))
+            if given > 0:
+                shares[stripe][name] = shares[stripe].get(name, 0) + given
+                room[stripe] -= given
+                left[name] = slots - given
+            elif name in shares[stripe] or room[stripe] <= 0:
+                left[name] = 0
+
+
 def _tree(
-    nodes: Sequence[NodeLinks], fan_outs: Mapping[str, int], wide: int, stripe: int, dialable: set[str]
+    nodes: Sequence[NodeLinks], fan_outs: Mapping[str, int], wide: int, turn: float, dialable: Set[str]
 ) -> Iterable[tuple[str, str]]:
-    """The edges (child, parent) of one stripe, the flattest first."""
-    inner = sorted(fan_outs, key=lambda name: (name not in dialable, -fan_outs[name]))
-    start = stripe * len(nodes) // STRIPES
+    """The edges (child, parent) of one stripe, the flattest first; `turn` says with whom among equals to begin."""
+    start = int(turn * len(nodes))
     leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
     leaves.sort(key=lambda name: name in dialable)  # those who cannot be dialled choose first
+    inner = sorted(fan_outs, key=lambda name: -fan_outs[name])
+    callers = deque(name for name in inner if name not in dialable)
+    others = deque(name for name in inner if name in dialable)
+    # Shy slots are for dialable children: if there are more than dialable leaves, others must hang there, too.
+    crowded = sum(fan_outs[name] for name in callers) - sum(name in dialable for name in leaves)
     open_slots, shy_slots = deque([SOURCE] * wide), deque[str]()
-    for child in (*inner, *leaves):
+
+    def next_inner() -> str:
+        if not others or (callers and len(others) <= crowded and not shy_slots and open_slots):
+            return callers.popleft()
+        return others.popleft()
+
+    while callers or others:
+        child = next_inner()
+        is_open = child in dialable
+        if is_open and shy_slots:
+            crowded -= 1
+            yield child, shy_slots.popleft()
+        else:
+            yield child, open_slots.popleft() if open_slots else SOURCE
+        (open_slots if is_open else shy_slots).extend([child] * fan_outs[child])
+    for child in leaves:
         queue = shy_slots if shy_slots and child in dialable else open_slots
         yield child, queue.popleft() if queue else SOURCE
-        (open_slots if child in dialable else shy_slots).extend([child] * fan_outs.get(child, 0))
 
 
 def _spares(topology: Topology, names: Sequence[str], position: int) -> list[str]:

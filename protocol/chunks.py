@@ -4,6 +4,7 @@
 - The same bytes have the same name in every version, so what did not change is never fetched twice.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -14,11 +15,11 @@ from protocol import limits
 from protocol.errors import ChunkMismatch
 from protocol.ids import ChunkId, Digest
 
-_FITTING_COUNT = 256
-"""More and smaller chunks begin to flow sooner through a chain of nodes, and cost more processor time."""
+_FITTING_COUNT = 512
+"""More and smaller chunks flow more evenly through a swarm, and cost more processor time."""
 
-_SMALLEST_FITTING = 64 * limits.KIB
-"""Below, frames and system calls cost more than the bytes."""
+_FITTING_MIN_BYTES, _FITTING_STEP_BYTES = 64 * limits.KIB, 16 * limits.KIB
+"""Below the least, frames and system calls cost more than the bytes."""
 
 Sliced = TypeVar("Sliced", bytes, memoryview)
 
@@ -48,10 +49,8 @@ def split(data: Sliced, chunk_size_bytes: int) -> Iterator[Sliced]:
 
 def fitting_size(total_bytes: int) -> int:
     """The chunk size for a version of so many bytes: a few hundred chunks, which flow smoothly and cost little each."""
-    size = _SMALLEST_FITTING
-    while size < limits.CHUNK_MAX_BYTES and total_bytes > _FITTING_COUNT * size:
-        size *= 2
-    return size
+    steps = math.ceil(total_bytes / _FITTING_COUNT / _FITTING_STEP_BYTES)
+    return min(max(steps * _FITTING_STEP_BYTES, _FITTING_MIN_BYTES), limits.CHUNK_MAX_BYTES)
 
 
 def blob_path(chunk: ChunkId) -> PurePosixPath:

@@ -79,8 +79,18 @@ FETCH_MAX_S = 7 * 86_400
 STRIPES_MAX = 64
 """Parts into which a version is dealt; each may come from another node, and each costs a connection."""
 
-PEERS_MAX = 128
-"""Peers in one plan: a parent for each stripe, and some to turn to."""
+PEERS_MAX = 96
+"""Peers in one plan: a parent for each stripe, and some to turn to; and as many that a node is to call."""
+
+DIALS_MAX = 40
+"""Nodes that one receipt calls reached, and as many that it calls unreached: the seeder, a parent for each of 32
+stripes and some to turn to; with the uploads of `PEERS_MAX` nodes they still fit into a small request."""
+
+REACHED_MAX = 16
+"""Stages told in one heartbeat: those of the last four versions; what happened before that interests nobody."""
+
+REACHED_AGO_MAX_S = 86_400
+"""A stage that was reached longer ago is told of as a day old."""
 
 TRANSFER_MAX_BYTES = 2**50
 """A petabyte moved by one agent since it started; the sum of thousands of such counters still fits into 64 bits."""

@@ -36,6 +36,8 @@ class Register(Message):
     name: str = Field(min_length=1, max_length=40)
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)
+    shares: bool = True
+    """Whether it passes chunks on; one without an address does so over connections that it opens."""
     agent: str = Field(max_length=100)
 
 
@@ -56,16 +58,30 @@ class Blame(Message):
     got: Hex64
 
 
+Stage = Literal["heard", "fetched", "loaded", "first_token"]
+"""How far a version is on a node: trust metadata names it; its files are whole; it is in the engine; it is sampled."""
+
+
+class Reached(Message):
+    """How long ago a version came how far on a node, by the node's stopwatch: its clock need not be right."""
+
+    version: int = Field(ge=1, le=limits.VERSION_MAX)
+    stage: Stage
+    ago_s: float = Field(ge=0, le=limits.REACHED_AGO_MAX_S)
+
+
 class Heartbeat(Message):
-    """A node is alive: what it holds, does and moved, and how fast it samples."""
+    """A node is alive: what it holds, does and moved, how fast it samples, and how far new versions have come."""
 
     session: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Random per start of the agent, so that counters that begin again at zero are told apart."""
     version: int = Field(ge=0, le=limits.VERSION_MAX)
-    phase: Literal["offline", "idle", "leased", "generating"]
+    phase: Literal["offline", "idle", "leased", "generating", "mirroring"]
+    """Who mirrors never samples: for it a version has arrived when it is fetched."""
     tokens_per_s: float = Field(ge=0)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)
+    reached: tuple[Reached, ...] = Field(max_length=limits.REACHED_MAX)
 
 
 class HeartbeatReply(Message):
@@ -142,10 +158,15 @@ class Peer(Message):
     """Where chunks of the newest version can be had."""
 
     peer_id: PeerId
-    address: HostPort
+    address: HostPort | Literal[""]
+    """Where to dial it; empty if it cannot be dialled, and opens the connection itself."""
     kind: Literal["peer", "seeder"]
     stripes: tuple[int, ...] = Field((), max_length=limits.STRIPES_MAX)
     """The stripes to ask of it first; of the others it is asked when they are late."""
+
+    @property
+    def calls(self) -> bool:
+        return not self.address
 
 
 class Plan(Message):
@@ -156,6 +177,10 @@ class Plan(Message):
 
     stripes: int = Field(ge=1, le=limits.STRIPES_MAX)
     peers: tuple[Peer, ...] = Field(max_length=limits.PEERS_MAX)
+    calls: tuple[Peer, ...] = Field((), max_length=limits.PEERS_MAX)
+    """Nodes to open a connection to and keep it: they are to ask this one, and cannot dial it."""
+    probe: Peer | None = None
+    """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
 
 
 class Upload(Message):
@@ -163,15 +188,28 @@ class Upload(Message):
 
     peer_id: PeerId
     size_bytes: int = Field(ge=0, le=limits.TRANSFER_MAX_BYTES)
+    busy_s: float = Field(ge=0, le=limits.FETCH_MAX_S)
+    """How long it was sending: while it owed us chunks that it held."""
 
 
 class Receipt(Message):
-    """A node's signed word on who sent it a version, and how long that took; an envelope of the domain `receipt`."""
+    """A node's signed word on who sent it a version, how long that took, and whom it could dial.
+
+    It is sealed in an envelope of the domain `receipt`.
+    """
 
     round_id: Hex64
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     seconds: float = Field(gt=0, le=limits.FETCH_MAX_S)
     uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
+    from_origins: MovedBytes = 0
+    """What came over HTTP, from servers that have no peer id."""
+    reached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Who was connected to by a dial of the receiver's."""
+    unreached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Of those whom the plan names to ask or to call, who was dialled in vain."""
+    missed_probe: PeerId | None = None
+    """The plan's probe, if it was dialled in vain."""
 
 
 class Fetched(Message):

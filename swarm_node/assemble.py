@@ -1,19 +1,21 @@
 """From verified chunks, and what earlier versions left here, to the folder an engine loads.
 
-- A policy folder appears under its final name only when every file in it is whole and synced.
+- A policy folder appears under its final name only when every file in it is whole and synced. Until then it is a
+  draft, whose files grow while their chunks arrive (`growing`), so that little is left to do after the last chunk.
 - Its name binds version and manifest, so a folder can never be taken for another version's.
 - Each file's digest is checked as it is written, and again when a folder of an earlier run is taken up.
 - File names come from a signed manifest and are checked all the same: nothing is written outside the folder.
 - A file of an earlier version is a base only while it has the digest that a patch asks for; it is never written to. A
-  patch makes a new file, whose digest is checked like that of any other.
+  patch makes a new file, whose digest is checked like that of any other; an unchanged file is shared by both versions.
 - All functions block; callers on an event loop use a thread.
 """
 
 import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePath
 
 from blake3 import blake3
@@ -22,10 +24,12 @@ from protocol import chunks, delta
 from protocol.errors import ManifestInvalid
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, Patch, PolicyManifest
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.disk import full_disk_named, mapped, sync_folder
+from swarm_node.growing import GrowingFile
 
-_UNFINISHED = ".unfinished-"
+_UNFINISHED = ".unfinished"
 _READ_BYTES = 1 << 20
 
 
@@ -65,20 +69,101 @@ def assemble(
     existing = find(policies, manifest)
     if existing is not None:
         return existing
-    with full_disk_named(policies):
-        policies.mkdir(parents=True, exist_ok=True)
-        temp = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=policies))
-        try:
-            for entry in manifest.files:
-                _make_file(temp / _safe_name(entry), entry, blobs, bases or {})
-            sync_folder(temp)
-            final = folder_of(policies, manifest)
-            temp.rename(final)
-            sync_folder(policies)
-        except BaseException:
-            shutil.rmtree(temp, ignore_errors=True)
-            raise
-    return final
+    draft = Draft(policies, manifest, blobs, bases or {})
+    try:
+        return draft.finish()
+    finally:
+        draft.discard()
+
+
+class Draft:
+    """The folder of a version in the making; one at a time, and what an earlier one left behind gives way.
+
+    Its methods block, but for `following`: chunks that arrive are put in their places by a thread of the draft's own.
+    """
+
+    def __init__(self, policies: Path, manifest: PolicyManifest, blobs: BlobStore, bases: Mapping[str, Path]) -> None:
+        self._policies, self._manifest, self._blobs, self._bases = policies, manifest, blobs, bases
+        self._folder = policies / _UNFINISHED
+        self._growing: dict[str, GrowingFile] = {}
+        self._placing = ThreadPoolExecutor(1, thread_name_prefix="placing")
+        names = [_safe_name(entry) for entry in manifest.files]
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with full_disk_named(policies):
+            self._folder.mkdir(parents=True)
+            try:
+                self._growing = {
+                    name: self._grow(name, entry)
+                    for name, entry in zip(names, manifest.files, strict=True)
+                    if entry.route(bases).held is None
+                }
+            except BaseException:
+                self.discard()
+                raise
+
+    @contextmanager
+    def following(self, arrivals: Arrivals) -> Iterator[None]:
+        """For the time of a download: place every chunk as it arrives. What fails is tried again by `finish`."""
+        before, seen = arrivals.downloads, 0
+
+        def look() -> None:
+            nonlocal seen
+            if arrivals.downloads > before:
+                for chunk in islice(arrivals.held, seen, None):
+                    self._placing.submit(self._place, chunk)
+                    seen += 1
+
+        with arrivals.listening(look):
+            yield
+
+    def finish(self) -> Path:
+        """Do what is left; the folder gets its final name when every file in it is sound and synced."""
+        self._placing.shutdown()
+        with full_disk_named(self._policies):
+            for entry in self._manifest.files:
+                self._complete(entry)
+            sync_folder(self._folder)
+            final = folder_of(self._policies, self._manifest)
+            self._folder.rename(final)
+            sync_folder(self._policies)
+        return final
+
+    def discard(self) -> None:
+        """Remove what is not finished."""
+        self._placing.shutdown(cancel_futures=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _grow(self, name: str, entry: FileEntry) -> GrowingFile:
+        return GrowingFile(
+            _step(self._folder / name, 0) if entry.after_anchor else self._folder / name,
+            entry.chunks,
+            chunk_size_bytes=self._manifest.chunk_size_bytes,
+            size_bytes=entry.anchor_size_bytes,
+            digest=entry.anchor_digest,
+            blobs=self._blobs,
+        )
+
+    def _place(self, chunk: ChunkId) -> None:
+        for growing in self._growing.values():
+            growing.place(chunk)
+
+    def _complete(self, entry: FileEntry) -> None:
+        """Take the entry's shortest way from what is here, a file for each step; only the last one is kept."""
+        target, route, sizes = self._folder / entry.path, entry.route(self._bases), entry.sizes()
+        digests = list(sizes)[-1 - len(route.patches) :]
+        paths = [*(_step(target, number) for number in range(len(route.patches))), target]
+        if entry.path in self._growing:
+            self._growing[entry.path].finish()
+        elif route.held is not None and route.patches:
+            paths[0] = self._bases[route.held]
+        elif route.held is not None:
+            _take_over(self._bases[route.held], target, entry)
+        for patch, base, path, digest in zip(route.patches, paths, paths[1:], digests[1:], strict=False):
+            _apply(base, patch, path, digest, sizes[digest], self._blobs)
+            if base.parent == target.parent:
+                base.unlink()
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
@@ -104,22 +189,19 @@ def _safe_name(entry: FileEntry) -> str:
     return entry.path
 
 
-def _make_file(target: Path, entry: FileEntry, blobs: BlobStore, bases: Mapping[str, Path]) -> None:
-    """Take the entry's shortest way from what is here, a file for each step; only the last one is kept."""
-    route, sizes = entry.route(bases), entry.sizes()
-    digests = list(sizes)[-1 - len(route.patches) :]
-    paths = [*(target.with_name(f".step-{number}") for number in range(len(route.patches))), target]
-    if route.held is not None and route.patches:
-        paths[0] = bases[route.held]
-    else:
-        stored = (blobs.read(ChunkId(chunk)) for chunk in entry.chunks)
-        _write(paths[0], _read(bases[route.held]) if route.held else stored, sizes[digests[0]], digests[0])
-    for patch, base, path, digest in zip(route.patches, paths, paths[1:], digests[1:], strict=False):
-        _apply(base, patch, path, digest, sizes[digest], blobs)
-        if base.parent == target.parent:
-            base.unlink()
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
+def _step(target: Path, number: int) -> Path:
+    """What a file is patched from on the way to its last form."""
+    return target.with_name(f".{target.name}.{number}")
+
+
+def _take_over(held: Path, target: Path, entry: FileEntry) -> None:
+    """An unchanged file, as another name of the held one: its digest is known, and nobody writes to either."""
+    try:
+        target.hardlink_to(held)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without such links, or no more of them for this file
+        _write(target, _read(held), entry.size_bytes, entry.digest)
 
 
 def _apply(base: Path, patch: Patch, target: Path, digest: str, size_bytes: int, blobs: BlobStore) -> None:

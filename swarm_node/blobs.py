@@ -1,7 +1,7 @@
 """The chunk store of a node: a folder of verified chunks, named by their hashes.
 
 - Bytes are verified before they are written and again each time they are read, so neither a peer nor a bad disk can
-  make us serve or assemble anything else.
+  make us serve anything else. Who takes them as they lie there (`mapped`) verifies what it makes of them.
 - A file gets its name when all its bytes are written. It is not synced: a chunk that a power cut damaged is found out
   when it is read, and fetched again. What a crash leaves unfinished is removed by `clean`.
 - One process owns the folder (writes, cleans, prunes); others may read along, as the seeder does.
@@ -14,7 +14,7 @@ from pathlib import Path
 from protocol.chunks import blob_path, verify
 from protocol.errors import ChunkMismatch, UnknownChunk
 from protocol.ids import ChunkId
-from swarm_node.disk import full_disk_named, write_whole
+from swarm_node.disk import full_disk_named, mapped, write_whole
 
 _TEMP = "incoming"
 """Subfolder of unfinished files; no two hex digits, so no chunk can lie there."""
@@ -45,7 +45,7 @@ class BlobStore:
             data = self.path(chunk).read_bytes()
             verify(chunk, data)
         except FileNotFoundError:
-            raise UnknownChunk(f"Chunk {chunk[:12]}… is not stored here.") from None
+            raise _absent(chunk) from None
         except ChunkMismatch as error:
             self.path(chunk).unlink(missing_ok=True)
             raise UnknownChunk(
@@ -54,11 +54,22 @@ class BlobStore:
             ) from error
         return data
 
+    def mapped(self, chunk: ChunkId) -> memoryview:
+        """The stored bytes, not verified again."""
+        try:
+            return mapped(self.path(chunk))
+        except FileNotFoundError:
+            raise _absent(chunk) from None
+
     def write(self, chunk: ChunkId, data: bytes | memoryview) -> None:
         """Store bytes under their name; writing a chunk twice changes nothing."""
         verify(chunk, data)
-        if not self.has(chunk):
-            with full_disk_named(self.root):
+        if self.has(chunk):
+            return
+        with full_disk_named(self.root):
+            try:
+                write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
+            except FileNotFoundError:  # somebody removed the folder; looking each time costs as much as writing
                 (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
                 write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
 
@@ -74,3 +85,7 @@ class BlobStore:
         for folder in self.root.iterdir() if self.root.is_dir() else ():
             if folder.is_dir() and folder.name != _TEMP:
                 yield from folder.iterdir()
+
+
+def _absent(chunk: ChunkId) -> UnknownChunk:
+    return UnknownChunk(f"Chunk {chunk[:12]}… is not stored here.")

@@ -66,8 +66,11 @@ def write_whole(target: Path, data: bytes | memoryview, *, temp_folder: Path, sy
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        target.parent.mkdir(exist_ok=True)
-        temp.replace(target)
+        try:
+            temp.replace(target)
+        except FileNotFoundError:
+            target.parent.mkdir(exist_ok=True)
+            temp.replace(target)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise

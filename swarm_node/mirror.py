@@ -54,6 +54,7 @@ async def run(settings: Settings, *, tell: Callable[[Held], None]) -> None:
 class _Mirror:
     """Watches the follower, and tells of every version."""
 
+    phase = Phase.MIRRORING
     tokens_per_s = 0.0
 
     def __init__(self, policies: PolicyFollower, tell: Callable[[Held], None]) -> None:
@@ -66,10 +67,6 @@ class _Mirror:
     def version(self) -> int:
         """The newest version that is whole; 0 before the first."""
         return self._policies.ready.manifest.version if self._policies.ready else 0
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.IDLE if self._policies.ready else Phase.OFFLINE
 
     async def run(self) -> None:
         while True:

@@ -57,11 +57,11 @@ class PickerRules:
     """Chunks that a parent was asked for and does not hold yet."""
     lead: float = 0.05
     """How far one source's part may be ahead of the whole, as a share of that part."""
-    lead_chunks: int = 4
-    ahead: float = 1.5
+    lead_chunks: int = 3
+    ahead: float = 1.1
     """How many times sooner a source must be done to take over from another, and by how much at the least."""
-    ahead_s: float = 1.0
-    reluctance: float = 2.0
+    ahead_s: float = 0.3
+    reluctance: float = 1.15
     """How many times later than usual a parent must be about to finish before the seeder, who feeds all, steps in."""
     slow: float = 1.2
     """A source that takes this many times longer to answer than the others do takes nothing over."""
@@ -72,6 +72,7 @@ class PickerRules:
     """Chunks looked at when one is chosen by chance."""
     outlook: int = 64
     """Planned chunks looked at when the next is chosen."""
+    survey_s: float = 0.05
     look_s: float = 0.25
     """How often to look whether somebody has fallen behind."""
     origin_patience_s: float = 4.0
@@ -84,8 +85,10 @@ class PickerRules:
 
 @dataclass(frozen=True)
 class _Survey:
-    """How the sources are doing altogether, for one round of decisions."""
+    """How the sources are doing altogether."""
 
+    until: float = -math.inf
+    """As long as it may be taken for the truth."""
     typical_s: float = 0.0
     """When those that work will be done with their parts."""
     usual_s: float = 0.0
@@ -142,6 +145,10 @@ class Picker:
         """Chunks that are not delivered yet."""
         return len(self._missing)
 
+    def busy_s(self, name: str) -> float | None:
+        """How long a source was sending us something, as far as that can be told."""
+        return self._states[name].busy_s
+
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
         alone = all(state.gone for state in self._states.values())
@@ -149,7 +156,8 @@ class Picker:
 
     def next(self, now: float) -> list[Ask | TakeBack]:
         """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
-        self._survey = self._look_around(now)
+        if now >= self._survey.until:
+            self._survey = self._look_around(now)
         states = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
         self._rng.shuffle(states)
         states.sort(key=lambda state: (_KINDS.index(state.source.kind), state.blames))
@@ -164,8 +172,8 @@ class Picker:
         """When `next` may have more to say although nothing was reported."""
         return now + self._rules.look_s
 
-    def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> None:
-        """A peer says that it holds these."""
+    def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
+        """A peer says that it holds these; says whether that could change what it does now."""
         state = self._states[name]
         for chunk in chunks:
             if chunk in self._missing and chunk not in state.has:
@@ -174,6 +182,7 @@ class Picker:
                 if chunk in state.asked:
                     state.asked[chunk] = now
                 self._offer(state, chunk)
+        return state.ready < self._rules.window
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
@@ -234,7 +243,8 @@ class Picker:
         for state in states:
             patience_s = max(self._rules.overdue_s, self._rules.overdue_factor * (state.usual_s or usual_s))
             late += [(since, chunk) for chunk, since in state.asked.items() if now >= since + patience_s]
-        return _Survey(median(working) if working else 0.0, usual_s, [chunk for _, chunk in sorted(late)])
+        typical_s = median(working) if working else 0.0
+        return _Survey(now + self._rules.survey_s, typical_s, usual_s, [chunk for _, chunk in sorted(late)])
 
     def _choose(self, state: SourceState, now: float) -> ChunkId | None:
         """The next chunk to ask of this source."""

@@ -19,12 +19,14 @@ from protocol import limits
 from protocol.errors import DiskFull, MetadataExpired, NotFound, SwarmError, Unreachable
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
-from protocol.messages import Blame, PlanRequest, Receipt, Transfer, Upload
+from protocol.messages import Blame, Plan, PlanRequest, Receipt, Transfer, Upload
 from protocol.trust import FROZEN
 from swarm_node import assemble
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
+from swarm_node.assemble import Draft
 from swarm_node.blobs import BlobStore
+from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, fetch_chunks
 from swarm_node.p2p.host import Host
@@ -109,6 +111,7 @@ class PolicyFollower:
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
         self.traffic = Traffic()
+        self.milestones = Milestones()
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -165,35 +168,66 @@ class PolicyFollower:
         if manifest is None or (self.ready and self.ready.manifest == manifest):
             return
         self._announced = max(self._announced, manifest.version)
+        self.milestones.passed(manifest.version, "heard")
+        receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
-            bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
-            sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
-            report = await self._fetch(manifest, sizes)
-            folder = await trio.to_thread.run_sync(assemble.assemble, self._folder, manifest, self._blobs, bases)
-            await self._acknowledge(manifest, report)
+            folder, receipt = await self._make(manifest)
+        self.milestones.passed(manifest.version, "fetched")
         previous, self.ready = self.ready, Policy(manifest, folder)
         self._tell()
+        if receipt is not None:
+            with suppress(SwarmError):  # one that is lost is not worth a second try
+                await self._coordinator.fetched(receipt)
         kept = [policy for policy in (previous, self.ready) if policy]
         await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 
-    async def _acknowledge(self, manifest: PolicyManifest, report: FetchReport) -> None:
-        """Witness who sent this version; a receipt that is lost on the way is not worth a second try."""
-        uploads = [Upload(peer_id=name, size_bytes=size) for name, size in report.bytes_from_node.items()]
-        receipt = Receipt(
+    async def _make(self, manifest: PolicyManifest) -> tuple[Path, Receipt]:
+        """Fetch a version, and build its folder from the chunks as they come."""
+        bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
+        sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
+        draft = await trio.to_thread.run_sync(Draft, self._folder, manifest, self._blobs, bases)
+        try:
+            with draft.following(self._arrivals):
+                plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+                report = await self._fetch(manifest, sizes, plan)
+            return await trio.to_thread.run_sync(draft.finish), self._witness(manifest, plan, report)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(draft.discard)
+
+    def _witness(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> Receipt:
+        """Who sent this version, and who could be dialled."""
+        seconds = min(max(report.seconds, 1e-3), limits.FETCH_MAX_S)
+        uploads = [
+            Upload(
+                peer_id=name,
+                size_bytes=size,
+                busy_s=seconds if (busy_s := report.busy_s[name]) is None else min(busy_s, seconds),
+            )
+            for name, size in report.bytes_from_node.items()
+        ]
+        reached, unreached = self._host.dials.tell()
+        to_dial = {peer.peer_id for peer in (*plan.peers, *plan.calls) if not peer.calls}
+        probe = plan.probe.peer_id if plan.probe else None
+        return Receipt(
             round_id=manifest.round_id,
             version=manifest.version,
-            seconds=min(max(report.seconds, 1e-3), limits.FETCH_MAX_S),
+            seconds=seconds,
             uploads=tuple(uploads[: limits.PEERS_MAX]),
+            from_origins=report.bytes_from["origin"],
+            reached=tuple(reached[: limits.DIALS_MAX]),
+            unreached=tuple([name for name in unreached if name in to_dial][: limits.DIALS_MAX]),
+            missed_probe=probe if probe in unreached else None,
         )
-        with suppress(SwarmError):
-            await self._coordinator.fetched(receipt)
 
-    async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int]) -> FetchReport:
-        plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+    async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
+        self._host.call(peer for peer in plan.calls if peer.address)
+        if plan.probe and plan.probe.address:
+            self._host.dials.begin(plan.probe)
         report = FetchReport()
         try:
             await fetch_chunks(

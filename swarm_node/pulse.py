@@ -56,6 +56,7 @@ class Pulse:
             name=settings.name,
             price_micros_per_mtok=settings.price_micros_per_mtok,
             addresses=self._member.addresses,
+            shares=settings.share,
             agent=f"echo-swarm/{version('echo-swarm')}",
         )
         told = False
@@ -106,6 +107,8 @@ class Pulse:
     async def beat(self) -> HeartbeatReply:
         traffic = self._member.policies.traffic
         blames = tuple(traffic.blames)
+        milestones = self._member.policies.milestones
+        reached = milestones.untold()
         message = Heartbeat(
             session=self._session,
             version=self._activity.version,
@@ -113,9 +116,11 @@ class Pulse:
             tokens_per_s=self._activity.tokens_per_s,
             transfer=traffic.message(self._member.server.bytes_sent),
             blames=blames,
+            reached=reached,
         )
         reply = await self._coordinator.heartbeat(message)
         traffic.blames = [blame for blame in traffic.blames if blame not in blames]
+        milestones.told(reached, newest_version=reply.newest_version)
         self._take(reply)
         return reply
 

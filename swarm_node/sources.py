@@ -48,6 +48,11 @@ class SourceState:
     """What it owes us, and since when it could have answered (`inf`: it waits for the chunk itself)."""
     usual_s: float = 0.0
     """From the moment it could answer to the answer, smoothed."""
+    delivered: int = 0
+    timed: int = 0
+    timed_s: float = 0.0
+    """Deliveries; those of chunks that it held when they were asked for, or said so before; how long they took."""
+    settled_at: float = -math.inf
     interval_s: float = 0.0
     """Between two deliveries while it owes us something, smoothed."""
     owing_since: float | None = None
@@ -78,11 +83,20 @@ class SourceState:
         silence_s = now - self.owing_since if self.owing_since is not None else 0.0
         return self.backlog * max(self.interval_s, silence_s)
 
+    @property
+    def busy_s(self) -> float | None:
+        """How long it was sending us something, as far as that can be told."""
+        return self.timed_s * self.delivered / self.timed if self.timed else None
+
     def settle(self, chunk: ChunkId, now: float) -> None:
         """It delivered: note its pace."""
         since = self.asked.pop(chunk, math.inf)
+        self.delivered += 1
         if since < math.inf:
             self.usual_s = _smoothed(self.usual_s, now - since)
+            self.timed += 1
+            self.timed_s += now - max(since, self.settled_at)
+        self.settled_at = now
         if self.owing_since is not None:
             self.interval_s = _smoothed(self.interval_s, now - self.owing_since)
         self.owing_since = now if self.asked else None

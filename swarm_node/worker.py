@@ -38,12 +38,13 @@ FULL_DISK_PAUSE_S = 5.0
 
 
 class Phase(StrEnum):
-    """What the worker is doing."""
+    """What a member is doing; a worker never mirrors, and a mirror does nothing else."""
 
     OFFLINE = "offline"
     IDLE = "idle"
     LEASED = "leased"
     GENERATING = "generating"
+    MIRRORING = "mirroring"
 
 
 class Worker:
@@ -118,6 +119,7 @@ class Worker:
     async def _load(self, policy: Policy) -> None:
         loaded = await self._engine.load(policy.folder)
         self._loaded = policy
+        self._policies.milestones.passed(policy.manifest.version, "loaded")
         log.info(
             "version loaded version=%d update=%d seconds=%.2f",
             policy.manifest.version,
@@ -151,6 +153,9 @@ class Worker:
             self.phase = Phase.GENERATING
             async with aclosing(self._engine.generate(requests)) as groups:
                 async for group in groups:
+                    self._policies.milestones.passed(
+                        policy.manifest.version, "first_token", ago_s=group.first_token_ago_s
+                    )
                     lease = open_leases[group.request_id]
                     await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
                     del open_leases[group.request_id]

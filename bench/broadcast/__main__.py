@@ -2,7 +2,7 @@
 
 - `--cells 8:3:uniform …` chooses cells, `--contenders` who takes part, `--rounds` how often, `--disturb` the cell of
   the disturbances (`none` leaves them out); goals that were not measured are not judged.
-- `--worker-mbit` and `--mib` size links and payload: large enough for the links to be the limit, not the cores.
+- `--worker-mbit`, `--together-mbit` and `--mib` size links and payload, so that the links are the limit, not the cores.
 - `--plots FOLDER` writes the plots; the timelines of all laps lie beside the record, for whoever looks for idle links.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.broadcast.cells import Cell, parse
@@ -34,15 +35,13 @@ def main() -> int:
         return 0
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the namespaces go, too, in the background as well
         signal.signal(number, signal.default_int_handler)
-    size_bytes = int(options.mib * 2**20)
-    cells = [parse(text, worker_mbit_s=options.worker_mbit, size_bytes=size_bytes) for text in options.cells]
+    cells = [cell_of(text, options) for text in options.cells]
     bench = Bench("broadcast", inputs={name: value for name, value in vars(options).items() if name != "plots"})
     laps = {cell: measure_cell(bench, cell, options.contenders, options.rounds) for cell in cells}
     for cell in cells:
         judge_cell(bench, cell, options.contenders)
     if options.disturb != "none":
-        cell = parse(options.disturb, worker_mbit_s=options.worker_mbit, size_bytes=size_bytes)
-        measure_disturbances(bench, cell, options.rounds)
+        measure_disturbances(bench, cell_of(options.disturb, options), options.rounds)
     write_timelines(laps, RESULTS / "broadcast-timelines.json")
     if options.plots:
         write_plots(laps, options.plots)
@@ -57,10 +56,17 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=1 if quick else 3)
     parser.add_argument("--worker-mbit", type=float, default=20.0)
+    parser.add_argument("--together-mbit", type=float, default=160.0, help="at most, for all workers together")
     parser.add_argument("--mib", type=float, default=8 if quick else 32)
     parser.add_argument("--disturb", default="4:3:uniform" if quick else "8:8:uniform", metavar="N:SOURCE:LINKS")
     parser.add_argument("--plots", type=Path)
     return parser.parse_args(words)
+
+
+def cell_of(text: str, options: argparse.Namespace) -> Cell:
+    """A cell with its rates and payload; the more workers, the slower their links must be for the cores to keep up."""
+    cell = parse(text, worker_mbit_s=options.worker_mbit, size_bytes=int(options.mib * 2**20))
+    return replace(cell, worker_mbit_s=min(cell.worker_mbit_s, options.together_mbit / cell.workers))
 
 
 def measure_cell(bench: Bench, cell: Cell, contenders: Sequence[str], rounds: int) -> list[Lap]:

@@ -8,7 +8,7 @@
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -64,17 +64,22 @@ async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **c
 
 async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:
     """The request's body, if it is not too large."""
+    return b"".join([piece async for piece in pieces(request, max_bytes)])
+
+
+async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """The same as it comes, for bodies that are too large for the memory."""
     if (request.content_length or 0) > max_bytes:
         raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
-    data = bytearray()
+    size = 0
     try:
         async for piece in request.content.iter_any():
-            data += piece
-            if len(data) > max_bytes:
+            size += len(piece)
+            if size > max_bytes:
                 raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
+            yield piece
     except web.RequestPayloadError as error:
         raise MalformedMessage("The request's body is not encoded as its headers say.") from error
-    return bytes(data)
 
 
 def require_operator(request: web.Request) -> Round:

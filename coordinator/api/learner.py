@@ -9,10 +9,11 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from coordinator import batches, publish
-from coordinator.api.http import body, reply, require_operator
-from coordinator.files import write_durably
+from coordinator.api.http import body, pieces, reply, require_operator
+from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
 from coordinator.state import get_fact, set_fact
+from protocol import limits
 from protocol.errors import MalformedMessage
 from protocol.learning import LearnerState, Progress, Publication, Report
 from protocol.manifest import FileName
@@ -29,6 +30,9 @@ LOOK_AGAIN_S = 2.0
 
 UPLOAD_MAX_BYTES = 2**40
 """The operator's own learner is believed about sizes; the disk is the limit."""
+
+WRITTEN_AT_ONCE_BYTES = limits.MIB
+"""What is held of an upload, beside the server's own buffer; no more is read until it is written."""
 
 _FILE_NAME = TypeAdapter(FileName)
 
@@ -53,8 +57,18 @@ async def upload(request: web.Request) -> web.Response:
     except ValidationError:
         raise MalformedMessage("That is no name for a policy file.") from None
     folder = here.publisher.uploads / str(int(request.match_info["version"]))
-    data = await body(request, UPLOAD_MAX_BYTES)
-    await asyncio.to_thread(write_durably, folder / name, data)
+    arriving = await asyncio.to_thread(ArrivingFile, folder / name)
+    try:
+        waiting = bytearray()
+        async for piece in pieces(request, UPLOAD_MAX_BYTES):
+            waiting += piece
+            if len(waiting) >= WRITTEN_AT_ONCE_BYTES:
+                await asyncio.to_thread(arriving.write, waiting)
+                waiting = bytearray()
+        await asyncio.to_thread(arriving.write, waiting)
+        await asyncio.to_thread(arriving.finish, request.query.get("digest", ""))
+    finally:
+        arriving.discard()
     return web.Response(status=204)
 
 

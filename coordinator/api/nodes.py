@@ -3,10 +3,10 @@
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, intake, leases, links, publish, registry
+from coordinator import batches, broadcasts, intake, leases, links, publish, registry
 from coordinator.api.http import ROUND, act, reply
 from coordinator.intake import Judge
-from coordinator.round import Round
+from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
 from protocol.ids import NodeId
 from protocol.messages import (
@@ -45,7 +45,7 @@ async def register(request: web.Request) -> web.Response:
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
-    await act(request, Heartbeat, registry.heartbeat)
+    await act(request, Heartbeat, _beat)
     return reply(await _hint(request))
 
 
@@ -94,8 +94,8 @@ async def submit(request: web.Request) -> web.Response:
 async def plan(request: web.Request) -> web.Response:
     """This node's part of the plan for the newest version."""
     here = request.app[ROUND]
-    silent_after_ms = int(here.config.leases.heartbeat_s * 3000)
-    return reply(await act(request, PlanRequest, _plan, here=here, silent_after_ms=silent_after_ms))
+    node = await act(request, PlanRequest, _registered)
+    return reply(await here.database.read(_plan, node, here=here, now_ms=now_ms()))
 
 
 @routes.post("/v1/fetched")
@@ -104,17 +104,20 @@ async def fetched(request: web.Request) -> web.Response:
     return reply(await _hint(request))
 
 
-def _plan(
-    connection: sa.Connection, node: NodeId, _message: PlanRequest, *, here: Round, silent_after_ms: int, now_ms: int
-) -> Plan:
+def _registered(connection: sa.Connection, node: NodeId, _message: PlanRequest, *, now_ms: int) -> NodeId:
     registry.require_node(connection, node)
+    return node
+
+
+def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) -> Plan:
+    """One after the other: the first question plans, and those that wait behind it find the plan made."""
     # Not the version that the node names: by naming ever others, one node would have all plans made anew.
     version, _ = publish.newest_version(connection)
     if here.plans.is_stale(version, node, now_ms):
-        live = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
+        live = registry.live_nodes(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
         source = here.seeder.peer_id if here.seeder else ""
-        source_up, nodes = links.node_links(live, *links.measured(connection), source=source)
+        source_up, nodes = links.node_links(live, links.measured(connection), source=source)
         here.plans.update(version, live, source_up, nodes, now_ms)
     return here.plans.part(node, here.seeder)
 
@@ -128,6 +131,11 @@ async def _hint(request: web.Request) -> HeartbeatReply:
         return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
 
     return await here.database.run(read)
+
+
+def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
+    registry.heartbeat(connection, node, message, now_ms=now_ms)
+    broadcasts.note(connection, node, message.reached, now_ms=now_ms)
 
 
 def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:

@@ -8,6 +8,7 @@ from aiohttp import web
 from coordinator import publish, summary
 from coordinator.api.http import ROUND, reply, reply_json
 from coordinator.mirror import IMMUTABLE
+from coordinator.round import now_ms
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
 from protocol.origin import chunk_path, may_change
@@ -32,7 +33,15 @@ async def leaderboard(request: web.Request) -> web.Response:
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
     here = request.app[ROUND]
-    return reply_json(await here.database.run(summary.status) | _terms(request))
+    found = await here.database.run(summary.status, alive_since_ms=now_ms() - here.silent_after_ms)
+    return reply_json(found | _terms(request))
+
+
+@routes.get("/v1/broadcast")
+async def broadcast(request: web.Request) -> web.Response:
+    """How the last version spread, node by node."""
+    here = request.app[ROUND]
+    return reply_json(await here.database.run(summary.broadcast, alive_since_ms=now_ms() - here.silent_after_ms))
 
 
 def _terms(request: web.Request) -> dict[str, object]:

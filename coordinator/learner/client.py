@@ -49,8 +49,9 @@ class CoordinatorClient:
         """Upload every file of a policy folder, then ask for its publication."""
         entries = []
         for path in sorted(folder.iterdir()):
-            self._call("PUT", f"/v1/learner/uploads/{version}/{path.name}", _pieces(path), timeout_s=PUBLICATION_S)
             digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+            address = f"/v1/learner/uploads/{version}/{path.name}?digest={digest}"
+            self._call("PUT", address, _pieces(path), timeout_s=PUBLICATION_S)
             entries.append(Upload(path=path.name, digest=digest))
         publication = Publication(version=version, update=update, files=tuple(entries))
         self._call("POST", "/v1/learner/versions", publication, timeout_s=PUBLICATION_S)

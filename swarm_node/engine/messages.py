@@ -76,6 +76,8 @@ class GroupDone(Message):
     kind: Literal["group_done"] = "group_done"
     request_id: str
     samples: tuple[Sample, ...]
+    first_token_ago_s: float = Field(ge=0)
+    """Since the first token of the groups that are sampled together with this one."""
 
 
 class Finished(Message):

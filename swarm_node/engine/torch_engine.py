@@ -122,6 +122,7 @@ class _Batch:
         seeds = [requests[number].seed for number in owners]
         self.rows = len(owners)
         self._step = 0
+        self._first_token_at = 0.0
         self._alive = torch.arange(self.rows)  # [live rows], as indices into the arrays of all rows
         self._owners = torch.tensor(owners)
         self._unfinished = [request.samples for request in requests]
@@ -141,6 +142,8 @@ class _Batch:
         alive, step = self._alive, self._step
         scores = torch.log_softmax(self._logits / self._temperatures[alive, None], dim=-1)  # [live, vocabulary]
         tokens = _pick(scores, self._uniforms[alive, step])
+        if step == 0:
+            self._first_token_at = time.monotonic()
         self._tokens[alive, step] = tokens
         self._logprobs[alive, step] = scores.gather(1, tokens[:, None])[:, 0]
         self._step += 1
@@ -198,7 +201,11 @@ class _Batch:
     def _group(self, owner: int) -> GroupDone:
         rows = (self._owners == owner).nonzero()[:, 0].tolist()
         samples = tuple(self._sample(row, int(self._lengths[row])) for row in rows)
-        return GroupDone(request_id=self._requests[owner].request_id, samples=samples)
+        return GroupDone(
+            request_id=self._requests[owner].request_id,
+            samples=samples,
+            first_token_ago_s=time.monotonic() - self._first_token_at,
+        )
 
     def _sample(self, row: int, length: int) -> Sample:
         return Sample(

@@ -29,6 +29,9 @@ from swarm_node.sources import ORIGIN, Source
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
 
+NEWS_MAX = 64
+"""News that may wait for the next round of decisions; beyond, those who bring it wait."""
+
 
 class NoSource(SwarmError):
     """A version cannot be completed: nobody is left who could deliver what is missing."""
@@ -54,6 +57,8 @@ class FetchReport:
     """By kind of source: peer, seeder, origin."""
     bytes_from_node: Counter[str] = field(default_factory=Counter)
     """By who sent them, whether or not they were needed; without the origin."""
+    busy_s: dict[str, float | None] = field(default_factory=dict)
+    """How long each of them was sending, as far as that can be told."""
     bytes_on_disk: int = 0
     """Needed, but stored already."""
     bytes_twice: int = 0
@@ -119,8 +124,9 @@ class _Download:
         self._host, self._blobs, self._arrivals, self._origin = host, blobs, arrivals, origin
         self._on_progress, self._rules = on_progress, rules
         self._upstreams: dict[str, Upstream] = {}
-        self._news_in, self._news = trio.open_memory_channel[Outcome](0)
+        self._news_in, self._news = trio.open_memory_channel[Outcome](NEWS_MAX)
         self._bytes_done = self._chunks_done = 0
+        self._broke: SwarmError | None = None
         self.report = FetchReport()
 
     async def run(self, rng: Random, blames: Mapping[str, int]) -> None:
@@ -149,6 +155,7 @@ class _Download:
             farewell_s = 0.0 if error else self._rules.farewell_s
             nursery.cancel_scope.deadline = trio.current_time() + farewell_s
         self.report.seconds = trio.current_time() - started
+        self.report.busy_s = {name: picker.busy_s(name) for name in self.report.bytes_from_node}
         if error is not None:
             raise error
 
@@ -169,10 +176,13 @@ class _Download:
             for order in picker.next(now):
                 self._act(order, nursery)
             with trio.move_on_at(picker.wake_at(now)):
-                news = await self._news.receive()
-                if isinstance(news, Broke):
-                    return news.error
-                self._take(news, picker)
+                while not self._take(await self._news.receive(), picker):
+                    pass
+                with suppress(trio.WouldBlock):
+                    while self._broke is None:
+                        self._take(self._news.receive_nowait(), picker)
+            if self._broke is not None:
+                return self._broke
         return None
 
     def _act(self, order: Ask | TakeBack, nursery: trio.Nursery) -> None:
@@ -194,19 +204,22 @@ class _Download:
         self._upstreams[name] = upstream
         nursery.start_soon(upstream.run)
 
-    def _take(self, news: Delivered | Had | Refused | Failed | Lied, picker: Picker) -> None:
+    def _take(self, news: Outcome, picker: Picker) -> bool:
+        """Pass the news on; says whether it calls for decisions at once."""
         now = trio.current_time()
-        if isinstance(news, Delivered):
+        if isinstance(news, Had):
+            return picker.had(news.source, news.chunks, now)
+        if isinstance(news, Broke):
+            self._broke = news.error
+        elif isinstance(news, Delivered):
             if news.source != ORIGIN:
                 self.report.bytes_from_node[news.source] += news.size_bytes
             if not picker.delivered(news.source, news.chunk, now):
                 self.report.bytes_twice += news.size_bytes
-                return
+                return True
             self._arrivals.arrived(news.chunk)
             self.report.bytes_from[self._kinds[news.source]] += news.size_bytes
             self._progressed(news.size_bytes, picker.missing)
-        elif isinstance(news, Had):
-            picker.had(news.source, news.chunks, now)
         elif isinstance(news, Refused):
             picker.refused(news.source, news.chunk, news.reason, now)
         elif isinstance(news, Lied):
@@ -219,6 +232,7 @@ class _Download:
             self._upstreams.pop(news.source, None)
             picker.failed(news.source, now)
             self._note(named(news.error))
+        return True
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
         """One chunk of the origin, under the same rules as a peer's."""

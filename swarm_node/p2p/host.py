@@ -2,15 +2,17 @@
 
 - The peer id is the node id; a connection to anybody else than the expected one is refused (`WrongPeer`).
 - TCP, Noise, Yamux; nothing is discovered, announced or mapped: whom to dial comes from the coordinator's plan.
-- A dial has a deadline that covers everything up to the negotiated stream.
-- A connection that carried no stream for `idle_s` is cut, so frozen peers do not add up.
+- Whoever wants a stream waits for everything up to its negotiation, and no longer than he says.
+- Streams go over the connection there is, whoever opened it. A peer that cannot be dialled (`Peer.calls`) is waited
+  for; those whom this node is to call are called again whenever the connection is lost, until the next plan.
+- A connection that carried no stream for `idle_s` is cut, so frozen peers do not add up; not those to whom we call.
 - Leaving the context cuts all connections first: nothing waits for a peer to agree.
 """
 
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +21,7 @@ from weakref import WeakSet
 
 import trio
 from libp2p import new_host
-from libp2p.abc import INetConn, INetStream
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -34,12 +36,18 @@ from protocol.errors import ConfigInvalid, PeerFault, named
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.p2p import workarounds
+from swarm_node.p2p.dials import Dials
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 from swarm_node.p2p.yamux import TICK_S, YamuxConnection
 from swarm_node.p2p.yamux_frames import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from swarm_node.p2p.yamux_stream import Budget, MuxLimits
 
+log = logging.getLogger(__name__)
+
 _EXCHANGE = TProtocol(exchange.PROTOCOL_ID)
+
+CALL_AGAIN_S, CALL_AGAIN_MAX_S = 1.0, 60.0
+"""After a call that failed or was lost, the first time and at the most."""
 
 LinkHandler = Callable[[Link], Awaitable[None]]
 
@@ -59,6 +67,8 @@ class HostSettings:
     streams_max: int = 1024
     upgrade_s: float = 10.0
     """For a newcomer's handshakes; silent sockets hold a slot no longer."""
+    dial_s: float = 10.0
+    """For a dial, up to the connection."""
     idle_s: float = 180.0
     tick_s: float = TICK_S
     """Keep-alive: a frozen peer is found out after two to three of these."""
@@ -66,13 +76,38 @@ class HostSettings:
     receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
 
 
+class _Arrivals(INotifee):
+    """Wakes those who wait for somebody's connection."""
+
+    def __init__(self) -> None:
+        self._news = trio.Event()
+
+    async def next(self) -> None:
+        """Return when there is another connection."""
+        await self._news.wait()
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None: ...
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+
 class Host:
     """A running host; made by `open_host`."""
 
-    def __init__(self, host: BasicHost, budget: Budget) -> None:
-        self._host, self.budget = host, budget
+    def __init__(self, host: BasicHost, budget: Budget, settings: HostSettings, nursery: trio.Nursery) -> None:
+        self._host, self.budget, self._settings, self._nursery = host, budget, settings, nursery
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self.node_id = NodeId(host.get_id().to_base58())
+        self.dials = Dials(self._dial, nursery)
+        self._calls: dict[Peer, trio.CancelScope] = {}
+        self._arrivals = _Arrivals()
+        self._swarm.register_notifee(self._arrivals)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -94,24 +129,35 @@ class Host:
         self._host.set_stream_handler(_EXCHANGE, workarounds.guard(on_stream, bug_level=logging.WARNING))
 
     async def connect(self, peer: Peer, *, dial_s: float, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> Link:
-        """Open an exchange stream to a peer, over the connection there is or a new one."""
-        peer_id = ID.from_base58(peer.peer_id)
+        """Open an exchange stream to a peer: over the connection there is, the one that it opens, or a new one."""
+        name = NodeId(peer.peer_id)
         try:
             with trio.fail_after(dial_s):
-                if not self._swarm.get_connections(peer_id):
-                    workarounds.know_only(self._host, peer_id, _multiaddr(peer.address))
-                    await self._swarm.dial_peer(peer_id)
-                stream = await self._host.new_stream(peer_id, [_EXCHANGE])
+                await self._reach(peer)
+                stream = await self._host.new_stream(ID.from_base58(name), [_EXCHANGE])
         except trio.TooSlowError:
-            await self.disconnect(NodeId(peer.peer_id))
-            raise PeerStalled(f"Peer {peer.peer_id} at {peer.address} did not answer for {dial_s:g} s.") from None
+            await self.disconnect(name)
+            what = "did not call" if peer.calls else f"at {peer.address} did not answer"
+            raise PeerStalled(f"Peer {name} {what} for {dial_s:g} s.") from None
         except Exception as error:  # py-libp2p lets any layer's exception through
             causes = list(_causes(error))
             if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
-                raise WrongPeer(f"Somebody else than peer {peer.peer_id} answers at {peer.address}.") from error
+                raise WrongPeer(f"Somebody else than peer {name} answers at {peer.address}.") from error
             reason = named(causes[-1])
-            raise PeerVanished(f"Peer {peer.peer_id} at {peer.address} cannot be reached ({reason}).") from error
-        return Link(stream, NodeId(peer.peer_id), chunk_max_bytes=chunk_max_bytes)
+            where = "that was to call" if peer.calls else f"at {peer.address}"
+            raise PeerVanished(f"Peer {name} {where} cannot be reached ({reason}).") from error
+        if stream.muxed_conn.is_initiator:
+            self.dials.note(name, True)
+        return Link(stream, name, chunk_max_bytes=chunk_max_bytes)
+
+    def call(self, peers: Iterable[Peer]) -> None:
+        """From now on keep a connection open to each of these, who cannot dial this node, and to nobody else."""
+        wanted = set(peers)
+        for peer in self._calls.keys() - wanted:
+            self._calls.pop(peer).cancel()
+        for peer in wanted - self._calls.keys():
+            self._calls[peer] = trio.CancelScope()
+            self._nursery.start_soon(self._keep_calling, peer, self._calls[peer])
 
     async def disconnect(self, node: NodeId) -> None:
         """Cut every connection to a peer."""
@@ -133,13 +179,46 @@ class Host:
 
     async def _cut_those_still(self, idle: WeakSet[INetConn]) -> WeakSet[INetConn]:
         """Cut what is idle as it was before; what is idle for the first time."""
-        now_idle = WeakSet(connection for connection in self._connections() if not connection.get_streams())
+        called = {ID.from_base58(peer.peer_id) for peer in self._calls}
+        now_idle = WeakSet(
+            connection
+            for connection in self._connections()
+            if not connection.get_streams() and connection.muxed_conn.peer_id not in called
+        )
         for connection in idle & now_idle:
             await workarounds.cut(connection)
         return now_idle - idle
 
     def _connections(self) -> list[INetConn]:
         return [connection for connections in self._swarm.connections.values() for connection in connections]
+
+    async def _reach(self, peer: Peer) -> None:
+        """Return when there is a connection to the peer, whoever opened it."""
+        peer_id = ID.from_base58(peer.peer_id)
+        while not self._swarm.get_connections(peer_id):
+            if peer.calls:
+                await self._arrivals.next()
+            else:
+                await self.dials.reach(peer)
+
+    async def _dial(self, peer: Peer) -> None:
+        with trio.fail_after(self._settings.dial_s):
+            await self._swarm.dial_addr(_multiaddr(peer.address), ID.from_base58(peer.peer_id))
+
+    async def _keep_calling(self, peer: Peer, scope: trio.CancelScope) -> None:
+        """Call a peer, and again when the connection is lost, after a while that grows while it cannot be reached."""
+        peer_id, pause_s = ID.from_base58(peer.peer_id), CALL_AGAIN_S
+        with scope:
+            while True:
+                try:
+                    await self._reach(peer)
+                    pause_s = CALL_AGAIN_S
+                    for connection in self._swarm.get_connections(peer_id):
+                        await workarounds.end_of(connection)
+                except Exception as error:  # as in `connect`; whom it concerns will ask somebody else
+                    log.debug("peer cannot be called peer=%s: %s", peer.peer_id, error)
+                    pause_s = min(2 * pause_s, CALL_AGAIN_MAX_S)
+                await trio.sleep(pause_s)
 
 
 @asynccontextmanager
@@ -158,22 +237,21 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
         basic, partial(YamuxConnection, host_budget=budget, mux_limits=settings.mux, tick_s=settings.tick_s)
     )
     failure: Exception | None = None
-    async with basic.run([_multiaddr(f"[{host}]:{port}")]):
-        running = Host(basic, budget)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.cut_idle, settings.idle_s)
-            try:
-                if not running.addresses:
-                    raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
-                yield running
-            except Exception as error:
-                # Raised again below: it is the caller's, and should not arrive wrapped in libp2p's exception groups.
-                failure = error
-            finally:
-                nursery.cancel_scope.cancel()
-                with trio.CancelScope(shield=True):
-                    await workarounds.stop_listening(basic)
-                    await running.cut_all()
+    async with basic.run([_multiaddr(f"[{host}]:{port}")]), trio.open_nursery() as nursery:
+        running = Host(basic, budget, settings, nursery)
+        nursery.start_soon(running.cut_idle, settings.idle_s)
+        try:
+            if not running.addresses:
+                raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
+            yield running
+        except Exception as error:
+            # Raised again below: it is the caller's, and should not arrive wrapped in libp2p's exception groups.
+            failure = error
+        finally:
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await workarounds.stop_listening(basic)
+                await running.cut_all()
     if failure is not None:
         raise failure
 

@@ -35,7 +35,7 @@ READ_BYTES = 256 * 1024
 UNSENT_BYTES = 128 * 1024
 """Half a write: enough that the link never waits for us."""
 
-GATHERED_MIN_BYTES, GATHERED_MAX_BYTES = 4 * 1024, 32 * 1024
+GATHERED_MIN_BYTES, GATHERED_MAX_BYTES = 1024, 32 * 1024
 """Less is not worth a system call; more could look like silence on a link of a few kilobytes per second."""
 
 _TAG_BYTES = 16

@@ -3,7 +3,7 @@
 - A chunk is verified each time it is read for somebody; what this node neither holds nor expects is rejected as absent.
 - A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives; one for a chunk that
   nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
-- Requesters are told what arrives (HAVE), so that they can ask for it.
+- Requesters are told what arrives (HAVE), so that they can ask for it; little later, and so much at once.
 - Nothing more is read from a requester that does not take its answers.
 - Bounded per peer (streams) and in total (streams, chunks in memory): beyond, the answer is busy.
 - Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a slot to get free, for the peer to take
@@ -42,6 +42,8 @@ class ServeLimits:
     """Waiting for a chunk that is on its way here."""
     grace_s: float = 2.0
     """Waiting for a chunk that nobody here has heard of."""
+    news_s: float = 0.25
+    """Between two HAVEs: whoever was planned to ask here does so without being told."""
     idle_s: float = 120.0
     """Without a WANT the stream is closed, unless something is on its way; opening another costs two round trips."""
 
@@ -89,6 +91,8 @@ class _Conversation:
         self._told = 0
         """How many of the chunks that arrived the requester knows of."""
         self._downloads_seen = 0
+        self._tell_at = self._told_at = -math.inf
+        """When to tell of what arrived (`inf`: nothing did), and when that was done last."""
         self._idle_at = trio.current_time() + self._limits.idle_s
         self._changed, self._sent = trio.Event(), trio.Event()
         self._farewell = Farewell.DONE
@@ -139,15 +143,19 @@ class _Conversation:
     def _look(self) -> None:
         """Something arrived, or is expected now, or is not any more."""
         arrivals, now = self._server.arrivals, trio.current_time()
+        matters = self._tell_at == math.inf  # else the writer wakes for the news by itself
+        self._tell_at = min(self._tell_at, self._told_at + self._limits.news_s)
         for chunk in list(self._waiting):
             if chunk not in self._responder.owed:
                 del self._waiting[chunk]
             elif chunk in arrivals.held:
                 del self._waiting[chunk]
                 self._ready.append(chunk)
+                matters = True
             elif arrivals.expects(chunk):
                 self._waiting[chunk] = max(self._waiting[chunk], now + self._limits.wait_s)
-        self._changed.set()
+        if matters:
+            self._changed.set()
 
     async def _next_step(self) -> bool:
         """Send one frame, or wait for something to send; False when the requester has been silent for too long."""
@@ -162,18 +170,24 @@ class _Conversation:
         return True
 
     def _news(self) -> tuple[ChunkId, ...]:
-        """What arrived here and the requester was not told of."""
-        arrivals = self._server.arrivals
+        """What arrived here and the requester was not told of, when it is time."""
+        arrivals, now = self._server.arrivals, trio.current_time()
+        if now < self._tell_at:
+            return ()
         if self._downloads_seen != arrivals.downloads:
             self._downloads_seen, self._told = arrivals.downloads, 0
         news = tuple(islice(arrivals.held, self._told, self._told + limits.EXCHANGE_HAVE_NAMES_MAX))
         self._told += len(news)
+        if news:
+            self._told_at = now
+        else:
+            self._tell_at = math.inf
         return news
 
     async def _wait(self) -> bool:
         self._changed = trio.Event()
         idle_at = math.inf if self._responder.owed or self._server.arrivals.expecting_any else self._idle_at
-        with trio.move_on_at(min(idle_at, *self._waiting.values(), math.inf)):
+        with trio.move_on_at(min(idle_at, self._tell_at, *self._waiting.values())):
             await self._changed.wait()
         now = trio.current_time()
         for chunk, until in list(self._waiting.items()):

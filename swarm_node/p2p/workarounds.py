@@ -19,7 +19,6 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pa
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
 from libp2p.io.abc import ReadWriteCloser
-from libp2p.network import swarm as swarm_module
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 PINNED_VERSION = "0.8.1"
 CLOSE_PATIENCE_S = 1.0
-ADDRESS_KEPT_S = 120
 
 StreamHandler = Callable[[INetStream], Awaitable[None]]
 
@@ -47,8 +45,6 @@ def install() -> None:
     if found != PINNED_VERSION:
         raise RuntimeError(f"libp2p is {found}, but the workarounds are written for {PINNED_VERSION}: see {__name__}")
     _silence_logging()
-    # `dial_peer` waits the whole happy-eyeballs delay (250 ms) even after the first address has connected.
-    swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
 
 
 def _silence_logging() -> None:
@@ -147,15 +143,6 @@ def ask_nobody(host: BasicHost) -> None:
             swarm.remove_notifee(notifee)
 
 
-def know_only(host: BasicHost, peer: ID, address: Multiaddr) -> None:
-    """Only one address per transport is dialled, a loopback one never if another is known, and a peer that failed once
-    is refused for 60 s: make this address the only one known, and forget the failure."""
-    swarm: Any = host.get_network()
-    host.get_peerstore().clear_addrs(peer)
-    host.get_peerstore().add_addr(peer, address, ADDRESS_KEPT_S)
-    swarm.unblock_peer(peer)
-
-
 async def stop_listening(host: BasicHost) -> None:
     """A stopping host is cancelled before it closes its listeners, which then live on, port and all, in system tasks:
     close them while there is time."""
@@ -169,6 +156,12 @@ async def reset(stream: INetStream) -> None:
     """End a stream whatever state it is in; with our muxer this never waits for the peer."""
     with trio.CancelScope(shield=True):
         await stream.reset()
+
+
+async def end_of(connection: INetConn) -> None:
+    """The interface of connections offers no way to wait for their end: our muxer's does."""
+    muxed: Any = connection.muxed_conn
+    await muxed.event_closed.wait()
 
 
 async def cut(connection: INetConn) -> None:

@@ -1,16 +1,31 @@
 """The simulated swarm: everybody finishes, near the bound, and the same seed gives the same run."""
 
+import math
+
 import pytest
 
-from bench.simulation import Outcome, Simulation, swarm
+from bench.simulation.links import Links
+from bench.simulation.swarms import LINK_BYTES_PER_S, swarm
+from bench.simulation.world import TICK, Outcome, Simulation
 from coordinator.topology import NodeLinks, fluid_bound_s
 from protocol.limits import KIB
 
-CHUNKS, CHUNK_BYTES, LINK = 128, 128 * KIB, 2.5e6
+CHUNKS, CHUNK_BYTES = 128, 128 * KIB
+CHUNK_S = CHUNK_BYTES / LINK_BYTES_PER_S
 
 
-def run(nodes: list[NodeLinks], *, seed: int = 1, killed: str | None = None) -> Outcome:
-    world = Simulation(3 * LINK, nodes, chunks=CHUNKS, chunk_bytes=CHUNK_BYTES, seed=seed)
+def run(
+    nodes: list[NodeLinks], *, seed: int = 1, killed: str | None = None, latency_s: float = 0.0, tick: float = TICK
+) -> Outcome:
+    world = Simulation(
+        3 * LINK_BYTES_PER_S,
+        nodes,
+        chunks=CHUNKS,
+        chunk_bytes=CHUNK_BYTES,
+        seed=seed,
+        latency_s=latency_s,
+        tick=tick,
+    )
     if killed is not None:
         world.kill(killed)
     return world.run(limit_s=200)
@@ -20,7 +35,7 @@ def test_everybody_finishes_near_the_bound() -> None:
     nodes = swarm(8, "uniform")
     outcome = run(nodes)
     assert outcome.done_s.keys() == {node.name for node in nodes}
-    bound_s = fluid_bound_s(CHUNKS * CHUNK_BYTES, 3 * LINK, nodes)
+    bound_s = fluid_bound_s(CHUNKS * CHUNK_BYTES, 3 * LINK_BYTES_PER_S, nodes)
     assert bound_s <= outcome.completion_s <= 1.25 * bound_s
 
 
@@ -38,3 +53,39 @@ def test_a_node_that_dies_costs_the_others_little() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_smallest_swarms_finish_too(count: int) -> None:
     assert len(run(swarm(count, "mixed")).done_s) == count
+
+
+def test_a_coarser_tick_tells_nearly_the_same() -> None:
+    nodes = swarm(8, "uniform")
+    fine, coarse = run(nodes, tick=1 / 16), run(nodes, tick=1 / 2)
+    assert coarse.completion_s == pytest.approx(fine.completion_s, rel=0.05)
+    assert coarse.decisions < fine.decisions
+
+
+def test_a_node_decides_at_most_once_per_tick() -> None:
+    nodes = swarm(8, "uniform")
+    outcome = run(nodes, tick=1 / 2)
+    assert outcome.decisions <= len(nodes) * math.ceil(outcome.completion_s / (CHUNK_S / 2))
+
+
+def test_frames_that_travel_longer_make_the_broadcast_longer() -> None:
+    nodes = swarm(5, "uniform")
+    assert run(nodes, latency_s=0.3).completion_s > run(nodes).completion_s + 0.3
+
+
+def test_streams_share_a_link_and_one_that_is_slow_elsewhere_leaves_its_share_to_the_other() -> None:
+    links = Links([100.0, 1.0, 1.0], [1.0, 80.0, 10.0], [(0, 1), (0, 2)])
+    links.begin(0, 80.0)
+    links.begin(1, 10.0)
+    assert links.flow(0.5) == []
+    assert sorted(stream for stream, _ in links.flow(0.51)) == [0, 1]
+
+
+def test_what_a_stream_could_have_sent_beyond_its_chunk_is_told() -> None:
+    links = Links([10.0, 1.0], [1.0, 10.0], [(0, 1)])
+    links.begin(0, 15.0)
+    assert links.flow(1.0) == []
+    [(stream, beyond_bytes)] = links.flow(1.0)
+    assert stream == 0
+    assert beyond_bytes == pytest.approx(5.0)
+    assert links.flow(1.0) == []

@@ -116,7 +116,7 @@ class Served:
         """What the learner does."""
         files = policy_files(weights)
         for name, data in files.items():
-            path = f"/v1/learner/uploads/{version}/{name}"
+            path = f"/v1/learner/uploads/{version}/{name}?digest={chunks.digest(data)}"
             assert (await self.client.put(path, data=BytesIO(data), headers=self.operator)).status == 204
         uploads = tuple(Upload(path=name, digest=chunks.digest(data)) for name, data in files.items())
         message = Publication(version=version, update=version - 1, files=uploads)
@@ -128,7 +128,7 @@ class Served:
 async def serve(folder: Path, *settings: str) -> AsyncIterator[Served]:
     store = folder / "round" / "state.db"
     if not store.exists():
-        store.parent.mkdir()
+        store.parent.mkdir(exist_ok=True)
         store.write_bytes(empty_store())
     round_ = Round(load(None, [f"round.directory={folder / 'round'}", *SETTINGS, *settings]))
     client: Client = TestClient(Server(round_))

@@ -53,6 +53,7 @@ BEAT = Heartbeat(
     tokens_per_s=1.0,
     transfer=Transfer(from_peers=1, from_seeder=2, from_http=3, to_peers=4),
     blames=(),
+    reached=(),
 )
 
 

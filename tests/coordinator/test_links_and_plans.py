@@ -1,16 +1,26 @@
-"""Measured links and the plans made of them: the receivers' word counts, once, and everybody gets a part."""
+"""Measured links and the plans made of them: the receivers' word counts, once, and everybody gets a part.
+
+Who can be dialled is measured, too: who cannot calls its children, and no liar keeps anybody from feeding.
+"""
+
+import asyncio
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pytest
 
 from coordinator import links, publish
+from coordinator.links import Measured
 from coordinator.plans import PLANNED_FOR_MS, Plans
 from coordinator.topology import STRIPES, NodeLinks
 from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, UnknownNode, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, Peer, Receipt, Upload
+from protocol.messages import Fetched, Peer, Plan, PlanRequest, Receipt, Upload, seal_request
 from protocol.signing import NodeKey
+from tests.coordinator.served import serve
 from tests.coordinator.world import ROUND, World, manifest
 
 SEEDER = NodeKey(b"s" * 32).node_id
@@ -18,10 +28,29 @@ SEEDER_PEER = Peer(peer_id=SEEDER, address="127.0.0.1:9", kind="seeder")
 
 
 def sealed(
-    key: NodeKey, uploads: dict[NodeId, int], *, version: int = 1, seconds: float = 2.0, round_id: str = ROUND
+    key: NodeKey,
+    uploads: dict[NodeId, int],
+    *,
+    version: int = 1,
+    seconds: float = 2.0,
+    busy_s: float | None = None,
+    round_id: str = ROUND,
+    reached: Sequence[NodeId] = (),
+    unreached: Sequence[NodeId] = (),
+    missed_probe: NodeId | None = None,
 ) -> Fetched:
-    lines = tuple(Upload(peer_id=peer, size_bytes=size) for peer, size in uploads.items())
-    receipt = Receipt(round_id=round_id, version=version, seconds=seconds, uploads=lines)
+    receipt = Receipt(
+        round_id=round_id,
+        version=version,
+        seconds=seconds,
+        uploads=tuple(
+            Upload(peer_id=peer, size_bytes=size, busy_s=seconds if busy_s is None else busy_s)
+            for peer, size in uploads.items()
+        ),
+        reached=tuple(reached),
+        unreached=tuple(unreached),
+        missed_probe=missed_probe,
+    )
     return Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
 
 
@@ -47,22 +76,43 @@ def test_an_uplink_is_what_all_receivers_got_over_the_time_of_the_slowest(
     one, other = two
     give(world, one.node_id, sealed(one, {SEEDER: 600, other.node_id: 400}, seconds=2.0))
     give(world, other.node_id, sealed(other, {SEEDER: 400}, seconds=4.0))
-    up, down = world.run(links.measured)
-    assert up == {SEEDER: 250.0, other.node_id: 200.0}
-    assert down == {one.node_id: 500.0, other.node_id: 100.0}
+    known = world.run(links.measured)
+    assert known.up == {SEEDER: 250.0, other.node_id: 200.0}
+    assert known.down == {one.node_id: 1.5 * 500.0, other.node_id: 1.5 * 100.0}
+
+
+def test_who_was_asked_for_little_is_not_held_for_slow(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    """It was busy for a quarter of the time: it could send four times as much."""
+    one, other = two
+    give(world, one.node_id, sealed(one, {other.node_id: 400}, seconds=4.0, busy_s=1.0))
+    assert world.run(links.measured).up == {other.node_id: 400.0}
+
+
+def test_a_receiver_cannot_make_an_uplink_out_of_hardly_any_time(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {other.node_id: 400}, seconds=4.0, busy_s=0.0))
+    assert world.run(links.measured).up == {other.node_id: 400 / (links.BUSY_MIN_SHARE * 4.0)}
+
+
+def test_receivers_whose_times_overlap_share_the_senders_uplink(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    receivers = [*two, *(world.join(number) for number in range(4, 9))]
+    sender = world.join(3).node_id
+    for key in receivers:
+        give(world, key.node_id, sealed(key, {sender: 100}, seconds=4.0, busy_s=4.0))
+    assert world.run(links.measured).up[sender] == pytest.approx(700 / 4.0, rel=0.01)
 
 
 def test_a_nodes_second_word_on_a_version_changes_nothing(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, _ = two
     give(world, one.node_id, sealed(one, {SEEDER: 600}))
     give(world, one.node_id, sealed(one, {SEEDER: 10**12}))
-    assert world.run(links.measured)[0] == {SEEDER: 300.0}
+    assert world.run(links.measured).up == {SEEDER: 300.0}
 
 
 def test_nobody_praises_itself(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, _ = two
     give(world, one.node_id, sealed(one, {one.node_id: 10**12}))
-    assert world.run(links.measured)[0] == {}
+    assert world.run(links.measured).up == {}
 
 
 def test_a_receipt_forged_in_anothers_name_is_refused(world: World, two: tuple[NodeKey, NodeKey]) -> None:
@@ -92,23 +142,138 @@ def test_only_the_last_versions_count(world: World, two: tuple[NodeKey, NodeKey]
     for version in range(2, 2 + links.VERSIONS_KEPT):
         publish_version(world, version)
         give(world, one.node_id, sealed(one, {SEEDER: 200}, version=version))
-    assert world.run(links.measured)[0] == {SEEDER: 100.0}
+    assert world.run(links.measured).up == {SEEDER: 100.0}
     with pytest.raises(MalformedMessage):
         give(world, other.node_id, sealed(other, {SEEDER: 1}))
 
 
-def test_a_link_nobody_measured_is_taken_to_be_as_usual_and_who_cannot_be_dialled_feeds_nobody() -> None:
-    a, b, c = (NodeKey(bytes([number]) * 32).node_id for number in (1, 2, 3))
-    source_up, nodes = links.node_links({a: "h:1", b: "h:2", c: ""}, {a: 10.0}, {a: 40.0}, source=SEEDER)
-    assert nodes == [NodeLinks(a, 10.0, 40.0), NodeLinks(b, 10.0, 40.0), NodeLinks(c, 0.0, 40.0, dialable=False)]
+def test_a_link_nobody_measured_is_taken_to_be_as_usual() -> None:
+    a, b = (NodeKey(bytes([number]) * 32).node_id for number in (1, 2))
+    source_up, nodes = links.node_links({a: "h:1", b: "h:2"}, Measured({a: 10.0}, {a: 40.0}), source=SEEDER)
+    assert nodes == [NodeLinks(a, 10.0, 40.0), NodeLinks(b, 10.0, 40.0)]
     assert source_up == 30.0
-    assert links.node_links({a: "h:1"}, {SEEDER: 77.0}, {}, source=SEEDER)[0] == 77.0
+    assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER)[0] == 77.0
 
 
-def planned(*names: str, version: int = 1) -> tuple[Plans, dict[NodeId, str], list[NodeLinks]]:
+def test_who_cannot_be_dialled_keeps_its_uplink_and_who_shares_nothing_has_none() -> None:
+    a, b, c = (NodeKey(bytes([number]) * 32).node_id for number in (1, 2, 3))
+    known = Measured({a: 10.0}, {a: 40.0}, unreachable=frozenset({a}), selfish=frozenset({c}))
+    assert links.node_links({a: "h:1", b: "", c: ""}, known, source=SEEDER)[1] == [
+        NodeLinks(a, 10.0, 40.0, dialable=False),
+        NodeLinks(b, 10.0, 40.0, dialable=False),
+        NodeLinks(c, 0.0, 40.0, dialable=False),
+    ]
+
+
+def test_who_most_could_not_dial_is_unreachable_until_most_can_again(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = two
+    third, fourth = world.join(3), world.join(4)
+    give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[fourth.node_id]))
+    assert world.run(links.measured).unreachable == {fourth.node_id}
+    give(world, other.node_id, sealed(other, {}, reached=[fourth.node_id]))
+    assert world.run(links.measured).unreachable == set()  # as many say yes
+    give(world, third.node_id, sealed(third, {}, reached=[SEEDER], unreached=[fourth.node_id]))
+    assert world.run(links.measured).unreachable == {fourth.node_id}
+    publish_version(world, 2)
+    give(world, one.node_id, sealed(one, {}, version=2, reached=[fourth.node_id]))  # its last word counts
+    assert world.run(links.measured).unreachable == set()
+
+
+def test_a_probe_in_vain_is_a_word_on_the_address_and_none_on_the_uplink(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {other.node_id: 50}, reached=[SEEDER], missed_probe=other.node_id))
+    known = world.run(links.measured)
+    assert known.unreachable == {other.node_id}
+    assert known.up == {other.node_id: 25.0}
+
+
+def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_measure_its_uplink(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, reached=[SEEDER], unreached=[other.node_id]))
+    known = world.run(links.measured)
+    assert known.up == {SEEDER: 25.0}
+    assert known.down == {one.node_id: 1.5 * 28.0}
+
+
+def test_words_about_dials_are_forgotten_with_their_versions(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[other.node_id]))
+    for version in range(2, 2 + links.VERSIONS_KEPT):
+        assert world.run(links.measured).unreachable == {other.node_id}
+        publish_version(world, version)
+        give(world, one.node_id, sealed(one, {}, version=version, reached=[SEEDER]))
+    assert world.run(links.measured).unreachable == set()
+
+
+def test_who_reached_nobody_has_no_say_about_others(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {SEEDER: 5}, unreached=[other.node_id]))
+    assert world.run(links.measured).unreachable == set()
+
+
+def test_nobody_vouches_for_its_own_address(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    one, other = two
+    give(world, one.node_id, sealed(one, {}, reached=[SEEDER, one.node_id]))
+    give(world, other.node_id, sealed(other, {}, reached=[SEEDER], unreached=[one.node_id]))
+    assert world.run(links.measured).unreachable == {one.node_id}
+
+
+def test_a_liar_who_calls_everybody_unreachable_does_not_stop_anybody_from_feeding(world: World) -> None:
+    publish_version(world, 1)
+    keys = [world.join(number) for number in range(1, 7)]
+    liar, *honest = keys
+    others = [key.node_id for key in honest]
+    give(world, liar.node_id, sealed(liar, {}, reached=[SEEDER], unreached=others))
+    alone = plans_of(world, keys)
+    assert feeding(alone, keys) >= set(others)  # nobody contradicts: they call the liar, and feed it
+
+    for key in honest:
+        reached = [SEEDER, *(other for other in others if other != key.node_id)]
+        give(world, key.node_id, sealed(key, {}, reached=reached))
+    assert world.run(links.measured).unreachable == set()
+    assert feeding(plans_of(world, keys), keys) >= set(others)
+
+
+def plans_of(world: World, keys: Sequence[NodeKey]) -> Plans:
+    """The plan for these nodes, made of what is measured."""
+    live = {key.node_id: f"{key.node_id}:1" for key in keys}
+    source_up, nodes = links.node_links(live, world.run(links.measured), source=SEEDER)
+    plans = Plans()
+    plans.update(1, live, source_up, nodes, now_ms=0)
+    return plans
+
+
+def feeding(plans: Plans, keys: Sequence[NodeKey]) -> set[str]:
+    """Who is asked first for anything by anybody."""
+    parts = [plans.part(key.node_id, SEEDER_PEER) for key in keys]
+    return {peer.peer_id for part in parts for peer in part.peers if peer.stripes and peer.kind == "peer"}
+
+
+def test_the_largest_receipt_fits_into_a_request() -> None:
+    nodes = [NodeKey(bytes([number, 1]) * 16).node_id for number in range(limits.PEERS_MAX)]
+    dialled, uploads = nodes[: limits.DIALS_MAX], dict.fromkeys(nodes, limits.TRANSFER_MAX_BYTES)
+    key = NodeKey(b"k" * 32)
+    message = sealed(
+        key, uploads, version=limits.VERSION_MAX, reached=dialled, unreached=dialled, missed_probe=key.node_id
+    )
+    request = seal_request(
+        key, round_id=ROUND, path="/v1/fetched", nonce=bytes(limits.NONCE_BYTES), now_ms=2**41, body=message
+    )
+    assert len(request) <= limits.SMALL_REQUEST_MAX_BYTES
+
+
+def planned(
+    *names: str, version: int = 1, shy: Collection[str] = ()
+) -> tuple[Plans, dict[NodeId, str], list[NodeLinks]]:
     plans = Plans()
     live = {NodeId(name): f"{name}:1" for name in names}
-    nodes = [NodeLinks(name, 1e6, 1e6) for name in names]
+    nodes = [NodeLinks(name, 1e6, 1e6, name not in shy) for name in names]
     plans.update(version, live, 3e6, nodes, now_ms=0)
     return plans, live, nodes
 
@@ -123,6 +288,38 @@ def test_every_stripe_of_a_part_has_one_parent_and_the_seeder_is_always_there() 
         assert sorted(stripe for peer in part.peers for stripe in peer.stripes) == list(range(STRIPES))
         assert node not in {peer.peer_id for peer in part.peers}
         assert SEEDER in {peer.peer_id for peer in part.peers}
+
+
+def test_who_cannot_be_dialled_is_told_whom_to_call_and_its_children_to_wait_for_that() -> None:
+    shy = set(PEERS[:3])
+    plans, _, _ = planned(*PEERS, shy=shy)
+    parts = {node: plans.part(node, SEEDER_PEER) for node in PEERS}
+    waited_for = {(peer.peer_id, node) for node, part in parts.items() for peer in part.peers if peer.calls}
+    called = {(node, peer.peer_id) for node, part in parts.items() for peer in part.calls}
+    assert waited_for == called
+    assert {caller for caller, _ in called} == shy
+    assert all(peer.address == f"{peer.peer_id}:1" for part in parts.values() for peer in part.calls)
+    dialled = {peer.peer_id for part in parts.values() for peer in part.peers if not peer.calls}
+    assert dialled.isdisjoint(shy)
+
+
+def test_who_could_not_be_dialled_is_tried_by_one_and_with_every_version_by_another() -> None:
+    shy, probers = PEERS[:2], []
+    for version in range(1, 8):
+        plans, _, _ = planned(*PEERS, version=version, shy=shy)
+        probes = {node: plans.part(node, SEEDER_PEER).probe for node in PEERS}
+        tried = {probe.peer_id: node for node, probe in probes.items() if probe}
+        assert tried.keys() == set(shy)
+        probers.append(tried[shy[0]])
+    assert set(probers) == set(PEERS) - {shy[0]}
+
+
+def test_who_names_no_address_is_not_tried() -> None:
+    plans = Plans()
+    nodes = [NodeLinks(PEERS[0], 1e6, 1e6, dialable=False), NodeLinks(PEERS[1], 1e6, 1e6)]
+    plans.update(1, {PEERS[0]: "", PEERS[1]: "b:1"}, 1e6, nodes, now_ms=0)
+    assert plans.part(PEERS[1], SEEDER_PEER).probe is None
+    assert [peer.peer_id for peer in plans.part(PEERS[0], SEEDER_PEER).calls] == [PEERS[1]]
 
 
 def test_a_crowd_of_questions_costs_one_look_until_somebody_new_asks() -> None:
@@ -147,3 +344,26 @@ def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> Non
         assert gone not in {peer for peer, _ in now}
     with pytest.raises(UnknownNode):
         plans.part(gone, SEEDER_PEER)
+
+
+@pytest.mark.asyncio
+async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_who_wait(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.publish()
+        keys = [await served.join(number) for number in range(1, 6)]
+        made = threading.Event()
+        busy = asyncio.create_task(served.round.database.read(lambda _: made.wait()))
+        ask = PlanRequest(version=1)
+        asked = [asyncio.create_task(served.call(key, "/v1/plan", ask, Plan)) for key in keys]
+        try:
+            async with asyncio.timeout(30):
+                for number in range(1, 6):
+                    await served.join(number)
+            assert not any(task.done() for task in asked)
+        finally:
+            made.set()
+        assert all(plan.peers for plan in await asyncio.gather(*asked))
+        await busy
+        plan = served.round.plans._topology
+        await served.call(keys[0], "/v1/plan", ask, Plan)
+        assert served.round.plans._topology is plan

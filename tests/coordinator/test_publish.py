@@ -1,5 +1,9 @@
 """Publishing: whole versions or none, the same again is harmless, and only what nobody needs is deleted."""
 
+import shutil
+import signal
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -26,7 +30,8 @@ class Press:
 
     def __init__(self, folder: Path, now: datetime) -> None:
         self.folder = folder
-        self.metadata = SignedMetadata.create(folder / "keys", folder / "metadata", 600.0, now)
+        places = (folder / "keys", folder / "metadata", 600.0)
+        self.metadata = SignedMetadata(*places) if places[1].exists() else SignedMetadata.create(*places, now)
         self.publisher = self.open()
 
     def open(self, *, patches: bool = True) -> Publisher:
@@ -52,6 +57,10 @@ class Press:
         made, digest = self.publisher.publish(self.upload(version, files))
         assert digest == chunks.digest(made.to_bytes())
         return made
+
+    def signed(self, version: int) -> bool:
+        """Whether nodes are told of this version."""
+        return target_path(version) in self.metadata._current()[2].targets
 
     def blobs(self) -> set[str]:
         return {path.name for path in self.publisher.blobs.glob("??/*")}
@@ -293,3 +302,51 @@ def found(press: Press, version: int) -> PolicyManifest:
     made = press.publisher.manifest(version)
     assert made is not None
     return made
+
+
+CRASHING = """
+import os, signal, sys
+from pathlib import Path
+from coordinator.publish import Publisher
+from coordinator.signed_metadata import SignedMetadata
+from protocol.learning import Publication
+from protocol.manifest import Sampler
+
+folder, left = Path(sys.argv[1]), int(sys.argv[2])
+publisher = Publisher(
+    folder=folder, metadata=SignedMetadata(folder / "keys", folder / "metadata", 600.0), task="arithmetic",
+    sampler=Sampler(temperature=1.0, max_new_tokens=8), chunk_size_bytes=1024, keep=2,
+)
+def count(event, arguments):
+    global left
+    left -= event == "os.rename"
+    if left < 0:
+        left = sys.maxsize  # this is an event, too
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
+publisher.publish(Publication.from_bytes((folder / "publication").read_bytes()))
+"""
+
+
+@pytest.mark.processes
+def test_kill_9_before_any_file_gets_its_name_leaves_the_old_version_or_the_new(tmp_path: Path) -> None:
+    """Killed before its first rename, before its second, and so on to the last; then published again."""
+    first = Press(tmp_path / "first", utc_now())
+    old, new = Random(1).randbytes(3 * C), Random(2).randbytes(3 * C + 7)
+    first.publish(1, {"f": old})
+    (first.folder / "publication").write_bytes(first.upload(2, {"f": new}).to_bytes())
+    renames = 4 + 1 + 3  # chunks, manifest, and the three documents that are signed anew
+    for left in range(renames + 1):
+        folder = tmp_path / str(left)
+        shutil.copytree(first.folder, folder)
+        publish = [sys.executable, "-P", "-c", CRASHING, str(folder)]
+        assert subprocess.run([*publish, str(left)]).returncode == (-signal.SIGKILL if left < renames else 0)
+        press = Press(folder, utc_now())
+        for path in press.publisher.blobs.glob("??/*"):
+            chunks.verify(ChunkId(path.name), path.read_bytes())
+        assert press.publisher.read_file(1, "f") == old
+        assert len([version for version in (1, 2) if press.signed(version)]) == (2 if left == renames else 1)
+        if left in (3, renames - 1):
+            assert subprocess.run([*publish, str(sys.maxsize)]).returncode == 0
+            assert press.publisher.read_file(2, "f") == new
+            assert not (press.publisher.blobs / "incoming").exists()

@@ -1,6 +1,7 @@
 """The store: an effect happens wholly or not at all, and what was acknowledged is on the disk."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,4 +67,39 @@ def test_a_fact_that_was_never_set_has_its_default(tmp_path: Path) -> None:
     assert database.run_now(get_fact, "nothing", 7) == 7
     database.run_now(set_fact, "nothing", False)
     assert database.run_now(get_fact, "nothing", 7) is False
+    database.close()
+
+
+def test_a_long_read_does_not_hold_up_the_writer_and_sees_one_moment(tmp_path: Path) -> None:
+    database = Database(tmp_path / "state.db")
+    database.run_now(set_fact, "a", 1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def looks_twice(connection: sa.Connection) -> tuple[int, int]:
+        before = get_fact(connection, "a")
+        begun.set()
+        ended.wait()
+        return before, get_fact(connection, "a")
+
+    async def both() -> tuple[int, int]:
+        reading = asyncio.create_task(database.read(looks_twice))
+        await asyncio.to_thread(begun.wait)
+        try:
+            async with asyncio.timeout(30):
+                await database.run(set_fact, "a", 2)
+        finally:
+            ended.set()
+        assert await database.read(get_fact, "a") == 2
+        return await reading
+
+    assert asyncio.run(both()) == (1, 1)
+    database.close()
+
+
+def test_what_is_called_as_a_read_cannot_write_and_the_next_writer_can(tmp_path: Path) -> None:
+    database = Database(tmp_path / "state.db")
+    with pytest.raises(sa.exc.OperationalError, match="readonly"):
+        asyncio.run(database.read(set_fact, "a", 1))
+    database.run_now(set_fact, "a", 2)
+    assert asyncio.run(database.read(get_fact, "a")) == 2
     database.close()

@@ -1,6 +1,7 @@
 """The plan: every node gets every stripe, no link is promised more than it carries, and the bound is near."""
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,24 @@ def test_at_the_planned_rate_no_link_carries_more_than_it_can(
     assert size / planned.rate <= 1.05 * fluid_bound_s(size, source * W, nodes)
 
 
+@pytest.mark.parametrize("count", [4, 8, 16, 64, 300])
+@pytest.mark.parametrize("source", [3.0, 8.0])
+@pytest.mark.parametrize("mix", [(1.0,), (0.5, 1.0, 2.0)])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.7])
+def test_uplinks_of_nodes_that_cannot_be_dialled_are_used_and_the_source_carries_no_more_for_it(
+    count: int, source: float, mix: tuple[float, ...], share: float
+) -> None:
+    shy = Random(count).sample(range(count), round(count * share))
+    nodes = [NodeLinks(f"{at:05d}", mix[at % len(mix)] * W, 2 * W, at not in shy) for at in range(count)]
+    planned = plan(source * W, nodes)
+    used, width = slots_used(planned), planned.rate / STRIPES
+    assert used[SOURCE] * width <= source * W * 1.1
+    assert all(used[node.name] * width <= node.up * 1.1 for node in nodes)
+    assert any(used[node.name] for node in nodes if not node.dialable)
+    size = 2.0**30
+    assert size / planned.rate <= 1.05 * fluid_bound_s(size, source * W, nodes)
+
+
 def test_the_trees_of_a_large_swarm_are_flat_and_nobody_has_too_many_children() -> None:
     planned = plan(8 * W, uniform(5000))
     assert max(planned.depth(stripe) for stripe in range(0, STRIPES, 8)) <= 4
@@ -125,6 +144,20 @@ def test_who_leaves_takes_only_its_edges_along() -> None:
         assert gone not in planned.upstreams(name)
 
 
+def test_where_nobody_can_be_dialled_the_source_feeds_everybody() -> None:
+    planned = plan(3 * W, [NodeLinks(str(at), W, W, dialable=False) for at in range(5)])
+    assert slots_used(planned) == {SOURCE: 5 * STRIPES}
+    assert planned.rate == pytest.approx(3 * W / 5)
+
+
+def test_who_cannot_be_dialled_calls_its_children() -> None:
+    planned = plan(2 * W, [*uniform(6), NodeLinks("shy", 4 * W, W, dialable=False)])
+    children = planned.children("shy")
+    assert children == [name for name, parents in planned.parents.items() if "shy" in parents]
+    assert set(children) <= planned.dialable
+    assert children
+
+
 def test_nobody_to_feed_is_an_empty_plan() -> None:
     assert plan(W, []).parents == {}
 
@@ -138,3 +171,8 @@ def test_the_fluid_bound_is_the_narrowest_of_three(
     source: float, count: int, up: float, down: float, seconds: float
 ) -> None:
     assert fluid_bound_s(W, source * W, uniform(count, up, down)) == pytest.approx(seconds)
+
+
+def test_uplinks_that_cannot_reach_each_other_count_for_nothing_in_the_bound() -> None:
+    shy = [NodeLinks(f"shy-{at}", 9 * W, 9 * W, dialable=False) for at in range(6)]
+    assert fluid_bound_s(W, W, [*uniform(2, 1.0, 9.0), *shy]) == pytest.approx(6 / (1 + 2))

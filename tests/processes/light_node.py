@@ -59,13 +59,21 @@ class LightNode:
 
     def register(self, addresses: tuple[str, ...] = ()) -> HeartbeatReply:
         name = f"light-{self.key.node_id[-6:]}"
-        message = Register(name=name, price_micros_per_mtok=PRICE, addresses=addresses, agent="light")
+        message = Register(
+            name=name, price_micros_per_mtok=PRICE, addresses=addresses, shares=bool(addresses), agent="light"
+        )
         return self.call("/v1/nodes", message, HeartbeatReply)
 
     def beat(self, version: int = 0) -> HeartbeatReply:
         moved = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
         message = Heartbeat(
-            session=self._session, version=version, phase="idle", tokens_per_s=1.0, transfer=moved, blames=()
+            session=self._session,
+            version=version,
+            phase="idle",
+            tokens_per_s=1.0,
+            transfer=moved,
+            blames=(),
+            reached=(),
         )
         return self.call("/v1/heartbeat", message, HeartbeatReply)
 

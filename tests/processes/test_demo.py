@@ -22,6 +22,7 @@ KEYS = [
     "bytes_from_origin",
     "rollouts",
     "rejected",
+    "broadcast",
     "learner_idle_share",
     "max_staleness",
     "credits_by_node",
@@ -74,6 +75,7 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
     assert summary["versions"] == 1 + UPDATES // KAPPA
     assert summary["bytes_from_peers"] > 0
     assert summary["bytes_from_origin"] > 0
+    assert 0 < summary["broadcast"]["median_s"] <= summary["broadcast"]["max_s"] < summary["seconds"]
     assert 0 <= summary["max_staleness"] <= STALENESS
     assert 0 <= summary["learner_idle_share"] <= 1
     assert all(0 <= summary[key] <= 1 for key in ("accuracy_before", "accuracy_after"))
@@ -84,6 +86,7 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
         swarm.folder / "whole"
     )
     assert "held-out accuracy" in program.output
+    assert "publication to first token" in program.output
     assert "Traceback" not in program.log
     assert swarm.members() == []
 

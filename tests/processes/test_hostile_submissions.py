@@ -15,7 +15,7 @@ import msgpack
 import psutil
 import pytest
 
-from protocol import canonical, limits
+from protocol import canonical, chunks, limits
 from protocol.errors import ERRORS, SwarmError
 from protocol.learning import Report
 from protocol.lease import Lease
@@ -223,7 +223,8 @@ def test_learners_door_is_shut_to_everybody_else(scene: Scene, path: str) -> Non
 def test_learners_upload_may_be_larger_than_any_message(scene: Scene) -> None:
     """Weights are; the operator's own learner is believed about sizes."""
     weights = bytes(limits.REQUEST_MAX_BYTES + 1)
-    response = scene.operator.client._http.put("/v1/learner/uploads/1000/model.safetensors", content=weights)
+    address = f"/v1/learner/uploads/1000/model.safetensors?digest={chunks.digest(weights)}"
+    response = scene.operator.client._http.put(address, content=weights)
     assert response.status_code == 204
     assert (scene.coordinator.folder / "uploads" / "1000" / "model.safetensors").stat().st_size == len(weights)
 

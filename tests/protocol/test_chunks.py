@@ -26,7 +26,7 @@ def test_a_file_of_any_size_is_cut_without_loss(size_bytes: int, chunks: int) ->
 
 @pytest.mark.parametrize(
     ("total_bytes", "size_bytes"),
-    [(0, 64 * KIB), (16 * MIB, 64 * KIB), (16 * MIB + 1, 128 * KIB), (64 * MIB, 256 * KIB), (10**12, 4 * MIB)],
+    [(0, 64 * KIB), (32 * MIB, 64 * KIB), (32 * MIB + 1, 80 * KIB), (64 * MIB, 128 * KIB), (10**12, 4 * MIB)],
 )
 def test_a_version_has_a_few_hundred_chunks_while_its_size_allows(total_bytes: int, size_bytes: int) -> None:
     assert fitting_size(total_bytes) == size_bytes

@@ -12,7 +12,9 @@ from protocol.message import Message
 from protocol.messages import (
     Heartbeat,
     LeaseRequest,
+    Plan,
     PlanRequest,
+    Receipt,
     Register,
     Request,
     Submission,
@@ -31,13 +33,22 @@ BODY = LeaseRequest(version=1, groups=1)
 
 TRANSFER = {"from_peers": 0, "from_seeder": 0, "from_http": 0, "to_peers": 0}
 BLAME = {"peer_id": KEY.node_id, "chunk": "c" * 64, "got": "d" * 64}
+REACHED = {"version": 1, "stage": "first_token", "ago_s": 0.5}
+PEER = {"peer_id": KEY.node_id, "address": "127.0.0.1:4001", "kind": "peer", "stripes": [0]}
+CALLER = PEER | {"address": ""}
 FIELDS: dict[type[Message], dict[str, Any]] = {
-    Register: {"name": "n", "price_micros_per_mtok": 1, "addresses": ["127.0.0.1:4001"], "agent": ""},
+    Register: {"name": "n", "price_micros_per_mtok": 1, "addresses": ["127.0.0.1:4001"], "shares": True, "agent": ""},
     Heartbeat: {
-        "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER, "blames": [BLAME]
+        "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER,
+        "blames": [BLAME], "reached": [REACHED],
     },
     LeaseRequest: {"version": 1, "groups": 1},
     PlanRequest: {"version": 1},
+    Plan: {"stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "probe": PEER},
+    Receipt: {
+        "round_id": ROUND, "version": 1, "seconds": 1.0, "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],
+        "reached": [KEY.node_id], "unreached": [KEY.node_id], "missed_probe": KEY.node_id, "from_origins": 0,
+    },
     Submission: {"rollouts": [b"r"]},
 }  # fmt: skip
 
@@ -106,7 +117,7 @@ def test_a_signed_garbage_is_refused_by_name(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_every_kind_of_request_has_a_good_example(kind: type[Message]) -> None:
+def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
     kind.from_bytes(canonical.encode(FIELDS[kind]))
 
 
@@ -135,11 +146,25 @@ def test_every_kind_of_request_has_a_good_example(kind: type[Message]) -> None:
         (Heartbeat, {"transfer": TRANSFER | {"to_peers": 2**62}}),
         (Heartbeat, {"blames": [BLAME] * 17}),
         (Heartbeat, {"blames": [BLAME | {"chunk": "C" * 64}]}),
+        (Heartbeat, {"reached": [REACHED] * (limits.REACHED_MAX + 1)}),
+        (Heartbeat, {"reached": [REACHED | {"version": 0}]}),
+        (Heartbeat, {"reached": [REACHED | {"stage": "sold"}]}),
+        (Heartbeat, {"reached": [REACHED | {"ago_s": -0.001}]}),  # in the future
+        (Heartbeat, {"reached": [REACHED | {"ago_s": 1e308}]}),
         (LeaseRequest, {"version": 0}),
         (LeaseRequest, {"version": 2**64 - 1}),
         (LeaseRequest, {"groups": 0}),
         (LeaseRequest, {"groups": limits.LEASES_PER_REQUEST_MAX + 1}),
         (PlanRequest, {"version": 0}),
+        (Plan, {"stripes": 0}),
+        (Plan, {"peers": [PEER] * (limits.PEERS_MAX + 1)}),
+        (Plan, {"calls": [PEER] * (limits.PEERS_MAX + 1)}),
+        (Plan, {"probe": PEER | {"address": "nowhere"}}),
+        (Receipt, {"seconds": 0.0}),
+        (Receipt, {"reached": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
+        (Receipt, {"unreached": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
+        (Receipt, {"unreached": ["me"]}),
+        (Receipt, {"missed_probe": ""}),
         (Submission, {"rollouts": []}),
         (Submission, {"rollouts": [b""] * (limits.LEASES_PER_REQUEST_MAX + 1)}),
         (Submission, {"rollouts": ["text"]}),

@@ -83,10 +83,13 @@ def key(number: int) -> bytes:
 
 @asynccontextmanager
 async def node(
-    number: int, handler: Callable[[Link], Awaitable[None]] | None = None, settings: HostSettings | None = None
+    number: int,
+    handler: Callable[[Link], Awaitable[None]] | None = None,
+    settings: HostSettings | None = None,
+    port: int = 0,
 ) -> AsyncIterator[Host]:
     """A host on loopback with the given key number, serving with the given handler."""
-    async with open_host(key(number), "127.0.0.1", 0, settings) as host:
+    async with open_host(key(number), "127.0.0.1", port, settings) as host:
         if handler is not None:
             host.serve(handler)
         yield host

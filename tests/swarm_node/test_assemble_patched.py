@@ -177,6 +177,25 @@ def test_the_base_is_never_written_to(line: Line) -> None:
     assert base.stat().st_nlink == 1
 
 
+def test_an_unchanged_file_is_shared_with_the_version_before_and_outlives_it(line: Line) -> None:
+    old = line.take(line.manifests[0])
+    new = line.take(line.manifests[1])
+    assert (old / "config.json").samefile(new / "config.json")
+    prune(line.policies, {new})
+    assert (new / "config.json").read_bytes() == CONFIG
+    assert find(line.policies, line.manifests[1]) == new
+
+
+def test_an_unchanged_file_is_copied_where_it_cannot_be_shared(line: Line, tiny_disk: Path) -> None:
+    """A file on another file system can have no second name on this one."""
+    base = line.take(line.manifests[0])
+    line.fetch(line.manifests[1])
+    folder = assemble(tiny_disk / "policies", line.manifests[1], line.blobs, held(line.policies, line.manifests[1]))
+    assert (folder / "config.json").read_bytes() == CONFIG
+    assert (folder / MODEL).read_bytes() == FILES[1]
+    assert (base / "config.json").stat().st_nlink == 1
+
+
 def test_a_patch_mixed_in_from_another_version_is_refused(line: Line) -> None:
     """The manifest would have to be signed by the coordinator; the bytes contradict it all the same."""
     line.take(line.manifests[0])

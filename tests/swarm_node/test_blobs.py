@@ -1,6 +1,7 @@
 """The chunk store: only whole, verified chunks are ever in it or come out of it."""
 
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,12 @@ def test_the_owner_removes_what_a_crash_left_and_a_reader_does_not(blobs: BlobSt
     assert leftover.exists()
     BlobStore(blobs.root).clean()
     assert not leftover.exists()
+
+
+def test_a_store_whose_folder_was_removed_makes_it_again(blobs: BlobStore) -> None:
+    shutil.rmtree(blobs.root)
+    blobs.write(CHUNK, DATA)
+    assert blobs.read(CHUNK) == DATA
 
 
 def test_prune_keeps_only_what_it_is_told(blobs: BlobStore) -> None:

@@ -231,6 +231,22 @@ async def test_a_newcomer_is_told_all_that_is_held_in_frames_of_bounded_size(tmp
 
 
 @pytest.mark.trio
+async def test_what_arrives_in_quick_succession_is_told_together(tmp_path: Path) -> None:
+    arrivals = Arrivals()
+    async with served(store(tmp_path, {}), ServeLimits(news_s=1.0), arrivals) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        await link.send(Want(CHUNKS[-1]), stall_s=STALL_S)  # the stream is open on both sides once it waits there
+        with arrivals.expecting(CHUNKS, ()):
+            await wait_all_tasks_blocked()
+            for chunk in CHUNKS[:-1]:
+                arrivals.arrived(chunk)
+                await wait_all_tasks_blocked(0.001)
+            told = await answers(link, 2)
+        assert told == [Have((CHUNKS[0],)), Have(tuple(CHUNKS[1:-1]))]
+        await link.close()
+
+
+@pytest.mark.trio
 async def test_a_want_taken_back_while_it_waits_costs_no_bytes(tmp_path: Path) -> None:
     blobs, arrivals = store(tmp_path), Arrivals()
     async with served(blobs, None, arrivals) as (server, host, client):

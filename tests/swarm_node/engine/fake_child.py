@@ -44,7 +44,8 @@ def main(fault: str) -> None:
         elif not isinstance(command, Generate):
             answer(Measured(tokens=100, seconds=0.5))
         else:
-            answer(GroupDone(request_id="first", samples=(Sample(tokens=b"", logprobs=b"", finish="length"),)))
+            nothing = Sample(tokens=b"", logprobs=b"", finish="length")
+            answer(GroupDone(request_id="first", samples=(nothing,), first_token_ago_s=0.0))
             misbehave(fault)
             answer(Finished())
 

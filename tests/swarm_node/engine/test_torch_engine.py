@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,14 @@ def test_requests_keep_their_own_limit_and_finish_on_their_own(engine: TorchEngi
     wanted = [request(PROMPTS[0], request_id=str(limit), max_new_tokens=limit) for limit in (9, 2, 1)]
     engine.generate(wanted, lambda group: finished.append(group.request_id))
     assert finished == ["1", "2", "9"]
+
+
+def test_every_group_tells_how_long_ago_the_first_token_of_all_was_drawn(engine: TorchEngine) -> None:
+    done: list[GroupDone] = []
+    started = time.monotonic()
+    engine.generate([request(PROMPTS[0], max_new_tokens=limit) for limit in (9, 2, 1)], done.append)
+    ages = [group.first_token_ago_s for group in done]
+    assert 0 < ages[0] < ages[1] < ages[2] < time.monotonic() - started
 
 
 @pytest.mark.parametrize("groups", [1, ROWS_MAX // 64, ROWS_MAX // 64 + 1])  # one wave, a full one, one more

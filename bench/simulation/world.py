@@ -1,0 +1,268 @@
+"""One version on its way to every node: who holds, asks, waits, sends and tells what.
+
+- A responder sends one chunk at a time on each stream, in the order of the WANTs that it can answer; a WANT for a chunk
+  that is still to come waits there. It tells its news to all at once, at most every `TELL_S`.
+- Frames and last bytes take `latency_s`, to the nearest tick. All that reached a node in a tick is one piece of news:
+  it decides once.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from bench.simulation.links import Links
+from coordinator import topology
+from coordinator.topology import SOURCE, NodeLinks, Topology
+from protocol.frames import Reason
+from protocol.ids import ChunkId
+from swarm_node.picker import Ask, Picker, PickerRules
+from swarm_node.sources import Source
+
+TELL_S = 0.2
+"""Between two HAVEs to the same node."""
+
+TICK = 1 / 8
+"""Of the time that a chunk takes on the fastest downlink."""
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """What one responder still has to send to one requester."""
+
+    number: int
+    source: "_Node"
+    target: "_Node"
+    sending: ChunkId | None = None
+    ready: list[ChunkId] = field(default_factory=list)
+    waiting: set[ChunkId] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """One node: its picker, what it holds, and who listens to it."""
+
+    name: str
+    holds: set[ChunkId] = field(default_factory=set)
+    upstreams: dict[str, _Stream] = field(default_factory=dict)
+    downstreams: list[_Stream] = field(default_factory=list)
+    picker: Picker | None = None
+    news: list[ChunkId] = field(default_factory=list)
+    """What it got and has not told yet."""
+    told_tick: int = -1_000_000
+    has_heard: bool = True
+    """Something reached it in this tick."""
+    wake_s: float = 0.0
+    done_s: float | None = None
+    dead: bool = False
+
+    @property
+    def fetches(self) -> bool:
+        return self.done_s is None and not self.dead
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """When each node had everything, and what it cost."""
+
+    done_s: dict[str, float]
+    source_bytes: float
+    duplicate_bytes: float
+    messages: int
+    """Frames of all kinds but CHUNK."""
+    decisions: int
+
+    @property
+    def completion_s(self) -> float:
+        return max(self.done_s.values())
+
+
+class Simulation:
+    """One version on its way to every node."""
+
+    def __init__(
+        self,
+        source_up: float,
+        nodes: Sequence[NodeLinks],
+        *,
+        chunks: int,
+        chunk_bytes: int,
+        seed: int,
+        plan: Topology | None = None,
+        rules: PickerRules | None = None,
+        latency_s: float = 0.0,
+        tick: float = TICK,
+    ) -> None:
+        self._plan = plan or topology.plan(source_up, nodes)
+        self._chunk_bytes = chunk_bytes
+        self._chunks = [ChunkId(f"{number:064x}") for number in range(chunks)]
+        self._tick_s = tick * chunk_bytes / max(node.down for node in nodes)
+        self._latency = round(latency_s / self._tick_s)
+        self._between_news = round(TELL_S / self._tick_s)
+        self._tick = 0
+        self._due: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        self._messages = self._decisions = self._from_source = self._duplicates = 0
+        self._nodes = {node.name: _Node(node.name) for node in nodes}
+        self._source = _Node(SOURCE, set(self._chunks))
+        self._streams: list[_Stream] = []
+        rng = Random(seed)
+        for node in self._nodes.values():
+            node.picker = self._picker(node.name, rng, rules)
+            for upstream in self._plan.upstreams(node.name):
+                self._connect(self._nodes.get(upstream, self._source), node)
+        places = {name: place for place, name in enumerate((SOURCE, *self._nodes))}
+        self._links = Links(
+            [source_up, *(node.up for node in nodes)],
+            [source_up, *(node.down for node in nodes)],
+            [(places[stream.source.name], places[stream.target.name]) for stream in self._streams],
+        )
+
+    def _picker(self, name: str, rng: Random, rules: PickerRules | None) -> Picker:
+        sources = [
+            Source(upstream, "peer" if upstream != SOURCE else "seeder", tuple(stripes))
+            for upstream, stripes in self._plan.upstreams(name).items()
+        ]
+        rng = Random(rng.random())
+        return Picker(self._chunks, self._chunks, sources, stripes=self._plan.stripes, rng=rng, now=0.0, rules=rules)
+
+    def _connect(self, source: _Node, target: _Node) -> None:
+        stream = _Stream(len(self._streams), source, target)
+        target.upstreams[source.name] = stream
+        source.downstreams.append(stream)
+        self._streams.append(stream)
+
+    @property
+    def _now_s(self) -> float:
+        return self._tick * self._tick_s
+
+    def run(self, *, limit_s: float = 1e9) -> Outcome:
+        """Let time pass until every node that is not dead has everything."""
+        fetching = [node for node in self._nodes.values() if node.fetches]
+        while fetching and self._now_s < limit_s:
+            now_s = self._now_s
+            for node in fetching:
+                if node.has_heard or now_s >= node.wake_s:
+                    self._decide(node)
+            self._take_frames()
+            arrived = self._links.flow(self._tick_s)
+            self._tick += 1
+            for number, beyond_bytes in arrived:
+                self._sent(self._streams[number], beyond_bytes)
+            self._take_frames()
+            fetching = [node for node in fetching if node.fetches]
+        return Outcome(
+            {node.name: node.done_s for node in self._nodes.values() if node.done_s is not None},
+            self._from_source * self._chunk_bytes,
+            self._duplicates * self._chunk_bytes,
+            self._messages,
+            self._decisions,
+        )
+
+    def kill(self, name: str) -> None:
+        """A node is gone: nothing comes from it any more, and those who asked it learn of it."""
+        dead = self._nodes[name]
+        dead.dead = True
+        for stream in (*dead.downstreams, *dead.upstreams.values()):
+            self._links.stop(stream.number)
+            stream.sending = None
+            stream.ready.clear()
+            stream.waiting.clear()
+        for stream in dead.downstreams:
+            assert stream.target.picker
+            stream.target.picker.lied(name, self._now_s)
+            stream.target.has_heard = True
+
+    def _later(self, what: Callable[[], None], ticks: int) -> None:
+        self._due[self._tick + ticks].append(what)
+
+    def _take_frames(self) -> None:
+        while self._tick in self._due:
+            for arrive in self._due.pop(self._tick):
+                arrive()
+
+    def _decide(self, node: _Node) -> None:
+        assert node.picker
+        now_s = self._now_s
+        node.has_heard = False
+        self._decisions += 1
+        for order in node.picker.next(now_s):
+            stream, chunk = node.upstreams[order.source], order.chunk
+            self._post(partial(self._want if isinstance(order, Ask) else self._cancel, stream, chunk))
+        node.wake_s = node.picker.wake_at(now_s)
+
+    def _post(self, arrive: Callable[[], None]) -> None:
+        self._messages += 1
+        self._later(arrive, self._latency)
+
+    def _want(self, stream: _Stream, chunk: ChunkId) -> None:
+        if stream.source.dead:
+            return
+        if chunk in stream.source.holds:
+            self._send(stream, chunk)
+        else:
+            stream.waiting.add(chunk)
+
+    def _cancel(self, stream: _Stream, chunk: ChunkId) -> None:
+        if chunk in stream.waiting:
+            stream.waiting.remove(chunk)
+        elif chunk in stream.ready:
+            stream.ready.remove(chunk)
+        else:
+            return
+        self._post(partial(self._refused, stream, chunk))
+
+    def _refused(self, stream: _Stream, chunk: ChunkId) -> None:
+        assert stream.target.picker
+        stream.target.picker.refused(stream.source.name, chunk, Reason.CANCELLED, self._now_s)
+
+    def _send(self, stream: _Stream, chunk: ChunkId) -> None:
+        if stream.sending is None:
+            stream.sending = chunk
+            self._links.begin(stream.number, self._chunk_bytes)
+        else:
+            stream.ready.append(chunk)
+
+    def _sent(self, stream: _Stream, beyond_bytes: float) -> None:
+        """The last byte of a chunk is on its way; the next one begins."""
+        chunk = stream.sending
+        assert chunk is not None
+        stream.sending = stream.ready.pop(0) if stream.ready else None
+        if stream.sending:
+            self._links.begin(stream.number, self._chunk_bytes - beyond_bytes)
+        self._from_source += stream.source is self._source
+        self._later(partial(self._delivered, stream, chunk), self._latency)
+
+    def _delivered(self, stream: _Stream, chunk: ChunkId) -> None:
+        node = stream.target
+        assert node.picker
+        node.has_heard = True
+        if not node.fetches or not node.picker.delivered(stream.source.name, chunk, self._now_s):
+            self._duplicates += 1
+            return
+        node.holds.add(chunk)
+        if not node.picker.missing:
+            node.done_s = self._now_s
+        for downstream in node.downstreams:
+            if chunk in downstream.waiting:
+                downstream.waiting.remove(chunk)
+                self._send(downstream, chunk)
+        if not node.news:
+            wait = max(0, node.told_tick + self._between_news - self._tick)
+            self._later(partial(self._tell, node), wait)
+        node.news.append(chunk)
+
+    def _tell(self, node: _Node) -> None:
+        news, node.news = tuple(node.news), []
+        node.told_tick = self._tick
+        self._messages += sum(stream.target.fetches for stream in node.downstreams)
+        self._later(partial(self._hear, node, news), self._latency)
+
+    def _hear(self, teller: _Node, news: tuple[ChunkId, ...]) -> None:
+        now_s = self._now_s
+        for stream in teller.downstreams:
+            node = stream.target
+            if node.fetches:
+                assert node.picker
+                node.picker.had(teller.name, news, now_s)
+                node.has_heard = True

@@ -1,0 +1,67 @@
+"""Dials: one at a time to each peer, shared by all who wait for it, and what became of them.
+
+- A dial goes on to its own end when nobody waits any more: else a peer whose firewall swallows packets was never tried.
+- Whether a peer could be dialled is remembered until it is told; one success outweighs failures.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol import limits
+from protocol.ids import NodeId
+from protocol.messages import Peer
+
+
+@dataclass(eq=False)
+class _Dial:
+    """One dial under way."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    error: Exception | None = None
+
+
+class Dials:
+    """All dials of one host."""
+
+    def __init__(self, dial: Callable[[Peer], Awaitable[None]], nursery: trio.Nursery) -> None:
+        self._dial, self._nursery = dial, nursery
+        self._under_way: dict[NodeId, _Dial] = {}
+        self._reached: dict[NodeId, bool] = {}
+
+    def begin(self, peer: Peer) -> _Dial:
+        """Dial a peer, unless that is under way."""
+        name = NodeId(peer.peer_id)
+        if name not in self._under_way:
+            self._under_way[name] = _Dial()
+            self._nursery.start_soon(self._run, peer, self._under_way[name])
+        return self._under_way[name]
+
+    async def reach(self, peer: Peer) -> None:
+        """Return when the peer is connected; a failed dial is raised."""
+        dial = self.begin(peer)
+        await dial.done.wait()
+        if dial.error is not None:
+            raise dial.error
+
+    def note(self, name: NodeId, reached: bool) -> None:
+        """A dial came to its end, or its connection is used again."""
+        self._reached[name] = reached or self._reached.pop(name, False)
+        while len(self._reached) > 2 * limits.DIALS_MAX:
+            del self._reached[next(iter(self._reached))]
+
+    def tell(self) -> tuple[list[NodeId], list[NodeId]]:
+        """Who was reached and who was not, since it was last told."""
+        told, self._reached = self._reached, {}
+        return [name for name, yes in told.items() if yes], [name for name, yes in told.items() if not yes]
+
+    async def _run(self, peer: Peer, dial: _Dial) -> None:
+        try:
+            await self._dial(peer)
+        except Exception as error:  # py-libp2p lets any layer's exception through; whoever waits is told
+            dial.error = error
+        finally:
+            del self._under_way[NodeId(peer.peer_id)]
+            dial.done.set()
+        self.note(NodeId(peer.peer_id), dial.error is None)

@@ -1,0 +1,236 @@
+"""How versions spread: ages become moments on the coordinator's clock, first words count, totals outlive receipts."""
+
+from typing import Any
+
+import pytest
+
+from coordinator import broadcasts, links, registry, summary, tables
+from protocol.chunks import digest
+from protocol.messages import Fetched, Heartbeat, Reached, Receipt, Stage, Transfer, Upload
+from protocol.signing import NodeKey
+from tests.coordinator.world import ROUND, World, manifest
+
+SILENT_MS = 6000
+SEEDER = NodeKey(b"s" * 32).node_id
+SIZE_BYTES = 1000
+
+
+def publish(world: World, version: int) -> None:
+    """As the coordinator does, to whoever is alive."""
+    file = {"path": "f", "size_bytes": SIZE_BYTES, "digest": "d" * 64, "chunks": ["c" * 64]}
+    made = manifest(version, version - 1, files=[file])
+    world.run(broadcasts.begin, made, digest(made.to_bytes()), silent_after_ms=SILENT_MS, now_ms=world.now_ms)
+
+
+def beat(world: World, key: NodeKey, *, version: int = 1, phase: Any = "generating") -> None:
+    """A node is alive and holds a version."""
+    nothing = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
+    message = Heartbeat(
+        session="0" * 16, version=version, phase=phase, tokens_per_s=1.0, transfer=nothing, blames=(), reached=()
+    )
+    world.run(registry.heartbeat, key.node_id, message, now_ms=world.now_ms)
+
+
+def say(world: World, key: NodeKey, version: int = 2, **ago_s: float) -> None:
+    """A node tells how long ago it reached some stages."""
+    stages: dict[str, Stage] = {stage: stage for stage in broadcasts.STAGES}
+    reached = [Reached(version=version, stage=stages[name], ago_s=ago) for name, ago in ago_s.items()]
+    world.run(broadcasts.note, key.node_id, reached, now_ms=world.now_ms)
+
+
+def shown(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.run(summary.broadcast, alive_since_ms=world.now_ms - SILENT_MS)
+    return found
+
+
+def parts(world: World, version: int = 2) -> dict[str, dict[str, Any]]:
+    rows: list[dict[str, Any]] = world.run(broadcasts.by_node, version)
+    return {row["node_id"]: row for row in rows}
+
+
+def give_receipt(world: World, key: NodeKey, version: int, uploads: dict[str, int], from_origins: int = 0) -> None:
+    lines = tuple(Upload(peer_id=peer, size_bytes=size, busy_s=1.0) for peer, size in uploads.items())
+    receipt = Receipt(round_id=ROUND, version=version, seconds=1.0, uploads=lines, from_origins=from_origins)
+    message = Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
+    world.run(links.take_receipt, key.node_id, message, round_id=ROUND, now_ms=world.now_ms)
+
+
+def uploaded(world: World, key: NodeKey) -> int:
+    """A node's total on the leaderboard."""
+    totals = {row["node_id"]: row["uploaded_bytes"] for row in world.run(summary.leaderboard)}
+    return int(totals[key.node_id])
+
+
+@pytest.fixture
+def pair(world: World) -> tuple[NodeKey, NodeKey]:
+    """Two nodes that were alive when version 2 was published."""
+    two = world.join(1), world.join(2)
+    publish(world, 2)
+    return two
+
+
+def test_an_age_is_taken_from_the_moment_the_word_arrives(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    one, other = pair
+    world.now_ms += 5000
+    say(world, one, heard=4.5, fetched=3.0, loaded=2.0, first_token=1.25)
+    row = parts(world)[one.node_id]
+    assert [row[f"{stage}_s"] for stage in broadcasts.STAGES] == [0.5, 2.0, 3.0, 3.75]
+    assert parts(world)[other.node_id]["heard_s"] is None
+
+
+def test_an_age_from_before_publication_counts_from_publication(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    one, _ = pair
+    world.now_ms += 1000
+    say(world, one, first_token=86_400.0)
+    assert parts(world)[one.node_id]["first_token_s"] == 0.0
+
+
+def test_a_nodes_first_word_on_a_stage_counts_whether_repeated_or_revised(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    one, _ = pair
+    world.now_ms += 2000
+    say(world, one, heard=1.0)
+    world.now_ms += 1000
+    say(world, one, heard=2.0)
+    say(world, one, heard=2.9)
+    say(world, one, heard=0.0, fetched=0.5)
+    row = parts(world)[one.node_id]
+    assert (row["heard_s"], row["fetched_s"]) == (1.0, 2.5)
+
+
+def test_a_version_to_come_one_forgotten_and_a_latecomer_are_no_part_of_any_broadcast(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    one, _ = pair
+    late = world.join(3)
+    before = world.rows(tables.broadcasts)
+    say(world, one, version=1, heard=0.0)
+    say(world, one, version=3, heard=0.0)
+    say(world, late, first_token=0.0)
+    assert world.rows(tables.broadcasts) == before
+
+
+def test_who_had_fallen_silent_at_publication_is_no_part_of_the_broadcast(world: World) -> None:
+    silent, lives = world.join(1), world.join(2)
+    world.now_ms += SILENT_MS + 1
+    beat(world, lives)
+    publish(world, 2)
+    assert parts(world).keys() == {lives.node_id}
+    assert silent.node_id not in parts(world)
+
+
+def test_publishing_again_begins_no_second_broadcast(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    one, _ = pair
+    say(world, one, heard=0.0)
+    world.join(3)
+    before = world.rows(tables.broadcasts)
+    publish(world, 2)
+    assert world.rows(tables.broadcasts) == before
+
+
+def test_only_the_last_versions_are_remembered(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    for version in range(3, 9):
+        publish(world, version)
+    versions = {row["version"] for row in world.rows(tables.broadcasts)}
+    assert versions == set(range(9 - links.VERSIONS_KEPT, 9))
+
+
+def test_median_p90_and_max_are_of_the_nodes_that_were_reached(world: World) -> None:
+    keys = [world.join(number) for number in range(1, 12)]
+    publish(world, 2)
+    world.now_ms += 20_000
+    for number, key in enumerate(keys[:10], start=1):
+        say(world, key, first_token=20.0 - number)
+    for key in keys:
+        beat(world, key, version=2)
+    assert shown(world)["broadcast"] == {
+        "version": 2, "nodes": 11, "reached": 10, "median_s": 5.5, "p90_s": 9.0, "max_s": 10.0
+    }  # fmt: skip
+    assert [row["first_token_s"] for row in shown(world)["nodes"]] == [*map(float, range(1, 11)), None]
+
+
+def test_a_mirror_is_reached_when_it_has_fetched_and_a_node_that_samples_is_not(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    mirror, node = pair
+    world.now_ms += 3000
+    for key in pair:
+        say(world, key, heard=2.5, fetched=1.0)
+    beat(world, mirror, version=2, phase="mirroring")
+    beat(world, node, version=2)
+    found = shown(world)["broadcast"]
+    assert (found["nodes"], found["reached"], found["max_s"]) == (2, 1, 2.0)
+
+
+def test_the_version_before_is_shown_until_every_node_alive_has_the_newest(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    def version_shown() -> int | None:
+        found = shown(world)["broadcast"]
+        return found["version"] if found else None
+
+    one, other = pair
+    assert shown(world) == {"broadcast": None, "nodes": []}
+    for key in pair:
+        say(world, key, first_token=0.0)
+        beat(world, key, version=2)
+    assert version_shown() == 2
+    publish(world, 3)
+    say(world, one, version=3, first_token=0.0)
+    beat(world, one, version=3)
+    beat(world, other, version=2)
+    assert version_shown() == 2
+    beat(world, other, version=3)
+    assert version_shown() == 3, "every node has it, even if one found no work for it"
+
+
+def test_a_node_that_vanished_holds_nobody_up(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    one, _ = pair
+    say(world, one, first_token=0.0)
+    beat(world, one, version=2)
+    assert shown(world)["broadcast"] is None
+    world.now_ms += SILENT_MS + 1
+    beat(world, one, version=2)
+    assert shown(world)["broadcast"]["version"] == 2
+
+
+def test_the_status_counts_who_is_alive_and_who_has_the_newest_version(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    beat(world, pair[0], version=2)
+    status = world.run(summary.status, alive_since_ms=world.now_ms)
+    assert (status["nodes_alive"], status["nodes_up_to_date"], status["broadcast"]) == (2, 1, None)
+
+
+def test_bytes_are_told_apart_by_who_sent_them_and_unknown_without_a_receipt(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = pair
+    give_receipt(world, one, 2, {SEEDER: 600, other.node_id: 300}, from_origins=100)
+    kinds = ("from_peers", "from_seeder", "from_origins", "passed_on_bytes")
+    assert [parts(world)[one.node_id][kind] for kind in kinds] == [300, 600, 100, 0]
+    assert [parts(world)[other.node_id][kind] for kind in kinds] == [None, None, None, 300]
+
+
+def test_what_receivers_witnessed_adds_up_and_outlives_their_receipts(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = pair
+    give_receipt(world, one, 2, {other.node_id: 300, SEEDER: 1000})
+    give_receipt(world, one, 2, {other.node_id: 999})  # a second word
+    for version in range(3, 10):
+        publish(world, version)
+        give_receipt(world, one, version, {other.node_id: 10})
+    assert {row["version"] for row in world.rows(tables.uploads)} == set(range(10 - links.VERSIONS_KEPT, 10))
+    assert uploaded(world, other) == 300 + 7 * 10
+    assert uploaded(world, one) == 0
+
+
+def test_nobodys_total_grows_by_its_own_word_or_by_more_than_a_version_can_be(
+    world: World, pair: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = pair
+    give_receipt(world, one, 2, {one.node_id: 500, other.node_id: 2**50})
+    assert uploaded(world, one) == 0
+    assert uploaded(world, other) == links.UPLOAD_MAX_VERSIONS * SIZE_BYTES

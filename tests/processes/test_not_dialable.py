@@ -1,0 +1,57 @@
+"""A mirror whose advertised address answers nobody, beside two that can be dialled: it feeds them all the same."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.processes.programs import Swarm, free_address, until
+from tests.processes.rounds import Coordinator, Settings, held, mirror, node_id_of, operator_of, other_weights
+from tests.processes.test_mirror import digests
+
+pytestmark = pytest.mark.processes
+
+SETTINGS: Settings = {"publish": {"chunk_size_bytes": 1024, "patches": False}}
+"""No patches: a version has enough chunks for everybody to feed somebody."""
+
+
+def uploaded(coordinator: Coordinator, sender: str, version: int) -> int:
+    """Bytes of a version's verified chunks that others say, signed, a node has sent them."""
+    with coordinator.copy_of_store() as connection:
+        asked = "SELECT COALESCE(SUM(size_bytes), 0) FROM uploads WHERE sender = :sender AND version = :version"
+        return int(connection.execute(sa.text(asked), {"sender": sender, "version": version}).scalar_one())
+
+
+def words_on(coordinator: Coordinator, node: str) -> list[bool]:
+    """What those who tried to dial a node say about it."""
+    with coordinator.copy_of_store() as connection:
+        asked = sa.text("SELECT reached FROM dials WHERE node = :node")
+        return list(map(bool, connection.execute(asked, {"node": node}).scalars()))
+
+
+def test_a_mirror_that_nobody_can_dial_uploads_over_the_connections_that_it_opens(swarm: Swarm, policy: Path) -> None:
+    coordinator = Coordinator(swarm, SETTINGS).start()
+    operator = operator_of(swarm, coordinator, policy)
+    one, other = mirror(swarm, "one", coordinator.join_string), mirror(swarm, "other", coordinator.join_string)
+    shy = mirror(swarm, "shy", coordinator.join_string, "--advertise", free_address())  # nobody listens there
+    coordinator.reaches("nodes", 3)
+
+    shy.process.send_signal(signal.SIGSTOP)  # else it may connect to the others before they try to dial it
+    version = operator.publish()
+    for program in (one, other):
+        held(program, version)
+    until(
+        "both others to say that they could not dial it", lambda: words_on(coordinator, node_id_of(shy)) == [False] * 2
+    )
+    shy.process.send_signal(signal.SIGCONT)
+    held(shy, version)
+
+    operator.policy = other_weights(policy, swarm.folder / "changed")
+    version = operator.publish()
+    for program in (one, other, shy):
+        assert digests(Path(str(held(program, version)["folder"]))) == digests(operator.policy)
+    until("the others to witness what it sent them", lambda: uploaded(coordinator, node_id_of(shy), version))
+    for program in (one, other):
+        assert set(words_on(coordinator, node_id_of(program))) == {True}
+    assert "Traceback" not in one.log + other.log + shy.log

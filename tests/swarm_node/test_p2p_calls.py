@@ -1,0 +1,255 @@
+"""Nodes that cannot be dialled: they call, and are asked over the connection that they opened.
+
+In these tests the children are given no address of such a node; that is all that keeps them from dialling it.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from libp2p import new_host
+from libp2p.abc import IHost
+from libp2p.crypto.ed25519 import Ed25519PrivateKey, create_new_key_pair
+from libp2p.crypto.keys import KeyPair, PublicKey
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
+from libp2p.security.noise.transport import Transport
+from multiaddr import Multiaddr
+from trio.testing import wait_all_tasks_blocked
+
+from protocol.ids import NodeId
+from protocol.messages import Peer
+from protocol.signing import NodeKey
+from swarm_node.arrivals import Arrivals
+from swarm_node.blobs import BlobStore
+from swarm_node.p2p.download import FetchReport, FetchRules, NoSource, fetch_chunks
+from swarm_node.p2p.host import Host, HostSettings, WrongPeer
+from swarm_node.p2p.link import PeerStalled
+from tests.swarm_node.p2p_world import (
+    PATIENT_SECONDS,
+    QUICK,
+    as_peer,
+    as_seeder,
+    holds_exactly,
+    honest,
+    key,
+    make_version,
+    node,
+    plan_of,
+    sizes_of,
+    stall,
+    store,
+)
+
+pytestmark = pytest.mark.trio
+
+VERSION = make_version()
+DIAL_S = 5.0
+IMPATIENT = replace(QUICK, deadlines=replace(QUICK.deadlines, dial_s=0.2))
+
+
+def caller(host: Host) -> Peer:
+    """A node as its children's plan names it when it cannot be dialled."""
+    return Peer(peer_id=host.node_id, address="", kind="peer")
+
+
+async def fetch(sources: list[Peer], host: Host, blobs: BlobStore, rules: FetchRules = QUICK) -> FetchReport:
+    with trio.fail_after(PATIENT_SECONDS):
+        return await fetch_chunks(
+            sizes_of(VERSION),
+            plan_of(*sources),
+            host=host,
+            blobs=blobs,
+            arrivals=Arrivals(),
+            rng=Random(3),
+            rules=rules,
+        )
+
+
+async def until_connected(host: Host, peers: Collection[NodeId]) -> None:
+    with trio.fail_after(PATIENT_SECONDS):
+        while host.connected() != set(peers):
+            await wait_all_tasks_blocked(0.01)
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that takes connections and never says a word."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        yield "127.0.0.1:" + str(full.getsockname()[1])
+
+
+async def test_a_node_that_cannot_be_dialled_feeds_a_child_over_the_connection_it_opened(tmp_path: Path) -> None:
+    blobs = store(tmp_path / "me")
+    async with node(1, honest(store(tmp_path / "shy", VERSION.chunks))) as shy, node(2) as child:
+        shy.call([as_peer(child)])
+        report = await fetch([caller(shy)], child, blobs)
+        assert child.dials.tell() == ([], [])
+    assert holds_exactly(blobs, VERSION.chunks)
+    assert report.bytes_from["peer"] == sum(map(len, VERSION.chunks.values()))
+    assert report.failures == []
+
+
+async def test_a_child_that_asks_before_its_parent_has_its_plan_waits_for_the_call(tmp_path: Path) -> None:
+    blobs = store(tmp_path / "me")
+    async with (
+        node(1, honest(store(tmp_path / "shy", VERSION.chunks))) as shy,
+        node(2) as child,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(fetch, [caller(shy)], child, blobs)
+        await wait_all_tasks_blocked()
+        shy.call([as_peer(child)])
+    assert holds_exactly(blobs, VERSION.chunks)
+
+
+async def test_a_parent_that_never_calls_is_a_failed_source_and_no_more(tmp_path: Path) -> None:
+    blobs, other = store(tmp_path / "me"), store(tmp_path / "other")
+    async with (
+        node(1, honest(store(tmp_path / "seeder", VERSION.chunks))) as seeder,
+        node(2) as silent,
+        node(3) as child,
+    ):
+        with pytest.raises(NoSource, match="did not call"):
+            await fetch([caller(silent)], child, other, IMPATIENT)
+        report = await fetch([caller(silent), as_seeder(seeder)], child, blobs, IMPATIENT)
+        assert NodeId(silent.node_id) not in {name for told in child.dials.tell() for name in told}
+    assert report.bytes_from["seeder"] == sum(map(len, VERSION.chunks.values()))
+    assert holds_exactly(blobs, VERSION.chunks)
+
+
+async def test_a_call_that_is_lost_is_made_again() -> None:
+    async with node(1, stall) as shy, node(2) as child:
+        shy.call([as_peer(child)])
+        await until_connected(child, {shy.node_id})
+        await child.disconnect(shy.node_id)
+        await until_connected(child, ())
+        await until_connected(child, {shy.node_id})
+
+
+async def test_a_child_that_cannot_be_reached_yet_is_called_again() -> None:
+    async with node(1, stall) as shy:
+        async with node(2) as gone:
+            entry = as_peer(gone)
+        shy.call([entry])
+        await shy.dials.begin(entry).done.wait()
+        host, port = entry.address.split(":")
+        async with node(2, port=int(port)) as child:
+            assert child.addresses == (f"{host}:{port}",)
+            await until_connected(child, {shy.node_id})
+
+
+async def test_calls_are_kept_while_they_are_idle_and_until_another_plan_names_them_no_more() -> None:
+    async with (
+        node(1, stall, HostSettings(idle_s=0.05)) as shy,
+        node(2) as child,
+        node(3) as other,
+    ):
+        shy.call([as_peer(child)])
+        await until_connected(shy, {child.node_id})
+        kept = child._connections()
+        for _ in range(2):  # another connection that is idle, too, is cut meanwhile
+            await shy.dials.reach(as_peer(other))
+            await until_connected(shy, {child.node_id})
+        assert child._connections() == kept
+        shy.call([])
+        await until_connected(shy, ())
+
+
+class Borrowed(Ed25519PrivateKey):
+    """An attacker's private key, whose owner says that another public key belongs to it."""
+
+    claimed: PublicKey
+
+    def get_public_key(self) -> PublicKey:
+        return self.claimed
+
+
+@asynccontextmanager
+async def impostor_of(victim: bytes) -> AsyncIterator[IHost]:
+    """A host that calls in a victim's name, over Noise, and signs with its own key."""
+    claimed, own = create_new_key_pair(victim).public_key, create_new_key_pair(key(66)).private_key
+    assert isinstance(own, Ed25519PrivateKey)
+    borrowed = Borrowed(own.impl)
+    borrowed.claimed = claimed
+    pair = KeyPair(borrowed, claimed)
+    noise = Transport(pair, noise_privkey=create_new_x25519_key_pair().private_key)
+    host = new_host(key_pair=pair, sec_opt={NOISE_PROTOCOL_ID: noise})
+    async with host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        yield host
+
+
+async def test_a_call_in_anothers_name_is_refused() -> None:
+    victim = Peer(peer_id=NodeKey(key(9)).node_id, address="", kind="peer")
+    async with node(2) as child, impostor_of(key(9)) as impostor:
+        assert impostor.get_id().to_base58() == victim.peer_id
+        address = Multiaddr("/ip4/127.0.0.1/tcp/" + child.addresses[0].split(":")[1])
+        with pytest.raises(Exception, match="unable to connect"), trio.fail_after(PATIENT_SECONDS):
+            await impostor.connect(PeerInfo(ID.from_base58(child.node_id), [address]))
+        assert child.connected() == set()
+        with pytest.raises(PeerStalled, match="did not call"):
+            await child.connect(victim, dial_s=0.1)
+
+
+async def test_a_call_of_somebody_else_is_not_taken_for_the_one_that_is_waited_for() -> None:
+    async with node(1, stall) as somebody, node(2) as child:
+        somebody.call([as_peer(child)])
+        await until_connected(child, {somebody.node_id})
+        awaited = Peer(peer_id=NodeKey(key(9)).node_id, address="", kind="peer")
+        with pytest.raises(PeerStalled, match="did not call"):
+            await child.connect(awaited, dial_s=0.1)
+
+
+async def test_a_host_tells_once_whom_it_could_dial_and_whom_not() -> None:
+    async with node(1, stall) as one, node(2, stall) as two, node(4) as me:
+        async with node(3) as gone:
+            dead = as_peer(gone)
+        mistaken = as_peer(two).model_copy(update={"peer_id": NodeKey(key(9)).node_id})
+        await me.connect(as_peer(one), dial_s=DIAL_S)
+        with pytest.raises(WrongPeer):
+            await me.connect(mistaken, dial_s=DIAL_S)
+        with pytest.raises(Exception, match="fail to open connection"):
+            await me.dials.reach(dead)
+        assert me.dials.tell() == ([one.node_id], [mistaken.peer_id, dead.peer_id])
+        await me.connect(as_peer(one), dial_s=DIAL_S)  # the connection is still the one that we opened
+        assert me.dials.tell() == ([one.node_id], [])
+        assert me.dials.tell() == ([], [])
+
+
+async def test_a_dial_goes_on_to_its_end_when_nobody_waits_any_more() -> None:
+    with black_hole() as address:
+        async with node(1, settings=HostSettings(dial_s=0.3)) as me:
+            silent = Peer(peer_id=NodeKey(key(9)).node_id, address=address, kind="peer")
+            with pytest.raises(PeerStalled, match="did not answer"):
+                await me.connect(silent, dial_s=0.01)
+            assert me.dials.tell() == ([], [])
+            with trio.fail_after(PATIENT_SECONDS):
+                await me.dials.begin(silent).done.wait()
+            await wait_all_tasks_blocked()
+            assert me.dials.tell() == ([], [silent.peer_id])
+
+
+async def test_all_who_want_a_peer_share_one_dial() -> None:
+    async with node(1, stall) as one, node(2) as me:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(me.dials.reach, as_peer(one))
+        assert len(me._connections()) == 1
+
+
+async def test_a_peer_that_called_is_dialled_all_the_same_when_it_is_to_be_tried() -> None:
+    async with node(1, stall) as shy, node(2) as child:
+        shy.call([as_peer(child)])
+        await until_connected(child, {shy.node_id})
+        with trio.fail_after(PATIENT_SECONDS):
+            await child.dials.reach(as_peer(shy))
+        assert child.dials.tell() == ([shy.node_id], [])

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import trio
 from libp2p import new_host
@@ -171,18 +172,22 @@ class Host:
 
     async def cut_idle(self, idle_s: float) -> None:
         """Cut connections that had no stream since the last look, for ever."""
-        idle: set[INetConn] = set()
+        idle = WeakSet[INetConn]()  # what has ended meanwhile is not kept alive until the next look
         while True:
             await trio.sleep(idle_s)
-            called = {ID.from_base58(peer.peer_id) for peer in self._calls}
-            now_idle = {
-                connection
-                for connection in self._connections()
-                if not connection.get_streams() and connection.muxed_conn.peer_id not in called
-            }
-            for connection in idle & now_idle:
-                await workarounds.cut(connection)
-            idle = now_idle - idle
+            idle = await self._cut_those_still(idle)
+
+    async def _cut_those_still(self, idle: WeakSet[INetConn]) -> WeakSet[INetConn]:
+        """Cut what is idle as it was before; what is idle for the first time."""
+        called = {ID.from_base58(peer.peer_id) for peer in self._calls}
+        now_idle = WeakSet(
+            connection
+            for connection in self._connections()
+            if not connection.get_streams() and connection.muxed_conn.peer_id not in called
+        )
+        for connection in idle & now_idle:
+            await workarounds.cut(connection)
+        return now_idle - idle
 
     def _connections(self) -> list[INetConn]:
         return [connection for connections in self._swarm.connections.values() for connection in connections]

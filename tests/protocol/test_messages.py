@@ -46,7 +46,8 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     PlanRequest: {"version": 1},
     Plan: {"stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "probe": PEER},
     Receipt: {
-        "round_id": ROUND, "version": 1, "seconds": 1.0, "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],
+        "round_id": ROUND, "version": 1, "seconds": 1.0,
+        "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],
         "reached": [KEY.node_id], "unreached": [KEY.node_id], "missed_probe": KEY.node_id, "from_origins": 0,
     },
     Submission: {"rollouts": [b"r"]},

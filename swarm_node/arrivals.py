@@ -2,12 +2,16 @@
 
 - A download says what it expects (`expecting`) and what came (`arrived`); the server of other nodes listens.
 - Lives in memory, on one event loop; what counts as held is still the verified file in the store.
+- The bytes that came last are kept: who waits for them is served, and the new files are filled, without the disk.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
+from protocol import limits
 from protocol.ids import ChunkId
+
+FRESH_BYTES = 16 * limits.MIB
 
 Listener = Callable[[], None]
 
@@ -18,6 +22,8 @@ class Arrivals:
     def __init__(self) -> None:
         self._expected: set[ChunkId] = set()
         self._held: dict[ChunkId, None] = {}
+        self._fresh: dict[ChunkId, bytes] = {}
+        self._fresh_bytes = 0
         self._listeners: set[Listener] = set()
         self.downloads = 0
         """How many were begun: with each, what is held is counted anew."""
@@ -45,13 +51,23 @@ class Arrivals:
             yield
         finally:
             self._expected.clear()
+            self._fresh.clear()
+            self._fresh_bytes = 0
             self._tell()
 
-    def arrived(self, chunk: ChunkId) -> None:
+    def arrived(self, chunk: ChunkId, data: bytes) -> None:
         """A chunk is verified and stored."""
         self._expected.discard(chunk)
         self._held[chunk] = None
+        self._fresh[chunk] = data
+        self._fresh_bytes += len(data)
+        while self._fresh_bytes > FRESH_BYTES:
+            self._fresh_bytes -= len(self._fresh.pop(next(iter(self._fresh))))
         self._tell()
+
+    def fresh(self, chunk: ChunkId) -> bytes | None:
+        """A verified chunk's bytes, if it came a moment ago; any thread may ask."""
+        return self._fresh.get(chunk)
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:

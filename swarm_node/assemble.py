@@ -110,7 +110,7 @@ class Draft:
             nonlocal seen
             if arrivals.downloads > before:
                 for chunk in islice(arrivals.held, seen, None):
-                    self._placing.submit(self._place, chunk)
+                    self._placing.submit(self._place, chunk, arrivals)
                     seen += 1
 
         with arrivals.listening(look):
@@ -143,9 +143,9 @@ class Draft:
             blobs=self._blobs,
         )
 
-    def _place(self, chunk: ChunkId) -> None:
+    def _place(self, chunk: ChunkId, arrivals: Arrivals) -> None:
         for growing in self._growing.values():
-            growing.place(chunk)
+            growing.place(chunk, arrivals.fresh(chunk))
 
     def _complete(self, entry: FileEntry) -> None:
         """Take the entry's shortest way from what is here, a file for each step; only the last one is kept."""

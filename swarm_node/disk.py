@@ -7,12 +7,16 @@
 import errno
 import mmap
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from protocol.errors import DiskFull
+
+_RUN, _serial = secrets.token_hex(8), count()
+"""Names for unfinished files that no other process and no earlier run has used."""
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
@@ -58,14 +62,18 @@ def write_durably(target: Path, data: bytes | memoryview, *, temp_folder: Path) 
 
 def write_whole(target: Path, data: bytes | memoryview, *, temp_folder: Path, sync: bool = False) -> None:
     """Write a file that appears under its final name with all its bytes, or not at all."""
-    handle, name = tempfile.mkstemp(dir=temp_folder)
-    temp = Path(name)
+    temp = temp_folder / f"{_RUN}-{next(_serial)}"
+    # Few system calls: each lets go of the interpreter, which other threads then have to win back.
+    handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(handle, left) :]
             if sync:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(handle)
+        finally:
+            os.close(handle)
         try:
             temp.replace(target)
         except FileNotFoundError:

@@ -61,22 +61,27 @@ class GrowingFile:
         # Exclusive: two entries that are one file on this file system must not overwrite each other.
         with path.open("xb") as file:
             file.truncate(size_bytes)
+        self._written = mapped(path)
 
-    def place(self, chunk: ChunkId) -> None:
-        """Copy a stored chunk to where it belongs; one that is there already, or has no place here, changes nothing."""
+    def place(self, chunk: ChunkId, data: bytes | None = None) -> None:
+        """Copy a chunk to where it belongs; one that is there already, or has no place here, changes nothing.
+
+        Without its verified bytes, the stored ones are taken.
+        """
         if chunk not in self._gaps:
             return
-        data = self._blobs.mapped(chunk)
-        with self.path.open("r+b") as file:
+        source = self._blobs.mapped(chunk) if data is None else memoryview(data)
+        with self.path.open("r+b", buffering=0) as file:
             for position in self._gaps[chunk]:
                 start = position * self._chunk_size_bytes
-                if len(data) != min(self._chunk_size_bytes, self._size_bytes - start):
+                if len(source) != min(self._chunk_size_bytes, self._size_bytes - start):
                     self._blobs.read(chunk)
                     raise self._contradicted()
                 file.seek(start)
-                file.write(data)
-                self._unsynced_bytes += len(data)
-            file.flush()
+                left = source
+                while left:
+                    left = left[file.write(left) :]
+                self._unsynced_bytes += len(source)
             if self._unsynced_bytes >= _SYNC_BYTES:
                 os.fdatasync(file.fileno())
                 self._unsynced_bytes = 0
@@ -97,7 +102,7 @@ class GrowingFile:
             end += 1
         if end > self._hashed:
             start, self._hashed = self._hashed, end
-            self._hasher.update(mapped(self.path)[start * self._chunk_size_bytes : end * self._chunk_size_bytes])
+            self._hasher.update(self._written[start * self._chunk_size_bytes : end * self._chunk_size_bytes])
 
     def _raise_culprit(self) -> None:
         for chunk, piece in zip(self._chunks, split(mapped(self.path), self._chunk_size_bytes), strict=True):

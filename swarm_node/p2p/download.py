@@ -213,13 +213,13 @@ class _Download:
             self._broke = news.error
         elif isinstance(news, Delivered):
             if news.source != ORIGIN:
-                self.report.bytes_from_node[news.source] += news.size_bytes
+                self.report.bytes_from_node[news.source] += len(news.data)
             if not picker.delivered(news.source, news.chunk, now):
-                self.report.bytes_twice += news.size_bytes
+                self.report.bytes_twice += len(news.data)
                 return True
-            self._arrivals.arrived(news.chunk)
-            self.report.bytes_from[self._kinds[news.source]] += news.size_bytes
-            self._progressed(news.size_bytes, picker.missing)
+            self._arrivals.arrived(news.chunk, news.data)
+            self.report.bytes_from[self._kinds[news.source]] += len(news.data)
+            self._progressed(len(news.data), picker.missing)
         elif isinstance(news, Refused):
             picker.refused(news.source, news.chunk, news.reason, now)
         elif isinstance(news, Lied):
@@ -250,7 +250,7 @@ class _Download:
         except SwarmError as error:
             news = Broke(error) if isinstance(error, DiskFull) else Failed(ORIGIN, error)
         else:
-            news = Delivered(ORIGIN, chunk, len(data))
+            news = Delivered(ORIGIN, chunk, data)
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
             await self._news_in.send(news)
 

@@ -42,7 +42,7 @@ class Delivered:
 
     source: str
     chunk: ChunkId
-    size_bytes: int
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Upstream:
             await trio.to_thread.run_sync(self._blobs.write, answer.chunk, answer.data)
         except ChunkMismatch:
             raise _Liar(answer.chunk, chunk_id(answer.data)) from None
-        await self._report(Delivered(self._peer.peer_id, answer.chunk, len(answer.data)))
+        await self._report(Delivered(self._peer.peer_id, answer.chunk, answer.data))
 
     async def _report(self, news: Outcome) -> None:
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile

@@ -1,6 +1,6 @@
 """Answer other nodes' WANTs from the chunk store.
 
-- A chunk is verified each time it is read for somebody; what this node neither holds nor expects is rejected as absent.
+- A chunk is verified each time it is read from the disk; what is neither here nor expected is rejected as absent.
 - A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives; one for a chunk that
   nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
 - Requesters are told what arrives (HAVE), so that they can ask for it; little later, and so much at once.
@@ -210,7 +210,9 @@ class _Conversation:
         try:
             if chunk in self._responder.owed:
                 self._responder.take(chunk)
-                data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
+                data = self._server.arrivals.fresh(chunk)
+                if data is None:
+                    data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
                 await self._send(self._responder.chunk(chunk, data))
                 self._server.bytes_sent += len(data)
         except UnknownChunk:

@@ -127,7 +127,7 @@ async def test_js_waits_for_a_chunk_that_is_on_its_way_to_us_and_hears_of_it(js:
                 process = await nursery.start(run)
                 assert json.loads(await process.stdout.receive_some()) == {"name": held, "bytes": len(first)}
                 blobs.write(late, data)
-                arrivals.arrived(late)
+                arrivals.arrived(late, data)
                 rest = b"".join([piece async for piece in process.stdout])
                 assert list(map(json.loads, rest.splitlines())) == [
                     {"name": late, "bytes": len(data)},

@@ -205,7 +205,7 @@ async def test_a_want_for_a_chunk_on_its_way_waits_and_is_answered_the_moment_it
             await link.send(Want(chunk_id(b"unheard of")), stall_s=STALL_S)
             assert await answers(link, 1) == [Reject(chunk_id(b"unheard of"), Reason.ABSENT)]
             blobs.write(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
-            arrivals.arrived(CHUNKS[0])
+            arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
             assert await answers(link, 2) == [Have((CHUNKS[0],)), Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]])]
 
 
@@ -231,6 +231,34 @@ async def test_a_newcomer_is_told_all_that_is_held_in_frames_of_bounded_size(tmp
 
 
 @pytest.mark.trio
+async def test_what_came_a_moment_ago_is_served_without_the_disk(tmp_path: Path) -> None:
+    arrivals = Arrivals()
+    async with served(store(tmp_path, {}), None, arrivals) as (_, host, client):
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        with arrivals.expecting(CHUNKS, ()):
+            await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+            await wait_all_tasks_blocked()
+            arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
+            assert await answers(link, 2) == [Have((CHUNKS[0],)), Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]])]
+        await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
+        assert await answers(link, 1) == [Reject(CHUNKS[0], Reason.ABSENT)]
+        await link.close()
+
+
+@pytest.mark.trio
+async def test_only_so_many_bytes_of_what_came_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_node.arrivals.FRESH_BYTES", 10)
+    arrivals = Arrivals()
+    with arrivals.expecting(CHUNKS, ()):
+        for chunk in CHUNKS[:3]:
+            arrivals.arrived(chunk, b"12345")
+        assert [arrivals.fresh(chunk) for chunk in CHUNKS[:3]] == [None, b"12345", b"12345"]
+        arrivals.arrived(CHUNKS[3], b"more than is kept at all")
+        assert arrivals.fresh(CHUNKS[3]) is None
+    assert arrivals.fresh(CHUNKS[2]) is None
+
+
+@pytest.mark.trio
 async def test_what_arrives_in_quick_succession_is_told_together(tmp_path: Path) -> None:
     arrivals = Arrivals()
     async with served(store(tmp_path, {}), ServeLimits(news_s=1.0), arrivals) as (_, host, client):
@@ -239,7 +267,7 @@ async def test_what_arrives_in_quick_succession_is_told_together(tmp_path: Path)
         with arrivals.expecting(CHUNKS, ()):
             await wait_all_tasks_blocked()
             for chunk in CHUNKS[:-1]:
-                arrivals.arrived(chunk)
+                arrivals.arrived(chunk, VERSION.chunks[chunk])
                 await wait_all_tasks_blocked(0.001)
             told = await answers(link, 2)
         assert told == [Have((CHUNKS[0],)), Have(tuple(CHUNKS[1:-1]))]
@@ -256,6 +284,6 @@ async def test_a_want_taken_back_while_it_waits_costs_no_bytes(tmp_path: Path) -
             await link.send(Cancel(CHUNKS[0]), stall_s=STALL_S)
             assert await answers(link, 1) == [Reject(CHUNKS[0], Reason.CANCELLED)]
             blobs.write(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
-            arrivals.arrived(CHUNKS[0])
+            arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
             assert await answers(link, 1) == [Have((CHUNKS[0],))]
         assert server.bytes_sent == 0

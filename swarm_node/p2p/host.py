@@ -76,7 +76,7 @@ class HostSettings:
     receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
 
 
-class _Arrivals(INotifee):
+class _Newcomers(INotifee):
     """Wakes those who wait for somebody's connection."""
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class Host:
         self.node_id = NodeId(host.get_id().to_base58())
         self.dials = Dials(self._dial, nursery)
         self._calls: dict[Peer, trio.CancelScope] = {}
-        self._arrivals = _Arrivals()
-        self._swarm.register_notifee(self._arrivals)
+        self._newcomers = _Newcomers()
+        self._swarm.register_notifee(self._newcomers)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class Host:
         peer_id = ID.from_base58(peer.peer_id)
         while not self._swarm.get_connections(peer_id):
             if peer.calls:
-                await self._arrivals.next()
+                await self._newcomers.next()
             else:
                 await self.dials.reach(peer)
 

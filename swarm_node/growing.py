@@ -1,7 +1,8 @@
 """A file that grows from chunks in whatever order they come, and is checked as it does.
 
-- Chunks are copied from the store to their places as they lie there. They are not checked again one by one: the file's
-  digest covers each of their bytes, and is taken of what stands in the file, from its beginning to the first gap.
+- Chunks are copied to their places from memory if they came a moment ago, else as they lie in the store. They are not
+  checked again one by one: the file's digest covers each of their bytes, and is taken of what stands in the file, from
+  its beginning to the first gap.
 - The digest is not spared, although the signed names of the chunks already say what the file is: it proves the copying,
   and that the manifest does not contradict itself. Chunks come almost in order, so little is left to hash at the end.
 - A wrong digest has a culprit: a chunk that went bad on the disk leaves the store and will be fetched again; if every

@@ -18,6 +18,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     target.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", target], capture_output=True)
     if mounted.returncode != 0:
+        # Mounting needs root; a file size limit, which does not, is tested as a full disk everywhere.
         pytest.skip("this user may not mount a small file system")
     yield target
     subprocess.run(["umount", target], check=True)

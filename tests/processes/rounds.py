@@ -8,7 +8,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,4 +201,8 @@ def _toml(settings: Settings) -> str:
 
 def outbox_of(home: Path) -> dict[str, bytes]:
     """Lease id → signed rollout, of what a node has not been answered for yet."""
-    return {path.stem: path.read_bytes() for path in home.glob("rounds/*/outbox/*.rollout")}
+    unsent = {}
+    for path in home.glob("rounds/*/outbox/*.rollout"):
+        with suppress(FileNotFoundError):  # answered since the folder was listed
+            unsent[path.stem] = path.read_bytes()
+    return unsent

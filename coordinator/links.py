@@ -90,14 +90,14 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
             "sender": sender,
             "size_bytes": size_bytes,
             "busy_s": busy_s[sender],
-            "hindered": sender in receipt.unreached,
+            "hindered": sender in receipt.unanswered,
         }
         for sender, size_bytes in sent.items()
     ]
     if rows:
         connection.execute(sa.insert(uploads), rows)
     _add_to_totals(connection, receipt.version, sent)
-    if receipt.reached:
+    if receipt.answered:
         _take_dials(connection, node, receipt)
     for table in (receipts, uploads, dials):
         connection.execute(sa.delete(table).where(table.c.version <= newest - VERSIONS_KEPT))
@@ -115,12 +115,13 @@ def _add_to_totals(connection: sa.Connection, version: int, sent: dict[str, int]
 
 def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> None:
     """Keep whom a node could dial, in place of what it said of them before."""
-    in_vain = (*receipt.unreached, *filter(None, [receipt.missed_probe]))
-    reached = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.reached, True)
-    reached.pop(node, None)
-    connection.execute(sa.delete(dials).where(dials.c.receiver == node, dials.c.node.in_(reached)))
+    in_vain = (*receipt.unanswered, *filter(None, [receipt.missed_probe]))
+    answered = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.answered, True)
+    answered.pop(node, None)
+    connection.execute(sa.delete(dials).where(dials.c.receiver == node, dials.c.node.in_(answered)))
     rows = [
-        {"receiver": node, "node": other, "version": receipt.version, "reached": yes} for other, yes in reached.items()
+        {"receiver": node, "node": other, "version": receipt.version, "answered": yes}
+        for other, yes in answered.items()
     ]
     if rows:
         connection.execute(sa.insert(dials), rows)
@@ -129,7 +130,7 @@ def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> No
 def measured(connection: sa.Connection) -> Measured:
     """The links of everybody that a receipt speaks of."""
     up, down = _rates(connection)
-    said_yes = sa.func.sum(sa.cast(dials.c.reached, sa.Integer))
+    said_yes = sa.func.sum(sa.cast(dials.c.answered, sa.Integer))
     unreachable = sa.select(dials.c.node).group_by(dials.c.node).having(2 * said_yes < sa.func.count())
     selfish = sa.select(nodes.c.node_id).where(nodes.c.shares.is_(False))
     return Measured(up, down, frozenset(connection.scalars(unreachable)), frozenset(connection.scalars(selfish)))

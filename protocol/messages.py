@@ -204,9 +204,9 @@ class Receipt(Message):
     uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
     from_origins: MovedBytes = 0
     """What came over HTTP, from servers that have no peer id."""
-    reached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Who was connected to by a dial of the receiver's."""
-    unreached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    answered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Who answered a dial of the receiver's."""
+    unanswered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
     """Of those whom the plan names to ask or to call, who was dialled in vain."""
     missed_probe: PeerId | None = None
     """The plan's probe, if it was dialled in vain."""

@@ -210,7 +210,7 @@ class PolicyFollower:
             )
             for name, size in report.bytes_from_node.items()
         ]
-        reached, unreached = self._host.dials.tell()
+        answered, unanswered = self._host.dials.tell()
         to_dial = {peer.peer_id for peer in (*plan.peers, *plan.calls) if not peer.calls}
         probe = plan.probe.peer_id if plan.probe else None
         return Receipt(
@@ -219,9 +219,9 @@ class PolicyFollower:
             seconds=seconds,
             uploads=tuple(uploads[: limits.PEERS_MAX]),
             from_origins=report.bytes_from["origin"],
-            reached=tuple(reached[: limits.DIALS_MAX]),
-            unreached=tuple([name for name in unreached if name in to_dial][: limits.DIALS_MAX]),
-            missed_probe=probe if probe in unreached else None,
+            answered=tuple(answered[: limits.DIALS_MAX]),
+            unanswered=tuple([name for name in unanswered if name in to_dial][: limits.DIALS_MAX]),
+            missed_probe=probe if probe in unanswered else None,
         )
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:

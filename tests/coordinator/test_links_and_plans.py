@@ -35,8 +35,8 @@ def sealed(
     seconds: float = 2.0,
     busy_s: float | None = None,
     round_id: str = ROUND,
-    reached: Sequence[NodeId] = (),
-    unreached: Sequence[NodeId] = (),
+    answered: Sequence[NodeId] = (),
+    unanswered: Sequence[NodeId] = (),
     missed_probe: NodeId | None = None,
 ) -> Fetched:
     receipt = Receipt(
@@ -47,8 +47,8 @@ def sealed(
             Upload(peer_id=peer, size_bytes=size, busy_s=seconds if busy_s is None else busy_s)
             for peer, size in uploads.items()
         ),
-        reached=tuple(reached),
-        unreached=tuple(unreached),
+        answered=tuple(answered),
+        unanswered=tuple(unanswered),
         missed_probe=missed_probe,
     )
     return Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
@@ -170,14 +170,14 @@ def test_who_most_could_not_dial_is_unreachable_until_most_can_again(
 ) -> None:
     one, other = two
     third, fourth = world.join(3), world.join(4)
-    give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[fourth.node_id]))
+    give(world, one.node_id, sealed(one, {}, answered=[SEEDER], unanswered=[fourth.node_id]))
     assert world.run(links.measured).unreachable == {fourth.node_id}
-    give(world, other.node_id, sealed(other, {}, reached=[fourth.node_id]))
+    give(world, other.node_id, sealed(other, {}, answered=[fourth.node_id]))
     assert world.run(links.measured).unreachable == set()  # as many say yes
-    give(world, third.node_id, sealed(third, {}, reached=[SEEDER], unreached=[fourth.node_id]))
+    give(world, third.node_id, sealed(third, {}, answered=[SEEDER], unanswered=[fourth.node_id]))
     assert world.run(links.measured).unreachable == {fourth.node_id}
     publish_version(world, 2)
-    give(world, one.node_id, sealed(one, {}, version=2, reached=[fourth.node_id]))  # its last word counts
+    give(world, one.node_id, sealed(one, {}, version=2, answered=[fourth.node_id]))  # its last word counts
     assert world.run(links.measured).unreachable == set()
 
 
@@ -185,7 +185,7 @@ def test_a_probe_in_vain_is_a_word_on_the_address_and_none_on_the_uplink(
     world: World, two: tuple[NodeKey, NodeKey]
 ) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {other.node_id: 50}, reached=[SEEDER], missed_probe=other.node_id))
+    give(world, one.node_id, sealed(one, {other.node_id: 50}, answered=[SEEDER], missed_probe=other.node_id))
     known = world.run(links.measured)
     assert known.unreachable == {other.node_id}
     assert known.up == {other.node_id: 25.0}
@@ -195,7 +195,7 @@ def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_
     world: World, two: tuple[NodeKey, NodeKey]
 ) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, reached=[SEEDER], unreached=[other.node_id]))
+    give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, answered=[SEEDER], unanswered=[other.node_id]))
     known = world.run(links.measured)
     assert known.up == {SEEDER: 25.0}
     assert known.down == {one.node_id: 1.5 * 28.0}
@@ -203,24 +203,24 @@ def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_
 
 def test_words_about_dials_are_forgotten_with_their_versions(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[other.node_id]))
+    give(world, one.node_id, sealed(one, {}, answered=[SEEDER], unanswered=[other.node_id]))
     for version in range(2, 2 + links.VERSIONS_KEPT):
         assert world.run(links.measured).unreachable == {other.node_id}
         publish_version(world, version)
-        give(world, one.node_id, sealed(one, {}, version=version, reached=[SEEDER]))
+        give(world, one.node_id, sealed(one, {}, version=version, answered=[SEEDER]))
     assert world.run(links.measured).unreachable == set()
 
 
 def test_who_reached_nobody_has_no_say_about_others(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {SEEDER: 5}, unreached=[other.node_id]))
+    give(world, one.node_id, sealed(one, {SEEDER: 5}, unanswered=[other.node_id]))
     assert world.run(links.measured).unreachable == set()
 
 
 def test_nobody_vouches_for_its_own_address(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {}, reached=[SEEDER, one.node_id]))
-    give(world, other.node_id, sealed(other, {}, reached=[SEEDER], unreached=[one.node_id]))
+    give(world, one.node_id, sealed(one, {}, answered=[SEEDER, one.node_id]))
+    give(world, other.node_id, sealed(other, {}, answered=[SEEDER], unanswered=[one.node_id]))
     assert world.run(links.measured).unreachable == {one.node_id}
 
 
@@ -229,13 +229,13 @@ def test_a_liar_who_calls_everybody_unreachable_does_not_stop_anybody_from_feedi
     keys = [world.join(number) for number in range(1, 7)]
     liar, *honest = keys
     others = [key.node_id for key in honest]
-    give(world, liar.node_id, sealed(liar, {}, reached=[SEEDER], unreached=others))
+    give(world, liar.node_id, sealed(liar, {}, answered=[SEEDER], unanswered=others))
     alone = plans_of(world, keys)
     assert feeding(alone, keys) >= set(others)  # nobody contradicts: they call the liar, and feed it
 
     for key in honest:
-        reached = [SEEDER, *(other for other in others if other != key.node_id)]
-        give(world, key.node_id, sealed(key, {}, reached=reached))
+        answered = [SEEDER, *(other for other in others if other != key.node_id)]
+        give(world, key.node_id, sealed(key, {}, answered=answered))
     assert world.run(links.measured).unreachable == set()
     assert feeding(plans_of(world, keys), keys) >= set(others)
 
@@ -260,7 +260,7 @@ def test_the_largest_receipt_fits_into_a_request() -> None:
     dialled, uploads = nodes[: limits.DIALS_MAX], dict.fromkeys(nodes, limits.TRANSFER_MAX_BYTES)
     key = NodeKey(b"k" * 32)
     message = sealed(
-        key, uploads, version=limits.VERSION_MAX, reached=dialled, unreached=dialled, missed_probe=key.node_id
+        key, uploads, version=limits.VERSION_MAX, answered=dialled, unanswered=dialled, missed_probe=key.node_id
     )
     request = seal_request(
         key, round_id=ROUND, path="/v1/fetched", nonce=bytes(limits.NONCE_BYTES), now_ms=2**41, body=message

@@ -48,7 +48,7 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     Receipt: {
         "round_id": ROUND, "version": 1, "seconds": 1.0,
         "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],
-        "reached": [KEY.node_id], "unreached": [KEY.node_id], "missed_probe": KEY.node_id, "from_origins": 0,
+        "answered": [KEY.node_id], "unanswered": [KEY.node_id], "missed_probe": KEY.node_id, "from_origins": 0,
     },
     Submission: {"rollouts": [b"r"]},
 }  # fmt: skip
@@ -162,9 +162,9 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
         (Plan, {"calls": [PEER] * (limits.PEERS_MAX + 1)}),
         (Plan, {"probe": PEER | {"address": "nowhere"}}),
         (Receipt, {"seconds": 0.0}),
-        (Receipt, {"reached": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
-        (Receipt, {"unreached": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
-        (Receipt, {"unreached": ["me"]}),
+        (Receipt, {"answered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
+        (Receipt, {"unanswered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
+        (Receipt, {"unanswered": ["me"]}),
         (Receipt, {"missed_probe": ""}),
         (Submission, {"rollouts": []}),
         (Submission, {"rollouts": [b""] * (limits.LEASES_PER_REQUEST_MAX + 1)}),

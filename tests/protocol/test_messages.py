@@ -159,7 +159,7 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
         (PlanRequest, {"version": 0}),
         (Plan, {"stripes": 0}),
         (Plan, {"peers": [PEER] * (limits.PEERS_MAX + 1)}),
-        (Plan, {"calls": [PEER] * (limits.PEERS_MAX + 1)}),
+        (Plan, {"calls": [PEER] * (limits.CALLS_MAX + 1)}),
         (Plan, {"probe": PEER | {"address": "nowhere"}}),
         (Receipt, {"seconds": 0.0}),
         (Receipt, {"answered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),

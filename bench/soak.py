@@ -116,7 +116,7 @@ class Neighbours:
         """The upstreams, with a stripe for each."""
         upstreams = enumerate(self._hosts[:UPSTREAMS])
         peers = [Peer(peer_id=h.node_id, address=h.addresses[0], kind="peer", stripes=(n,)) for n, h in upstreams]
-        return Plan(stripes=UPSTREAMS, peers=tuple(peers))
+        return Plan(stripes=UPSTREAMS, peers=tuple(peers), rate=1e9, hops=1, help_rate=1e9)
 
     async def ask(self, version: int) -> None:
         """Come as those who are fed by the node, all at once."""

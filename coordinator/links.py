@@ -14,6 +14,7 @@
 """
 
 import math
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ VERSIONS_KEPT = 5
 
 UPLOAD_MAX_VERSIONS = 2
 """What a receiver can have had from one node, in versions: its files, or an anchor and patches that are less than twice
-as much. A receipt that claims more does not make its friend's total any larger."""
+as much. What a receipt claims beyond counts for nothing."""
 
 BUSY_MIN_SHARE = 0.1
 """Of a broadcast, at the least: from less than that nothing can be told about the rest."""
@@ -81,7 +82,9 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
             envelope=message.receipt,
         )
     )
-    sent = {upload.peer_id: upload.size_bytes for upload in receipt.uploads if upload.peer_id != node}
+    size_bytes = connection.execute(sa.select(versions.c.size_bytes).where(versions.c.version == receipt.version))
+    believable = UPLOAD_MAX_VERSIONS * size_bytes.scalar_one()
+    sent = {said.peer_id: min(said.size_bytes, believable) for said in receipt.uploads if said.peer_id != node}
     busy_s = {upload.peer_id: min(upload.busy_s, receipt.seconds) for upload in receipt.uploads}
     rows = [
         {
@@ -90,37 +93,36 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
             "sender": sender,
             "size_bytes": size_bytes,
             "busy_s": busy_s[sender],
-            "hindered": sender in receipt.unreached,
+            "hindered": sender in receipt.unanswered,
         }
         for sender, size_bytes in sent.items()
     ]
     if rows:
         connection.execute(sa.insert(uploads), rows)
-    _add_to_totals(connection, receipt.version, sent)
-    if receipt.reached:
+    _add_to_totals(connection, sent)
+    if receipt.answered:
         _take_dials(connection, node, receipt)
     for table in (receipts, uploads, dials):
         connection.execute(sa.delete(table).where(table.c.version <= newest - VERSIONS_KEPT))
 
 
-def _add_to_totals(connection: sa.Connection, version: int, sent: dict[str, int]) -> None:
+def _add_to_totals(connection: sa.Connection, sent: dict[str, int]) -> None:
     """Add to what each sender has uploaded in this round, which outlives its receipts; the seeder has no total."""
-    size_bytes = connection.execute(sa.select(versions.c.size_bytes).where(versions.c.version == version)).scalar_one()
-    for sender, uploaded_bytes in sent.items():
-        counted = min(uploaded_bytes, UPLOAD_MAX_VERSIONS * size_bytes)
+    for sender, size_bytes in sent.items():
         connection.execute(
-            sa.update(nodes).where(nodes.c.node_id == sender).values(uploaded_bytes=nodes.c.uploaded_bytes + counted)
+            sa.update(nodes).where(nodes.c.node_id == sender).values(uploaded_bytes=nodes.c.uploaded_bytes + size_bytes)
         )
 
 
 def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> None:
     """Keep whom a node could dial, in place of what it said of them before."""
-    in_vain = (*receipt.unreached, *filter(None, [receipt.missed_probe]))
-    reached = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.reached, True)
-    reached.pop(node, None)
-    connection.execute(sa.delete(dials).where(dials.c.receiver == node, dials.c.node.in_(reached)))
+    in_vain = (*receipt.unanswered, *filter(None, [receipt.missed_probe]))
+    answered = dict.fromkeys(in_vain, False) | dict.fromkeys(receipt.answered, True)
+    answered.pop(node, None)
+    connection.execute(sa.delete(dials).where(dials.c.receiver == node, dials.c.node.in_(answered)))
     rows = [
-        {"receiver": node, "node": other, "version": receipt.version, "reached": yes} for other, yes in reached.items()
+        {"receiver": node, "node": other, "version": receipt.version, "answered": yes}
+        for other, yes in answered.items()
     ]
     if rows:
         connection.execute(sa.insert(dials), rows)
@@ -129,7 +131,7 @@ def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> No
 def measured(connection: sa.Connection) -> Measured:
     """The links of everybody that a receipt speaks of."""
     up, down = _rates(connection)
-    said_yes = sa.func.sum(sa.cast(dials.c.reached, sa.Integer))
+    said_yes = sa.func.sum(sa.cast(dials.c.answered, sa.Integer))
     unreachable = sa.select(dials.c.node).group_by(dials.c.node).having(2 * said_yes < sa.func.count())
     selfish = sa.select(nodes.c.node_id).where(nodes.c.shares.is_(False))
     return Measured(up, down, frozenset(connection.scalars(unreachable)), frozenset(connection.scalars(selfish)))
@@ -167,8 +169,8 @@ def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
 
 def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tuple[float, list[NodeLinks]]:
     """The source's uplink and every node's links; what is not measured yet is taken to be as usual."""
-    usual_up = _mean([rate for name, rate in known.up.items() if name != source])
-    usual_down = _mean(list(known.down.values()))
+    usual_up = _usual([rate for name, rate in known.up.items() if name != source])
+    usual_down = _usual(list(known.down.values()))
     links = [
         NodeLinks(
             name,
@@ -181,5 +183,6 @@ def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tupl
     return known.up.get(source) or 3 * usual_up, links
 
 
-def _mean(rates: list[float]) -> float:
-    return sum(rates) / len(rates) if rates else UNKNOWN_BYTES_PER_S
+def _usual(rates: list[float]) -> float:
+    """The median: one lie does not move it far."""
+    return statistics.median(rates) if rates else UNKNOWN_BYTES_PER_S

@@ -11,6 +11,7 @@ from collections.abc import Set
 
 from coordinator import topology
 from coordinator.topology import SOURCE, NodeLinks, Topology
+from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Peer, Plan
@@ -67,6 +68,9 @@ class Plans:
         return Plan(
             stripes=plan.stripes,
             peers=tuple(peers),
+            rate=plan.rate,
+            hops=min(plan.hops(node), limits.HOPS_MAX),
+            help_rate=plan.help_rate,
             calls=tuple(filter(None, map(self._at_address, calls))),
             probe=probe,
         )

@@ -68,7 +68,7 @@ dials = sa.Table(
     sa.Column("receiver", sa.String, primary_key=True),
     sa.Column("node", sa.String, primary_key=True),
     sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("reached", sa.Boolean, nullable=False),
+    sa.Column("answered", sa.Boolean, nullable=False),
 )
 
 # The nodes that were alive when a version was published, and when it had come how far on each.

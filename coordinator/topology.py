@@ -37,6 +37,12 @@ SOURCE_FAN_OUT_MAX = 256
 SPARES = 4
 """Upstreams beside the parents, at the least: who to turn to when a parent fails."""
 
+HELP_SHARE = 0.1
+"""Of the source's uplink, for requests beyond the plan: those of many nodes together must not starve its own trees."""
+
+HELP_FREELY_MAX = 16
+"""In a swarm of so many, the source helps whoever asks: its children are nearly all there are."""
+
 _RATE_STEPS = 50
 """Halvings in the search for R: more than a float has bits that matter here."""
 
@@ -57,6 +63,7 @@ class Topology:
 
     stripes: int
     rate: float
+    source_up: float
     parents: dict[str, list[str]] = field(default_factory=dict)
     spares: dict[str, list[str]] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
@@ -77,17 +84,21 @@ class Topology:
         """Whom a node feeds, in any stripe."""
         return [child for child, parents in self.parents.items() if name in parents]
 
-    def depth(self, stripe: int) -> int:
-        """Hops from the source to the farthest node of a stripe's tree."""
-        known = {SOURCE: 0}
-        for name in self.parents:
-            path = []
-            while name not in known:
-                path.append(name)
-                name = self.parents[name][stripe]
-            for step, passed in enumerate(reversed(path), start=1):
-                known[passed] = known[name] + step
-        return max(known.values())
+    def hops(self, name: str) -> int:
+        """From the source to a node, in the stripe in which it is farthest away."""
+        farthest = 0
+        for stripe in range(self.stripes):
+            passed, hops = name, 0
+            while passed != SOURCE:
+                passed, hops = self.parents[passed][stripe], hops + 1
+            farthest = max(farthest, hops)
+        return farthest
+
+    @property
+    def help_rate(self) -> float:
+        """Bytes per second that each node may ask of the source beyond its part."""
+        count = len(self.parents)
+        return self.source_up if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
 
 
 def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks]) -> float:
@@ -103,7 +114,7 @@ def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks
 def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES) -> Topology:
     """Plan the trees of one version."""
     rate, relays = _common_rate(source_up, nodes)
-    topology = Topology(stripes, rate, dialable={node.name for node in nodes if node.dialable})
+    topology = Topology(stripes, rate, source_up, dialable={node.name for node in nodes if node.dialable})
     topology.parents = {node.name: [SOURCE] * stripes for node in nodes}
     slots = _slots(source_up, relays, len(nodes), len(topology.dialable), stripes)
     source_slots = slots.pop(SOURCE)

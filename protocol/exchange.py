@@ -35,13 +35,14 @@ Rules:
 - A responder that is itself about to receive the chunk lets the WANT wait and answers when the chunk arrives: so a
   version flows through a chain of nodes chunk by chunk. One that neither has nor expects it rejects as absent, at once
   or after the moment that news of a version may take.
-- A CANCEL that arrives in time is answered by REJECT, reason cancelled.
+- A CANCEL that arrives in time is answered by REJECT, reason cancelled; nothing else is.
 - HAVE names chunks that arrived after the stream was opened, or were there already; it may leave out any.
 - The end of the stream means nothing by itself: what counts is a CHUNK whose hash is right.
 
 Failures, all faults of the other side, which end the stream: an unknown type or a body that does not fit its type
-(`MalformedFrame`); a length beyond the type's limit (`FrameTooLarge`); an answer nobody asked for, a second answer, a
-chunk of another size than the manifest says, names in HAVE without end (`UnaskedAnswer`); a WANT too many or twice
+(`MalformedFrame`); a length beyond the type's limit (`FrameTooLarge`); an answer nobody asked for, a second answer,
+reason cancelled where nobody took anything back, a chunk of another size than the manifest says, names in HAVE without
+end (`UnaskedAnswer`); a WANT too many or twice
 (`WantRefused`).
 """
 
@@ -149,6 +150,9 @@ class Requester:
             return message
         if isinstance(message, Want | Cancel):
             raise UnaskedAnswer("The responder asks for a chunk on the requester's stream.")
+        taken_back = self._names.of(message.chunk) is Standing.CANCELLED
+        if isinstance(message, Reject) and message.reason is Reason.CANCELLED and not taken_back:
+            raise UnaskedAnswer(f"Nobody took the WANT for chunk {message.chunk[:12]}… back.")
         if not self._names.step(message):
             raise UnaskedAnswer(f"Nobody asked for chunk {message.chunk[:12]}….")
         size_bytes = self._sizes.pop(message.chunk)

@@ -73,18 +73,24 @@ LEASES_PER_REQUEST_MAX = 64
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 
-FETCH_MAX_S = 7 * 86_400
-"""A version that took a week is told of as a week."""
+FETCH_MIN_S, FETCH_MAX_S = 1e-3, 7 * 86_400
+"""A version that took a week is told of as a week; one that took no time would come over an endless link."""
 
 STRIPES_MAX = 64
 """Parts into which a version is dealt; each may come from another node, and each costs a connection."""
 
 PEERS_MAX = 96
-"""Peers in one plan: a parent for each stripe, and some to turn to; and as many that a node is to call."""
+"""Peers in one plan: a parent for each stripe, and some to turn to."""
+
+HOPS_MAX = 64
+"""Uplinks that a chunk passes: trees are a few levels high, and a chain of more nodes would be a poor plan."""
+
+CALLS_MAX = 128
+"""Nodes that one plan tells a node to call: as many as it may have children."""
 
 DIALS_MAX = 40
-"""Nodes that one receipt calls reached, and as many that it calls unreached: the seeder, a parent for each of 32
-stripes and some to turn to; with the uploads of `PEERS_MAX` nodes they still fit into a small request."""
+"""Nodes that one receipt calls reached, and as many that it calls unreached: the seeder, a parent for each
+stripe and some to turn to; with the uploads of `PEERS_MAX` nodes they still fit into a small request."""
 
 REACHED_MAX = 16
 """Stages told in one heartbeat: those of the last four versions; what happened before that interests nobody."""

@@ -15,7 +15,7 @@ from protocol.lease import Lease
 from protocol.message import Message
 from protocol.signing import NodeKey, Signed, open_envelope
 
-PeerId = Annotated[str, StringConstraints(min_length=52, max_length=52)]
+PeerId = Annotated[str, StringConstraints(pattern=r"^12D3Koo[1-9A-HJ-NP-Za-km-z]{45}$")]
 HostPort = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.:\[\]-]{1,255}:[0-9]{1,5}$")]
 MovedBytes = Annotated[int, Field(ge=0, le=limits.TRANSFER_MAX_BYTES)]
 
@@ -87,7 +87,7 @@ class Heartbeat(Message):
 class HeartbeatReply(Message):
     """The newest version's number: a hint to refresh, never a reason to trust."""
 
-    newest_version: int
+    newest_version: int = Field(ge=0, le=limits.VERSION_MAX)
     heartbeat_s: float
     finished: bool
     """The round has ended; there is no more work."""
@@ -114,7 +114,7 @@ class LeaseReply(Message):
     """Work, or why there is none and when to ask again; with the same hint as a heartbeat's reply."""
 
     leases: tuple[Lease, ...]
-    newest_version: int
+    newest_version: int = Field(ge=0, le=limits.VERSION_MAX)
     reason: Reason
     retry_s: float
 
@@ -177,8 +177,14 @@ class Plan(Message):
 
     stripes: int = Field(ge=1, le=limits.STRIPES_MAX)
     peers: tuple[Peer, ...] = Field(max_length=limits.PEERS_MAX)
-    calls: tuple[Peer, ...] = Field((), max_length=limits.PEERS_MAX)
+    calls: tuple[Peer, ...] = Field((), max_length=limits.CALLS_MAX)
     """Nodes to open a connection to and keep it: they are to ask this one, and cannot dial it."""
+    rate: float = Field(ge=0)
+    """Bytes per second at which the plan would have everybody receive."""
+    hops: int = Field(ge=1, le=limits.HOPS_MAX)
+    """How many uplinks the plan has a chunk pass on its way to this node, at the most."""
+    help_rate: float = Field(ge=0)
+    """Bytes per second that this node may ask of the seeder beyond its stripes."""
     probe: Peer | None = None
     """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
 
@@ -200,13 +206,13 @@ class Receipt(Message):
 
     round_id: Hex64
     version: int = Field(ge=1, le=limits.VERSION_MAX)
-    seconds: float = Field(gt=0, le=limits.FETCH_MAX_S)
+    seconds: float = Field(ge=limits.FETCH_MIN_S, le=limits.FETCH_MAX_S)
     uploads: tuple[Upload, ...] = Field(max_length=limits.PEERS_MAX)
     from_origins: MovedBytes = 0
     """What came over HTTP, from servers that have no peer id."""
-    reached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
-    """Who was connected to by a dial of the receiver's."""
-    unreached: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    answered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Who answered a dial of the receiver's."""
+    unanswered: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
     """Of those whom the plan names to ask or to call, who was dialled in vain."""
     missed_probe: PeerId | None = None
     """The plan's probe, if it was dialled in vain."""

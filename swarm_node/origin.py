@@ -7,7 +7,6 @@
 - Any failure is `Unreachable` or `UnknownChunk`; it costs time and nothing else.
 """
 
-import ipaddress
 from dataclasses import dataclass
 
 import httpx
@@ -18,6 +17,7 @@ from protocol.errors import MessageTooLarge, UnknownChunk, Unreachable
 from protocol.ids import ChunkId
 from protocol.limits import KIB
 from protocol.origin import chunk_path, document_path
+from swarm_node.addresses import allowed
 
 PLAIN = {"Accept-Encoding": "identity"}
 """No compression: a small reply must not be able to unfold into a large one."""
@@ -120,28 +120,12 @@ class PublicOnly(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
-        address = next((found for found in await addresses(host) if is_public(found)), None)
-        if address is None:
+        found = await allowed(host, own_network=False)
+        if not found:
             raise httpx.ConnectError(f"{host} leads to no public address")
-        request.url = request.url.copy_with(host=address)
+        request.url = request.url.copy_with(host=found[0])
         request.extensions = {**request.extensions, "sni_hostname": host}
         return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-async def addresses(host: str) -> list[str]:
-    """What a name stands for; an unknown one stands for nothing."""
-    try:
-        found = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return [str(entry[4][0]) for entry in found]
-
-
-def is_public(address: str) -> bool:
-    """Whether an address belongs to the internet rather than to a home, a machine or a test."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_global and not ip.is_multicast

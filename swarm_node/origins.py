@@ -18,8 +18,9 @@ import trio
 from protocol.errors import SwarmError
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
+from swarm_node.addresses import is_in_own_network
 from swarm_node.api_client import Coordinator
-from swarm_node.origin import STRANGERS, Origin, Patience, addresses, is_public, open_origin
+from swarm_node.origin import STRANGERS, Origin, Patience, open_origin
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,13 @@ class Origins:
         for url in self._others.keys() - set(told):
             await self._others.pop(url).close()
         if set(told) - self._others.keys():
-            own_network = await _in_own_network(self.home.url)
+            own_network = await self.at_home()
             for url in set(told) - self._others.keys():
                 self._others[url] = open_origin(url, own_network=own_network, patience=self._patience)
+
+    async def at_home(self) -> bool:
+        """Whether the coordinator lies in this machine's own network; then those whom it names may, too."""
+        return await is_in_own_network(httpx.URL(self.home.url).host)
 
     def in_order(self) -> list[Origin]:
         """The origins besides the coordinator that may be asked now."""
@@ -127,9 +132,3 @@ async def open_origins(coordinator: Coordinator) -> AsyncIterator[Origins]:
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
             await origins.close()
-
-
-async def _in_own_network(url: str) -> bool:
-    """Whether the coordinator lies in this machine's own network; then its origins may, too."""
-    found = await addresses(httpx.URL(url).host)
-    return bool(found) and not any(is_public(address) for address in found)

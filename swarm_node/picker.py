@@ -7,6 +7,8 @@
 - Who would finish sooner takes over from who would finish later: a chunk whose parents fall behind is asked of a source
   that holds it and would end its own part earlier at its present pace, the rarest chunk first. A parent that stalls
   falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
+- In a large swarm a chunk has far to go: for as long as that takes by the plan nobody counts as late, and the seeder
+  is asked beyond its part no more often than the plan allows.
 - A WANT that could be answered and is not within `overdue_factor` times that source's usual time is asked of a second
   source. When a chunk comes, all other WANTs for it are taken back.
 - The origin is the last resort: when the seeder lacks a chunk, when nothing came for `origin_patience_s`, and when no
@@ -27,6 +29,7 @@ from statistics import median
 
 from protocol.frames import Reason
 from protocol.ids import ChunkId
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source, SourceState
 
 
@@ -111,8 +114,12 @@ class Picker:
         stripes: int = 1,
         rules: PickerRules | None = None,
         blames: Mapping[str, int] | None = None,
+        pace: PlanPace | None = None,
     ) -> None:
         self._rules = rules or PickerRules()
+        self._pace = pace or PlanPace()
+        self._help_at = now + rng.uniform(0, self._pace.help_s)
+        self._patient_until = now + self._pace.lag_s
         self._rng = rng
         self._missing = set(missing)
         self._initial = max(1, len(self._missing))
@@ -192,7 +199,8 @@ class Picker:
             return False
         self._missing.discard(chunk)
         self._unasked.pop(chunk, None)
-        self._withdrawn += [TakeBack(other, chunk) for other in self._askers.pop(chunk) if other != name]
+        for other in self._askers.pop(chunk) - {name}:
+            self._take_back(other, chunk)
         del self._copies[chunk]
         for state in self._states.values():
             state.has.discard(chunk)
@@ -204,8 +212,11 @@ class Picker:
         """The source answered without the chunk: leave it alone for a while, longer each time."""
         state = self._states[name]
         state.asked.pop(chunk, None)
+        state.taken_back.discard(chunk)
         if reason is Reason.ABSENT:
-            state.has.discard(chunk)
+            if chunk in state.has:
+                state.has.discard(chunk)
+                self._copies[chunk] -= 1
             if state.holds_all:
                 state.lacks.add(chunk)
         self._reopen(chunk, name)
@@ -224,7 +235,7 @@ class Picker:
         state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
         owed = list(state.asked)
         self._copies.subtract(state.has)
-        for forgotten in (state.asked, state.has, state.offers, state.extras):
+        for forgotten in (state.asked, state.taken_back, state.has, state.offers, state.extras):
             forgotten.clear()
         for chunk in owed:
             self._reopen(chunk, name)
@@ -241,7 +252,8 @@ class Picker:
         usual_s = sum(usual) / len(usual) if usual else 0.0
         late = []
         for state in states:
-            patience_s = max(self._rules.overdue_s, self._rules.overdue_factor * (state.usual_s or usual_s))
+            usually_s = state.usual_s or usual_s or self._pace.hop_s
+            patience_s = max(self._rules.overdue_s, self._rules.overdue_factor * usually_s)
             late += [(since, chunk) for chunk, since in state.asked.items() if now >= since + patience_s]
         typical_s = median(working) if working else 0.0
         return _Survey(now + self._rules.survey_s, typical_s, usual_s, [chunk for _, chunk in sorted(late)])
@@ -263,13 +275,18 @@ class Picker:
     def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> Ask:
         for name in self._askers[chunk]:
             if self._states[name].asked.get(chunk) == math.inf:
-                self._withdrawn.append(TakeBack(name, chunk))
+                self._take_back(name, chunk)
         self._unasked.pop(chunk, None)
         self._askers[chunk].add(state.source.name)
         if state.owing_since is None:
-            state.owing_since = now
+            state.owing_since = max(now, self._patient_until)
         state.asked[chunk] = now if state.can_answer(chunk) else math.inf
         return Ask(state.source.name, chunk)
+
+    def _take_back(self, name: str, chunk: ChunkId) -> None:
+        if chunk not in self._states[name].taken_back:
+            self._states[name].taken_back.add(chunk)
+            self._withdrawn.append(TakeBack(name, chunk))
 
     def _is_on_pace(self, state: SourceState) -> bool:
         begun = state.total - state.backlog + len(state.asked)
@@ -292,7 +309,7 @@ class Picker:
         """A chunk whose parents would be done much later than this source, and later than parents usually are."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return self._lacking_elsewhere(state)
-        if now < state.look_again_at:
+        if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
             return None
         late_s = self._late_s(state, now)
 
@@ -310,16 +327,19 @@ class Picker:
         if not found:
             state.look_again_at = now + self._rules.look_s
             return None
+        if state.source.kind == "seeder":
+            self._help_at = now + self._pace.help_s
         return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk)))
 
     def _late_s(self, helper: SourceState, now: float) -> float:
         """How late a chunk's parents must be for this source to help: a slow one should not, the seeder reluctantly."""
         rules, survey = self._rules, self._survey
-        if now >= self._progress_at + rules.ahead_s:
+        ahead_s = rules.ahead_s + self._pace.lag_s
+        if now >= self._progress_at + ahead_s:
             return -1.0  # nobody delivers anything
-        own_s = rules.ahead * helper.done_in_s(now) + rules.ahead_s
+        own_s = rules.ahead * helper.done_in_s(now) + ahead_s
         if helper.source.kind != "peer":
-            return max(own_s, rules.reluctance * survey.typical_s + rules.ahead_s)
+            return max(own_s, rules.reluctance * survey.typical_s + ahead_s)
         if survey.usual_s and helper.usual_s > rules.slow * survey.usual_s:
             return math.inf
         return max(own_s, survey.typical_s)
@@ -337,7 +357,8 @@ class Picker:
 
     def _needs_origin(self, now: float) -> bool:
         others = (state for state in self._states.values() if state.source.kind != "origin")
-        return now >= self._progress_at + self._rules.origin_patience_s or all(state.gone for state in others)
+        patience_s = self._rules.origin_patience_s + self._pace.lag_s
+        return now >= self._progress_at + patience_s or all(state.gone for state in others)
 
     def _lacking_elsewhere(self, origin: SourceState) -> ChunkId | None:
         """What the seeder does not hold, and so nobody will."""

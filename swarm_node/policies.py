@@ -165,9 +165,9 @@ class PolicyFollower:
         self._hint = trio.Event()
         await self._origins.learn()
         manifest = await self._updater.refresh()
+        self._announced = manifest.version if manifest else 0  # proved: what was only said does not count any more
         if manifest is None or (self.ready and self.ready.manifest == manifest):
             return
-        self._announced = max(self._announced, manifest.version)
         self.milestones.passed(manifest.version, "heard")
         receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
@@ -201,7 +201,7 @@ class PolicyFollower:
 
     def _witness(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> Receipt:
         """Who sent this version, and who could be dialled."""
-        seconds = min(max(report.seconds, 1e-3), limits.FETCH_MAX_S)
+        seconds = min(max(report.seconds, limits.FETCH_MIN_S), limits.FETCH_MAX_S)
         uploads = [
             Upload(
                 peer_id=name,
@@ -210,7 +210,7 @@ class PolicyFollower:
             )
             for name, size in report.bytes_from_node.items()
         ]
-        reached, unreached = self._host.dials.tell()
+        answered, unanswered = self._host.dials.tell()
         to_dial = {peer.peer_id for peer in (*plan.peers, *plan.calls) if not peer.calls}
         probe = plan.probe.peer_id if plan.probe else None
         return Receipt(
@@ -219,12 +219,13 @@ class PolicyFollower:
             seconds=seconds,
             uploads=tuple(uploads[: limits.PEERS_MAX]),
             from_origins=report.bytes_from["origin"],
-            reached=tuple(reached[: limits.DIALS_MAX]),
-            unreached=tuple([name for name in unreached if name in to_dial][: limits.DIALS_MAX]),
-            missed_probe=probe if probe in unreached else None,
+            answered=tuple(answered[: limits.DIALS_MAX]),
+            unanswered=tuple([name for name in unanswered if name in to_dial][: limits.DIALS_MAX]),
+            missed_probe=probe if probe in unanswered else None,
         )
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
+        self._host.own_network = await self._origins.at_home()
         self._host.call(peer for peer in plan.calls if peer.address)
         if plan.probe and plan.probe.address:
             self._host.dials.begin(plan.probe)
@@ -233,6 +234,7 @@ class PolicyFollower:
             await fetch_chunks(
                 sizes,
                 plan,
+                order=[ChunkId(chunk) for chunk in manifest.chunk_sizes()],
                 host=self._host,
                 blobs=self._blobs,
                 arrivals=self._arrivals,

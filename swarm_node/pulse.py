@@ -125,7 +125,7 @@ class Pulse:
         return reply
 
     def _take(self, reply: HeartbeatReply) -> None:
-        self._newest = max(self._newest, reply.newest_version)
+        self._newest = reply.newest_version
         self._member.policies.hint(reply.newest_version)
         if reply.finished:
             self._activity.finished.set()

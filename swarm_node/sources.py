@@ -46,6 +46,8 @@ class SourceState:
     """What it does not hold, of a source that should hold everything."""
     asked: dict[ChunkId, float] = field(default_factory=dict)
     """What it owes us, and since when it could have answered (`inf`: it waits for the chunk itself)."""
+    taken_back: set[ChunkId] = field(default_factory=set)
+    """Those of them that are not needed any more; the answer may still come."""
     usual_s: float = 0.0
     """From the moment it could answer to the answer, smoothed."""
     delivered: int = 0
@@ -91,6 +93,7 @@ class SourceState:
     def settle(self, chunk: ChunkId, now: float) -> None:
         """It delivered: note its pace."""
         since = self.asked.pop(chunk, math.inf)
+        self.taken_back.discard(chunk)
         self.delivered += 1
         if since < math.inf:
             self.usual_s = _smoothed(self.usual_s, now - since)

@@ -17,10 +17,12 @@ from coordinator import topology
 from coordinator.topology import SOURCE, NodeLinks, Topology
 from protocol.frames import Reason
 from protocol.ids import ChunkId
+from swarm_node.p2p.serve import ServeLimits
 from swarm_node.picker import Ask, Picker, PickerRules
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source
 
-TELL_S = 0.2
+TELL_S = ServeLimits().news_s
 """Between two HAVEs to the same node."""
 
 TICK = 1 / 8
@@ -124,7 +126,13 @@ class Simulation:
             for upstream, stripes in self._plan.upstreams(name).items()
         ]
         rng = Random(rng.random())
-        return Picker(self._chunks, self._chunks, sources, stripes=self._plan.stripes, rng=rng, now=0.0, rules=rules)
+        plan = self._plan
+        pace = PlanPace.of(
+            self._chunk_bytes, stripes=plan.stripes, rate=plan.rate, hops=plan.hops(name), help_rate=plan.help_rate
+        )
+        return Picker(
+            self._chunks, self._chunks, sources, stripes=plan.stripes, rng=rng, now=0.0, rules=rules, pace=pace
+        )
 
     def _connect(self, source: _Node, target: _Node) -> None:
         stream = _Stream(len(self._streams), source, target)

@@ -28,7 +28,7 @@ class Dials:
     def __init__(self, dial: Callable[[Peer], Awaitable[None]], nursery: trio.Nursery) -> None:
         self._dial, self._nursery = dial, nursery
         self._under_way: dict[NodeId, _Dial] = {}
-        self._reached: dict[NodeId, bool] = {}
+        self._answered: dict[NodeId, bool] = {}
 
     def begin(self, peer: Peer) -> _Dial:
         """Dial a peer, unless that is under way."""
@@ -45,15 +45,15 @@ class Dials:
         if dial.error is not None:
             raise dial.error
 
-    def note(self, name: NodeId, reached: bool) -> None:
+    def note(self, name: NodeId, answered: bool) -> None:
         """A dial came to its end, or its connection is used again."""
-        self._reached[name] = reached or self._reached.pop(name, False)
-        while len(self._reached) > 2 * limits.DIALS_MAX:
-            del self._reached[next(iter(self._reached))]
+        self._answered[name] = answered or self._answered.pop(name, False)
+        while len(self._answered) > 2 * limits.DIALS_MAX:
+            del self._answered[next(iter(self._answered))]
 
     def tell(self) -> tuple[list[NodeId], list[NodeId]]:
-        """Who was reached and who was not, since it was last told."""
-        told, self._reached = self._reached, {}
+        """Who answered and who did not, since it was last told."""
+        told, self._answered = self._answered, {}
         return [name for name, yes in told.items() if yes], [name for name, yes in told.items() if not yes]
 
     async def _run(self, peer: Peer, dial: _Dial) -> None:

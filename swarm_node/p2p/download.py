@@ -9,7 +9,7 @@
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -25,6 +25,7 @@ from swarm_node.blobs import BlobStore
 from swarm_node.p2p.fetch import Broke, Deadlines, Delivered, Failed, Had, Lied, Outcome, Refused, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, Source
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
@@ -83,6 +84,7 @@ async def fetch_chunks(
     sizes: Mapping[ChunkId, int],
     plan: Plan,
     *,
+    order: Sequence[ChunkId] | None = None,
     host: Host,
     blobs: BlobStore,
     arrivals: Arrivals,
@@ -93,11 +95,14 @@ async def fetch_chunks(
     rules: FetchRules | None = None,
     report: FetchReport | None = None,
 ) -> FetchReport:
-    """Return once every chunk is verified and stored; `sizes` has them in the order of the version's manifest.
+    """Return once every chunk is verified and stored.
 
+    `order` has all chunks of the version's manifest, which says what belongs to which stripe; without it, `sizes` has.
     A given report is filled even on failure.
     """
-    download = _Download(sizes, plan, host, blobs, arrivals, origin, on_progress, rules or FetchRules())
+    download = _Download(
+        sizes, list(order or sizes), plan, host, blobs, arrivals, origin, on_progress, rules or FetchRules()
+    )
     download.report = report or download.report
     await download.run(rng, blames or {})
     return download.report
@@ -109,6 +114,7 @@ class _Download:
     def __init__(
         self,
         sizes: Mapping[ChunkId, int],
+        order: Sequence[ChunkId],
         plan: Plan,
         host: Host,
         blobs: BlobStore,
@@ -117,8 +123,8 @@ class _Download:
         on_progress: Callable[[Progress], None] | None,
         rules: FetchRules,
     ) -> None:
-        self._sizes = sizes
-        self._stripes = plan.stripes
+        self._sizes, self._order = sizes, order
+        self._plan = plan
         self._peers = {peer.peer_id: peer for peer in plan.peers if peer.peer_id != host.node_id}
         self._kinds = {peer.peer_id: peer.kind for peer in plan.peers} | {ORIGIN: ORIGIN}
         self._host, self._blobs, self._arrivals, self._origin = host, blobs, arrivals, origin
@@ -135,14 +141,15 @@ class _Download:
         self._progressed(sum(self._sizes.values()) - sum(self._sizes[chunk] for chunk in missing), len(missing))
         self.report.bytes_on_disk = self._bytes_done
         picker = Picker(
-            list(self._sizes),
+            self._order,
             missing,
             self._sources(),
-            stripes=self._stripes,
+            stripes=self._plan.stripes,
             rng=rng,
             now=started,
             rules=self._rules.picker,
             blames=blames,
+            pace=self._pace(),
         )
         error: SwarmError | None = None
         held = self._sizes.keys() - missing
@@ -158,6 +165,10 @@ class _Download:
         self.report.busy_s = {name: picker.busy_s(name) for name in self.report.bytes_from_node}
         if error is not None:
             raise error
+
+    def _pace(self) -> PlanPace:
+        plan, chunk_bytes = self._plan, max(self._sizes.values(), default=0)
+        return PlanPace.of(chunk_bytes, stripes=plan.stripes, rate=plan.rate, hops=plan.hops, help_rate=plan.help_rate)
 
     def _missing(self) -> list[ChunkId]:
         return [chunk for chunk in self._sizes if not self._blobs.has(chunk)]

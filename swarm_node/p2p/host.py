@@ -35,6 +35,7 @@ from protocol import exchange, limits
 from protocol.errors import ConfigInvalid, PeerFault, named
 from protocol.ids import NodeId
 from protocol.messages import Peer
+from swarm_node.addresses import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
@@ -64,6 +65,8 @@ class HostSettings:
 
     connections_max: int = 256
     """Each costs about 70 kB and six tasks."""
+    connections_per_address: int = 64
+    """From one address: a stranger takes a quarter of all at the most; behind one, many honest nodes may live."""
     streams_max: int = 1024
     upgrade_s: float = 10.0
     """For a newcomer's handshakes; silent sockets hold a slot no longer."""
@@ -104,6 +107,8 @@ class Host:
         self._host, self.budget, self._settings, self._nursery = host, budget, settings, nursery
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self.node_id = NodeId(host.get_id().to_base58())
+        self.own_network = True
+        """Whether peers may be dialled in this machine's own network."""
         self.dials = Dials(self._dial, nursery)
         self._calls: dict[Peer, trio.CancelScope] = {}
         self._newcomers = _Newcomers()
@@ -203,7 +208,14 @@ class Host:
 
     async def _dial(self, peer: Peer) -> None:
         with trio.fail_after(self._settings.dial_s):
-            await self._swarm.dial_addr(_multiaddr(peer.address), ID.from_base58(peer.peer_id))
+            await self._swarm.dial_addr(await self._where(peer.address), ID.from_base58(peer.peer_id))
+
+    async def _where(self, address: str) -> Multiaddr:
+        host, _, port = address.rpartition(":")
+        found = await allowed(host.strip("[]"), own_network=self.own_network)
+        if not found:
+            raise PeerVanished(f"{host} leads to no address that may be dialled.")
+        return _multiaddr(f"[{found[0]}]:{port}")
 
     async def _keep_calling(self, peer: Peer, scope: trio.CancelScope) -> None:
         """Call a peer, and again when the connection is lost, after a while that grows while it cannot be reached."""
@@ -231,7 +243,7 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     basic = _basic_host(key_seed, settings)
     workarounds.ask_nobody(basic)
     workarounds.guard_streams(basic)
-    workarounds.free_inbound_slots(basic)
+    workarounds.free_inbound_slots(basic, per_address=settings.connections_per_address)
     budget = Budget(settings.receive_max_bytes)
     workarounds.use_muxer(
         basic, partial(YamuxConnection, host_budget=budget, mux_limits=settings.mux, tick_s=settings.tick_s)
@@ -311,12 +323,8 @@ def _refuse_taken_port(host: str, port: int) -> None:
 
 def _multiaddr(address: str) -> Multiaddr:
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    try:
-        family = f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        family = "dns"
-    return Multiaddr(f"/{family}/{host}/tcp/{port}")
+    ip = ipaddress.ip_address(host.strip("[]"))
+    return Multiaddr(f"/ip{ip.version}/{ip}/tcp/{port}")
 
 
 def _host_port(address: Multiaddr) -> str:

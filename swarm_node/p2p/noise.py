@@ -7,10 +7,11 @@
 - One read from the socket is up to 256 KiB, and every whole message in it is decrypted at once; one write carries
   several messages.
 - While a long message is on its way, the kernel gathers up to `GATHERED_MAX_BYTES` of it before it wakes us.
-- The kernel is given little that it has not sent yet (`UNSENT_BYTES`): what is decided late is sent soon, so a small
-  frame does not wait behind megabytes, and a slow peer holds up its own sender only.
+- The kernel is given little that it has not sent yet, what the link takes in a moment (`Pace`): what is decided late is
+  sent soon, so a small frame does not wait behind megabytes, and a WANT can be taken back until its answer leaves.
 """
 
+import math
 import socket
 from collections.abc import Iterable
 
@@ -32,8 +33,14 @@ from protocol.errors import PeerFault
 
 PLAINTEXT_MAX_BYTES = 65519
 READ_BYTES = 256 * 1024
-UNSENT_BYTES = 128 * 1024
-"""Half a write: enough that the link never waits for us."""
+UNSENT_MIN_BYTES, UNSENT_MAX_BYTES = 16 * 1024, 128 * 1024
+"""On the slowest links, a tenth of a second at 1.3 Mbit/s; on the fastest, half a write."""
+
+UNSENT_S = 0.02
+"""How much is given ahead, as time at the link's pace: longer than it takes to wake us, so the link never waits."""
+
+PACE_S = 0.1
+"""Over which the pace is taken: one write tells nothing, since queues on the way swallow it at once."""
 
 GATHERED_MIN_BYTES, GATHERED_MAX_BYTES = 1024, 64 * 1024
 """Less is not worth a system call; more could look like silence on a link of a few kilobytes per second."""
@@ -112,6 +119,23 @@ class Opener(_Cipher):
                 raise NoiseBroken("A message does not decrypt: it was damaged, repeated or forged.") from None
 
 
+class Pace:
+    """How much a link should be given ahead: what it took of late in `UNSENT_S`."""
+
+    def __init__(self) -> None:
+        self._unsent_bytes = UNSENT_MIN_BYTES
+        self._written, self._since = 0, -math.inf
+
+    def write(self, size_bytes: int, now: float) -> int:
+        """A write begins, the link having taken nearly all of the one before; says how much to give ahead now."""
+        if now >= self._since + PACE_S:
+            wanted = int(UNSENT_S * self._written / (now - self._since))
+            self._unsent_bytes = min(max(1 << wanted.bit_length() >> 1, UNSENT_MIN_BYTES), UNSENT_MAX_BYTES)
+            self._written, self._since = 0, now
+        self._written += size_bytes
+        return self._unsent_bytes
+
+
 class NoiseSession(BaseSession):
     """One secured connection: by messages for the muxer, by bytes for the negotiation before it."""
 
@@ -130,6 +154,7 @@ class NoiseSession(BaseSession):
         self._raw, self._socket = raw, _socket_under(raw)
         self._unread = bytearray()
         self._gathered = 1
+        self._pace, self._unsent_bytes = Pace(), 0
 
     async def receive(self) -> list[bytes]:
         """The plaintexts completed by the next bytes that arrive; none if they complete nothing."""
@@ -152,7 +177,14 @@ class NoiseSession(BaseSession):
 
     async def send(self, plaintexts: Iterable[bytes]) -> None:
         """Send some messages; cancelled half way, the session is torn and must be closed."""
-        await self._raw.write(self._sealer.seal(plaintexts))
+        sealed = self._sealer.seal(plaintexts)
+        self._give_ahead(self._pace.write(len(sealed), trio.current_time()))
+        await self._raw.write(sealed)
+
+    def _give_ahead(self, unsent_bytes: int) -> None:
+        if self._socket is not None and unsent_bytes != self._unsent_bytes:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
+            self._unsent_bytes = unsent_bytes
 
     async def writable(self) -> None:
         """Wait until the kernel has sent nearly all that it was given."""
@@ -201,12 +233,8 @@ def _session(conn: IRawConnection, done: ISecureConn) -> NoiseSession:
 
 
 def _socket_under(raw: IRawConnection) -> trio.socket.SocketType | None:
-    """The TCP socket of a connection, told to take little ahead; None for a pipe or a system that cannot do this."""
+    """The TCP socket of a connection; None for a pipe, or a system on which it cannot be told to take little ahead."""
     if not (isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream)):
         return None
     found: trio.socket.SocketType | None = getattr(raw.stream.stream, "socket", None)
-    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if found is None or option is None:
-        return None
-    found.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
-    return found
+    return found if hasattr(socket, "TCP_NOTSENT_LOWAT") else None

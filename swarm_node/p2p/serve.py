@@ -85,7 +85,8 @@ class _Conversation:
         self._server, self._link, self._limits = server, link, server.limits
         self._responder = Responder()
         self._replies: deque[Reject] = deque()
-        self._ready: deque[ChunkId] = deque()
+        self._ready: dict[ChunkId, None] = {}
+        """Owed chunks that are here, in the order in which to answer."""
         self._waiting: dict[ChunkId, float] = {}
         """Owed chunks that are not here yet, and when to say so."""
         self._told = 0
@@ -114,6 +115,7 @@ class _Conversation:
                 for message in await self._link.receive():
                     if rejected := self._responder.receive(message):
                         self._replies.append(rejected)
+                        self._forget(rejected.chunk)
                     if isinstance(message, Want):
                         self._place(message.chunk)
                     self._changed.set()
@@ -135,10 +137,15 @@ class _Conversation:
     def _place(self, chunk: ChunkId) -> None:
         """Decide about a new WANT: answer, or wait."""
         if self._server.blobs.has(chunk):
-            self._ready.append(chunk)
+            self._ready[chunk] = None
         else:
             expected = self._server.arrivals.expects(chunk)
             self._waiting[chunk] = trio.current_time() + (self._limits.wait_s if expected else self._limits.grace_s)
+
+    def _forget(self, chunk: ChunkId) -> None:
+        """A WANT is answered, or was taken back."""
+        self._ready.pop(chunk, None)
+        self._waiting.pop(chunk, None)
 
     def _look(self) -> None:
         """Something arrived, or is expected now, or is not any more."""
@@ -146,11 +153,9 @@ class _Conversation:
         matters = self._tell_at == math.inf  # else the writer wakes for the news by itself
         self._tell_at = min(self._tell_at, self._told_at + self._limits.news_s)
         for chunk in list(self._waiting):
-            if chunk not in self._responder.owed:
+            if chunk in arrivals.held:
                 del self._waiting[chunk]
-            elif chunk in arrivals.held:
-                del self._waiting[chunk]
-                self._ready.append(chunk)
+                self._ready[chunk] = None
                 matters = True
             elif arrivals.expects(chunk):
                 self._waiting[chunk] = max(self._waiting[chunk], now + self._limits.wait_s)
@@ -164,7 +169,7 @@ class _Conversation:
         elif news := self._news():
             await self._send(Have(news))
         elif self._ready:
-            await self._answer(self._ready.popleft())
+            await self._answer(next(iter(self._ready)))
         else:
             return await self._wait()
         return True
@@ -192,7 +197,6 @@ class _Conversation:
         now = trio.current_time()
         for chunk, until in list(self._waiting.items()):
             if now >= until:
-                del self._waiting[chunk]
                 self._reject(chunk, Reason.ABSENT)
         if now >= idle_at and not self._responder.owed:
             self._farewell = Farewell.IDLE
@@ -210,6 +214,7 @@ class _Conversation:
         try:
             if chunk in self._responder.owed:
                 self._responder.take(chunk)
+                self._forget(chunk)
                 data = self._server.arrivals.fresh(chunk)
                 if data is None:
                     data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
@@ -221,6 +226,7 @@ class _Conversation:
             self._server.uploads.release()
 
     def _reject(self, chunk: ChunkId, reason: Reason) -> None:
+        self._forget(chunk)
         if chunk in self._responder.owed:
             self._replies.append(self._responder.reject(chunk, reason))
 

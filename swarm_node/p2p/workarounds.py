@@ -7,7 +7,9 @@
 - What Noise session and muxer got wrong is not patched but replaced: `noise`, `yamux` (ADR 0012).
 """
 
+import ipaddress
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
@@ -57,23 +59,38 @@ def _silence_logging() -> None:
     swarm_connection.logging = root  # type: ignore[attr-defined, assignment]  # has what it calls
 
 
-def free_inbound_slots(host: BasicHost) -> None:
+def free_inbound_slots(host: BasicHost, *, per_address: int) -> None:
     """The accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up every slot:
-    end it with its connection, which frees slot and task."""
+    end it with its connection, which frees slot and task. And one address may hold only some of them."""
     swarm: Any = host.get_network()
+    held: Counter[str] = Counter()
 
     async def serve(read_write_closer: ReadWriteCloser, maddr: Multiaddr, _failure_event: object) -> None:
         raw_conn = RawConnection(read_write_closer, False)
+        remote = raw_conn.get_remote_address()
+        neighbourhood = _neighbourhood(remote[0]) if remote else ""
+        held[neighbourhood] += 1
         try:
+            if held[neighbourhood] > per_address:
+                raise PermissionError(f"{neighbourhood} holds {per_address} connections")
             muxed_conn = await swarm.upgrade_inbound_raw_conn(raw_conn, maddr)
             await muxed_conn.event_closed.wait()
         except Exception as error:  # the other side decides what goes wrong here; it costs that connection only
             log.debug("inbound connection ended: %s", error)
         finally:
+            held[neighbourhood] -= 1
+            if not held[neighbourhood]:
+                del held[neighbourhood]
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
                 await raw_conn.close()
 
     swarm._do_handle_inbound_connection = serve
+
+
+def _neighbourhood(address: str) -> str:
+    """What one stranger has for the price of one address: an IPv6 network of 64 bits."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:

@@ -26,7 +26,7 @@ def uploaded(coordinator: Coordinator, sender: str, version: int) -> int:
 def words_on(coordinator: Coordinator, node: str) -> list[bool]:
     """What those who tried to dial a node say about it."""
     with coordinator.copy_of_store() as connection:
-        asked = sa.text("SELECT reached FROM dials WHERE node = :node")
+        asked = sa.text("SELECT answered FROM dials WHERE node = :node")
         return list(map(bool, connection.execute(asked, {"node": node}).scalars()))
 
 

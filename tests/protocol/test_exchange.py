@@ -188,6 +188,13 @@ def test_a_want_taken_back_in_time_is_rejected_as_cancelled_and_may_be_asked_aga
     responder.receive(requester.want(A, 1))
 
 
+def test_cancelled_is_no_answer_to_a_want_that_nobody_took_back() -> None:
+    requester = Requester()
+    requester.want(A, 3)
+    with pytest.raises(UnaskedAnswer, match="took"):
+        requester.receive(Reject(A, Reason.CANCELLED))
+
+
 def test_a_chunk_that_crosses_its_cancel_is_the_answer() -> None:
     requester, responder = Requester(), Responder()
     responder.receive(requester.want(A, 1))

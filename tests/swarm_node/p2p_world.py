@@ -98,7 +98,7 @@ async def node(
 def plan_of(*peers: Peer) -> Plan:
     """A plan that deals the stripes to these, one each."""
     dealt = [peer.model_copy(update={"stripes": (number,)}) for number, peer in enumerate(peers)]
-    return Plan(stripes=max(1, len(peers)), peers=tuple(dealt))
+    return Plan(stripes=max(1, len(peers)), peers=tuple(dealt), rate=1e9, hops=1, help_rate=1e9)
 
 
 def sizes_of(version: Version) -> dict[ChunkId, int]:

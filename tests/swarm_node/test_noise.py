@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.p2p.noise import PLAINTEXT_MAX_BYTES, NoiseBroken, Opener, Sealer
+from swarm_node.p2p.noise import (
+    PLAINTEXT_MAX_BYTES,
+    UNSENT_MAX_BYTES,
+    UNSENT_MIN_BYTES,
+    NoiseBroken,
+    Opener,
+    Pace,
+    Sealer,
+)
 
 KEY = bytes(range(32))
 
@@ -80,3 +88,29 @@ def test_what_is_missing_is_known_once_the_length_is_here() -> None:
     assert opener.missing == len(wire) - 10
     opener.open(wire[10:])
     assert opener.missing == 2
+
+
+def paced(pace: Pace, bytes_per_s: float, *, from_s: float = 0.0) -> int:
+    """What is given ahead after two seconds of writing to a link of that pace."""
+    write_s = 65_536 / bytes_per_s
+    return [pace.write(65_536, from_s + number * write_s) for number in range(2 + int(2 / write_s))][-1]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "unsent_bytes"),
+    [(1e4, UNSENT_MIN_BYTES), (1.25e6, 16_384), (2.5e6, 32_768), (12.5e6, UNSENT_MAX_BYTES), (1e8, UNSENT_MAX_BYTES)],
+)
+def test_a_link_is_given_ahead_what_it_takes_in_a_moment(bytes_per_s: float, unsent_bytes: int) -> None:
+    assert paced(Pace(), bytes_per_s) == unsent_bytes
+
+
+def test_a_queue_that_swallows_some_writes_at_once_is_not_taken_for_a_fast_link() -> None:
+    pace = Pace()
+    bursts = [pace.write(65_536, second + number / 1e6) for second in range(5) for number in range(4)]
+    assert set(bursts) == {UNSENT_MIN_BYTES}
+
+
+def test_a_link_that_becomes_slow_is_given_less() -> None:
+    pace = Pace()
+    assert paced(pace, 1e8) == UNSENT_MAX_BYTES
+    assert paced(pace, 1e5, from_s=2.0) == UNSENT_MIN_BYTES

@@ -12,7 +12,8 @@ from protocol.chunks import chunk_id
 from protocol.errors import ChunkMismatch, MessageTooLarge, SwarmError, UnknownChunk, Unreachable
 from protocol.message import Message
 from protocol.origin import OriginList, chunk_path
-from swarm_node.origin import Origin, Patience, addresses, is_public, open_origin
+from swarm_node.addresses import is_public, resolve
+from swarm_node.origin import Origin, Patience, open_origin
 from tests.swarm_node import web as manners
 from tests.swarm_node.web import Handler, Manner, serves, web
 
@@ -138,7 +139,7 @@ async def test_which_addresses_are_public(address: str, public: bool) -> None:
 
 
 async def test_a_name_that_means_nothing_has_no_address() -> None:
-    assert await addresses("x" * 70 + ".invalid") == []
+    assert await resolve("x" * 70 + ".invalid") == []
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,29 @@ async def test_connections_give_their_slot_back() -> None:
 
 
 @pytest.mark.trio
+async def test_one_address_cannot_take_every_connection() -> None:
+    async with node(1, say_goodbye, HostSettings(connections_per_address=2)) as one:
+        async with node(2) as two, node(3) as three:
+            assert await is_answered(two, one)
+            assert await is_answered(three, one)
+            async with node(4) as four:
+                with pytest.raises(PeerFault):
+                    await four.connect(as_peer(one), dial_s=DIAL_S)
+        await until_nobody_is_connected(one)
+        async with node(5) as five:
+            assert await is_answered(five, one)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "192.168.1.1:80", "localhost:22", "[::1]:5432"])
+@pytest.mark.trio
+async def test_a_plan_that_points_into_the_owners_network_is_not_followed_there(address: str) -> None:
+    async with node(1, say_goodbye) as one, node(2) as two:
+        two.own_network = False
+        with pytest.raises(PeerVanished, match="may be dialled"):
+            await two.connect(as_peer(one).model_copy(update={"address": address}), dial_s=DIAL_S)
+
+
+@pytest.mark.trio
 async def test_silent_sockets_are_dropped_and_do_not_keep_others_out() -> None:
     async with node(1, say_goodbye, HostSettings(upgrade_s=1.0)) as one, node(2) as two:
         port = int(one.addresses[0].split(":")[1])

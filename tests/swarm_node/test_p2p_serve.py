@@ -11,12 +11,12 @@ from trio.testing import wait_all_tasks_blocked
 from protocol import limits
 from protocol.chunks import chunk_id
 from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
-from protocol.ids import ChunkId
+from protocol.ids import ChunkId, NodeId
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
-from swarm_node.p2p.serve import ChunkServer, ServeLimits
+from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, make_version, node, store
 
 VERSION = make_version(chunk_count=8)
@@ -193,6 +193,37 @@ async def test_a_requester_that_asks_and_takes_back_for_ever_without_reading_is_
                     ended = True
                 sent += 1000 * len(pair)
     assert ended
+
+
+class _TakesBack(Link):
+    """A requester in memory that takes every WANT back at once, and reads what it is told."""
+
+    def __init__(self, chunks: list[ChunkId]) -> None:
+        self.peer = NodeId("requester")
+        self._left = chunks
+
+    async def receive(self) -> list[Message]:
+        await trio.lowlevel.checkpoint()
+        if not self._left:
+            return [Bye(Farewell.DONE)]
+        taken, self._left = self._left[:500], self._left[500:]
+        return [message for chunk in taken for message in (Want(chunk), Cancel(chunk))]
+
+    async def send(self, message: Message, *, stall_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "chunks", [CHUNKS[:1] * 5000, [chunk_id(number.to_bytes(2)) for number in range(5000)]], ids=["held", "unknown"]
+)
+async def test_a_requester_that_asks_and_takes_back_for_ever_and_reads_costs_no_memory(
+    tmp_path: Path, chunks: list[ChunkId]
+) -> None:
+    conversation = _Conversation(ChunkServer(store(tmp_path, VERSION.chunks)), _TakesBack(chunks))
+    with trio.fail_after(PATIENT_SECONDS):
+        await conversation.run()
+    assert len(conversation._ready) + len(conversation._waiting) <= limits.EXCHANGE_WANTS_MAX
 
 
 @pytest.mark.trio

@@ -101,6 +101,32 @@ def test_when_a_chunk_comes_all_other_wants_for_it_are_taken_back() -> None:
     assert not picker.delivered(PEER_A.name, CHUNKS[0], 1.6)
 
 
+def test_a_want_is_taken_back_once_however_often_others_refuse_the_chunk() -> None:
+    picker, taken_back = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1]), 0
+    picker.next(0.0)  # asks the parent, which does not hold it
+    for turn in range(1, 50):
+        now = float(turn)
+        picker.had(PEER_C.name, CHUNKS[:1], now)
+        orders = picker.next(now)
+        taken_back += len(taken_back_from(orders, PEER_A))
+        if asked_of(orders, PEER_C):
+            picker.refused(PEER_C.name, CHUNKS[0], Reason.BUSY, now)
+    assert taken_back == 1
+
+
+def test_a_holder_that_turns_out_to_have_nothing_is_not_counted_as_another_copy() -> None:
+    picker = picker_for(PEER_A, PEER_C)
+    for now in range(5):
+        picker.had(PEER_A.name, CHUNKS[:1], float(now))
+        picker.refused(PEER_A.name, CHUNKS[0], Reason.ABSENT, float(now))
+    assert picker._copies[CHUNKS[0]] == 0
+
+
+def test_stripes_are_counted_over_the_whole_version_whatever_is_missing() -> None:
+    picker = Picker(CHUNKS, CHUNKS[4:], [PEER_A, PEER_C], stripes=STRIPES, rng=Random(1), now=0.0)
+    assert asked_of(picker.next(0.0), PEER_C) == CHUNKS[4::3]
+
+
 def test_a_parent_that_has_nothing_pauses_longer_each_time_and_the_seeder_takes_over() -> None:
     picker = picker_for(PEER_A, SEEDER, chunks=CHUNKS[:1])
     now, pauses = 0.0, []

@@ -1,26 +1,25 @@
-"""Measured links and the plans made of them: the receivers' word counts, once, and everybody gets a part.
+"""Measured links: the receivers' word counts, once, and lies do not go far.
 
 Who can be dialled is measured, too: who cannot calls its children, and no liar keeps anybody from feeding.
 """
 
-import asyncio
-import threading
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
+import sqlalchemy as sa
+from pydantic import ValidationError
 
 from coordinator import links, publish
 from coordinator.links import Measured
-from coordinator.plans import PLANNED_FOR_MS, Plans
-from coordinator.topology import STRIPES, NodeLinks
+from coordinator.plans import Plans
+from coordinator.tables import versions
+from coordinator.topology import NodeLinks
 from protocol import limits
 from protocol.chunks import digest
-from protocol.errors import BadSignature, MalformedMessage, UnknownNode, WrongAudience
+from protocol.errors import BadSignature, MalformedMessage, WrongAudience
 from protocol.ids import NodeId
-from protocol.messages import Fetched, Peer, Plan, PlanRequest, Receipt, Upload, seal_request
+from protocol.messages import Fetched, Peer, Receipt, Upload, seal_request
 from protocol.signing import NodeKey
-from tests.coordinator.served import serve
 from tests.coordinator.world import ROUND, World, manifest
 
 SEEDER = NodeKey(b"s" * 32).node_id
@@ -35,8 +34,8 @@ def sealed(
     seconds: float = 2.0,
     busy_s: float | None = None,
     round_id: str = ROUND,
-    reached: Sequence[NodeId] = (),
-    unreached: Sequence[NodeId] = (),
+    answered: Sequence[NodeId] = (),
+    unanswered: Sequence[NodeId] = (),
     missed_probe: NodeId | None = None,
 ) -> Fetched:
     receipt = Receipt(
@@ -47,8 +46,8 @@ def sealed(
             Upload(peer_id=peer, size_bytes=size, busy_s=seconds if busy_s is None else busy_s)
             for peer, size in uploads.items()
         ),
-        reached=tuple(reached),
-        unreached=tuple(unreached),
+        answered=tuple(answered),
+        unanswered=tuple(unanswered),
         missed_probe=missed_probe,
     )
     return Fetched(receipt=key.seal("receipt", receipt.to_bytes()))
@@ -58,15 +57,25 @@ def give(world: World, node: NodeId, message: Fetched) -> None:
     world.run(links.take_receipt, node, message, round_id=ROUND, now_ms=world.now_ms)
 
 
+SIZE_BYTES = 1024
+
+
 def publish_version(world: World, version: int) -> None:
     made = manifest(version, version - 1)
     world.run(publish.record, made, digest(made.to_bytes()), now_ms=world.now_ms)
+    give_size(world)
+
+
+def give_size(world: World) -> None:
+    """A world's versions are empty; receipts are for some that are not."""
+    world.run(lambda connection: connection.execute(sa.update(versions).values(size_bytes=SIZE_BYTES)))
 
 
 @pytest.fixture
 def two(world: World) -> tuple[NodeKey, NodeKey]:
     if world.run(publish.newest_version)[0] == 0:
         publish_version(world, 1)
+    give_size(world)
     return world.join(1), world.join(2)
 
 
@@ -170,14 +179,14 @@ def test_who_most_could_not_dial_is_unreachable_until_most_can_again(
 ) -> None:
     one, other = two
     third, fourth = world.join(3), world.join(4)
-    give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[fourth.node_id]))
+    give(world, one.node_id, sealed(one, {}, answered=[SEEDER], unanswered=[fourth.node_id]))
     assert world.run(links.measured).unreachable == {fourth.node_id}
-    give(world, other.node_id, sealed(other, {}, reached=[fourth.node_id]))
+    give(world, other.node_id, sealed(other, {}, answered=[fourth.node_id]))
     assert world.run(links.measured).unreachable == set()  # as many say yes
-    give(world, third.node_id, sealed(third, {}, reached=[SEEDER], unreached=[fourth.node_id]))
+    give(world, third.node_id, sealed(third, {}, answered=[SEEDER], unanswered=[fourth.node_id]))
     assert world.run(links.measured).unreachable == {fourth.node_id}
     publish_version(world, 2)
-    give(world, one.node_id, sealed(one, {}, version=2, reached=[fourth.node_id]))  # its last word counts
+    give(world, one.node_id, sealed(one, {}, version=2, answered=[fourth.node_id]))  # its last word counts
     assert world.run(links.measured).unreachable == set()
 
 
@@ -185,7 +194,7 @@ def test_a_probe_in_vain_is_a_word_on_the_address_and_none_on_the_uplink(
     world: World, two: tuple[NodeKey, NodeKey]
 ) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {other.node_id: 50}, reached=[SEEDER], missed_probe=other.node_id))
+    give(world, one.node_id, sealed(one, {other.node_id: 50}, answered=[SEEDER], missed_probe=other.node_id))
     known = world.run(links.measured)
     assert known.unreachable == {other.node_id}
     assert known.up == {other.node_id: 25.0}
@@ -195,7 +204,7 @@ def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_
     world: World, two: tuple[NodeKey, NodeKey]
 ) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, reached=[SEEDER], unreached=[other.node_id]))
+    give(world, one.node_id, sealed(one, {SEEDER: 50, other.node_id: 6}, answered=[SEEDER], unanswered=[other.node_id]))
     known = world.run(links.measured)
     assert known.up == {SEEDER: 25.0}
     assert known.down == {one.node_id: 1.5 * 28.0}
@@ -203,24 +212,24 @@ def test_what_came_by_chance_from_a_node_that_should_have_been_dialled_does_not_
 
 def test_words_about_dials_are_forgotten_with_their_versions(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {}, reached=[SEEDER], unreached=[other.node_id]))
+    give(world, one.node_id, sealed(one, {}, answered=[SEEDER], unanswered=[other.node_id]))
     for version in range(2, 2 + links.VERSIONS_KEPT):
         assert world.run(links.measured).unreachable == {other.node_id}
         publish_version(world, version)
-        give(world, one.node_id, sealed(one, {}, version=version, reached=[SEEDER]))
+        give(world, one.node_id, sealed(one, {}, version=version, answered=[SEEDER]))
     assert world.run(links.measured).unreachable == set()
 
 
 def test_who_reached_nobody_has_no_say_about_others(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {SEEDER: 5}, unreached=[other.node_id]))
+    give(world, one.node_id, sealed(one, {SEEDER: 5}, unanswered=[other.node_id]))
     assert world.run(links.measured).unreachable == set()
 
 
 def test_nobody_vouches_for_its_own_address(world: World, two: tuple[NodeKey, NodeKey]) -> None:
     one, other = two
-    give(world, one.node_id, sealed(one, {}, reached=[SEEDER, one.node_id]))
-    give(world, other.node_id, sealed(other, {}, reached=[SEEDER], unreached=[one.node_id]))
+    give(world, one.node_id, sealed(one, {}, answered=[SEEDER, one.node_id]))
+    give(world, other.node_id, sealed(other, {}, answered=[SEEDER], unanswered=[one.node_id]))
     assert world.run(links.measured).unreachable == {one.node_id}
 
 
@@ -229,13 +238,13 @@ def test_a_liar_who_calls_everybody_unreachable_does_not_stop_anybody_from_feedi
     keys = [world.join(number) for number in range(1, 7)]
     liar, *honest = keys
     others = [key.node_id for key in honest]
-    give(world, liar.node_id, sealed(liar, {}, reached=[SEEDER], unreached=others))
+    give(world, liar.node_id, sealed(liar, {}, answered=[SEEDER], unanswered=others))
     alone = plans_of(world, keys)
     assert feeding(alone, keys) >= set(others)  # nobody contradicts: they call the liar, and feed it
 
     for key in honest:
-        reached = [SEEDER, *(other for other in others if other != key.node_id)]
-        give(world, key.node_id, sealed(key, {}, reached=reached))
+        answered = [SEEDER, *(other for other in others if other != key.node_id)]
+        give(world, key.node_id, sealed(key, {}, answered=answered))
     assert world.run(links.measured).unreachable == set()
     assert feeding(plans_of(world, keys), keys) >= set(others)
 
@@ -255,115 +264,36 @@ def feeding(plans: Plans, keys: Sequence[NodeKey]) -> set[str]:
     return {peer.peer_id for part in parts for peer in part.peers if peer.stripes and peer.kind == "peer"}
 
 
+@pytest.mark.parametrize(("seconds", "busy_s"), [(5e-324, 0.0), (1e-310, 1e-310), (0.0, 0.0)])
+def test_receipt_for_no_time_at_all_is_refused(seconds: float, busy_s: float) -> None:
+    with pytest.raises(ValidationError):
+        sealed(NodeKey(b"k" * 32), {SEEDER: 1}, seconds=seconds, busy_s=busy_s)
+
+
+def test_receipt_for_endless_bytes_in_a_moment_moves_nobody_elses_links(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    liar, friend = two
+    honest = [world.join(number) for number in (3, 4, 5)]
+    for one, other in zip(honest, [*honest[1:], honest[0]], strict=True):
+        give(world, one.node_id, sealed(one, {other.node_id: 100}))
+    give(world, liar.node_id, sealed(liar, {friend.node_id: 2**50}, seconds=limits.FETCH_MIN_S, busy_s=0.0))
+    known = world.run(links.measured)
+    shortest_s = links.BUSY_MIN_SHARE * limits.FETCH_MIN_S
+    assert known.up[friend.node_id] <= links.UPLOAD_MAX_VERSIONS * SIZE_BYTES / shortest_s
+    newcomer = NodeKey(b"n" * 32).node_id
+    _, (its,) = links.node_links({newcomer: "n:1"}, known, source=SEEDER)
+    assert its.up == 50.0
+
+
 def test_the_largest_receipt_fits_into_a_request() -> None:
     nodes = [NodeKey(bytes([number, 1]) * 16).node_id for number in range(limits.PEERS_MAX)]
     dialled, uploads = nodes[: limits.DIALS_MAX], dict.fromkeys(nodes, limits.TRANSFER_MAX_BYTES)
     key = NodeKey(b"k" * 32)
     message = sealed(
-        key, uploads, version=limits.VERSION_MAX, reached=dialled, unreached=dialled, missed_probe=key.node_id
+        key, uploads, version=limits.VERSION_MAX, answered=dialled, unanswered=dialled, missed_probe=key.node_id
     )
     request = seal_request(
         key, round_id=ROUND, path="/v1/fetched", nonce=bytes(limits.NONCE_BYTES), now_ms=2**41, body=message
     )
     assert len(request) <= limits.SMALL_REQUEST_MAX_BYTES
-
-
-def planned(
-    *names: str, version: int = 1, shy: Collection[str] = ()
-) -> tuple[Plans, dict[NodeId, str], list[NodeLinks]]:
-    plans = Plans()
-    live = {NodeId(name): f"{name}:1" for name in names}
-    nodes = [NodeLinks(name, 1e6, 1e6, name not in shy) for name in names]
-    plans.update(version, live, 3e6, nodes, now_ms=0)
-    return plans, live, nodes
-
-
-PEERS = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 9)]
-
-
-def test_every_stripe_of_a_part_has_one_parent_and_the_seeder_is_always_there() -> None:
-    plans, _, _ = planned(*PEERS)
-    for node in PEERS:
-        part = plans.part(node, SEEDER_PEER)
-        assert sorted(stripe for peer in part.peers for stripe in peer.stripes) == list(range(STRIPES))
-        assert node not in {peer.peer_id for peer in part.peers}
-        assert SEEDER in {peer.peer_id for peer in part.peers}
-
-
-def test_who_cannot_be_dialled_is_told_whom_to_call_and_its_children_to_wait_for_that() -> None:
-    shy = set(PEERS[:3])
-    plans, _, _ = planned(*PEERS, shy=shy)
-    parts = {node: plans.part(node, SEEDER_PEER) for node in PEERS}
-    waited_for = {(peer.peer_id, node) for node, part in parts.items() for peer in part.peers if peer.calls}
-    called = {(node, peer.peer_id) for node, part in parts.items() for peer in part.calls}
-    assert waited_for == called
-    assert {caller for caller, _ in called} == shy
-    assert all(peer.address == f"{peer.peer_id}:1" for part in parts.values() for peer in part.calls)
-    dialled = {peer.peer_id for part in parts.values() for peer in part.peers if not peer.calls}
-    assert dialled.isdisjoint(shy)
-
-
-def test_who_could_not_be_dialled_is_tried_by_one_and_with_every_version_by_another() -> None:
-    shy, probers = PEERS[:2], []
-    for version in range(1, 8):
-        plans, _, _ = planned(*PEERS, version=version, shy=shy)
-        probes = {node: plans.part(node, SEEDER_PEER).probe for node in PEERS}
-        tried = {probe.peer_id: node for node, probe in probes.items() if probe}
-        assert tried.keys() == set(shy)
-        probers.append(tried[shy[0]])
-    assert set(probers) == set(PEERS) - {shy[0]}
-
-
-def test_who_names_no_address_is_not_tried() -> None:
-    plans = Plans()
-    nodes = [NodeLinks(PEERS[0], 1e6, 1e6, dialable=False), NodeLinks(PEERS[1], 1e6, 1e6)]
-    plans.update(1, {PEERS[0]: "", PEERS[1]: "b:1"}, 1e6, nodes, now_ms=0)
-    assert plans.part(PEERS[1], SEEDER_PEER).probe is None
-    assert [peer.peer_id for peer in plans.part(PEERS[0], SEEDER_PEER).calls] == [PEERS[1]]
-
-
-def test_a_crowd_of_questions_costs_one_look_until_somebody_new_asks() -> None:
-    plans, _, _ = planned(*PEERS[:4])
-    assert not plans.is_stale(1, PEERS[0], now_ms=PLANNED_FOR_MS - 1)
-    assert plans.is_stale(1, PEERS[0], now_ms=PLANNED_FOR_MS)
-    assert plans.is_stale(2, PEERS[0], now_ms=1)
-    assert plans.is_stale(1, PEERS[4], now_ms=1)
-
-
-def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> None:
-    plans, live, nodes = planned(*PEERS[:6])
-    gone, late = PEERS[0], PEERS[6]
-    before = {node: plans.part(node, SEEDER_PEER) for node in PEERS[1:6]}
-    live = {node: address for node, address in live.items() if node != gone} | {late: "late:1"}
-    plans.update(1, live, 3e6, [*nodes[1:], NodeLinks(late, 1e6, 1e6)], now_ms=1)
-    assert plans.part(late, SEEDER_PEER).peers
-    for node, part in before.items():
-        kept = {(peer.peer_id, stripe) for peer in part.peers for stripe in peer.stripes if peer.peer_id != gone}
-        now = {(peer.peer_id, stripe) for peer in plans.part(node, SEEDER_PEER).peers for stripe in peer.stripes}
-        assert kept <= now
-        assert gone not in {peer for peer, _ in now}
-    with pytest.raises(UnknownNode):
-        plans.part(gone, SEEDER_PEER)
-
-
-@pytest.mark.asyncio
-async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_who_wait(tmp_path: Path) -> None:
-    async with serve(tmp_path) as served:
-        await served.publish()
-        keys = [await served.join(number) for number in range(1, 6)]
-        made = threading.Event()
-        busy = asyncio.create_task(served.round.database.read(lambda _: made.wait()))
-        ask = PlanRequest(version=1)
-        asked = [asyncio.create_task(served.call(key, "/v1/plan", ask, Plan)) for key in keys]
-        try:
-            async with asyncio.timeout(30):
-                for number in range(1, 6):
-                    await served.join(number)
-            assert not any(task.done() for task in asked)
-        finally:
-            made.set()
-        assert all(plan.peers for plan in await asyncio.gather(*asked))
-        await busy
-        plan = served.round.plans._topology
-        await served.call(keys[0], "/v1/plan", ask, Plan)
-        assert served.round.plans._topology is plan

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_keys
+from coordinator import cli_keys, cli_planning
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
 
@@ -27,6 +27,9 @@ Settings = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+
+app.command(epilog=EXIT_CODES)(cli_planning.plan)
+app.command(epilog=EXIT_CODES)(cli_planning.simulate)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -94,6 +94,9 @@ def status(
             f"version {last['version']}, from publication to the first token: median {last['median_s']:.2f} s, "
             f"p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, on {last['reached']} of {last['nodes']} nodes"
         )
+    for one in found["fleet"]:
+        part = "works" if one["works"] else "stands by"
+        typer.echo(f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}")
 
 
 @app.command()

@@ -148,7 +148,8 @@ def _fill(
         return fleet, []
     spare = rules.cost_cap - sum(known[name].cost for name in fleet.working)
     affordable = [one for one in known.values() if one.name not in fleet.working and one.cost <= spare]
-    why = f"{rate:.3g} of {need.target:.3g} groups/s were there, and it costs the least"
+    gap = f"{rate:.3g} of {need.target:.3g} groups/s were there"
+    why = f"{gap}, and it costs the least" if need.target < math.inf else "the budget per hour allows it"
     changes = []
     for one in sorted(cheapest_cover(affordable, need.target - rate), key=_by_price):
         if one.cost <= spare:

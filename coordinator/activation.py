@@ -62,9 +62,16 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> L
     )
 
 
-def need(asked: Load, config: Config, kappa: int) -> Need:
+def kappa(asked: Load | None, config: Config) -> int:
+    """Updates between publications: what the operator set, or the most that costs no throughput by what is measured."""
+    if asked is None or config.staleness.publish_every:
+        return config.staleness.kappa
+    return VISIBLE.kappa(asked)
+
+
+def need(asked: Load, config: Config) -> Need:
     """In groups a second; with γ = 0 there is never enough, so that everybody works whom the budget allows."""
-    floor = VISIBLE.min_rate(asked, kappa)
+    floor = VISIBLE.min_rate(asked, kappa(asked, config))
     return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else float("inf"))
 
 
@@ -85,7 +92,7 @@ def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: in
     return found
 
 
-def steer(connection: sa.Connection, config: Config, kappa: int, *, silent_after_ms: int, now_ms: int) -> list[Change]:
+def steer(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[Change]:
     """Decide who works from now on; what that changes."""
     cap_micros = config.fleet.budget_micros_per_hour
     is_wanted = config.fleet.gamma or cap_micros
@@ -101,7 +108,7 @@ def steer(connection: sa.Connection, config: Config, kappa: int, *, silent_after
         cost_cap=cap_micros / 3600 if cap_micros else float("inf"),
     )
     before = _stored(connection, pool)
-    after, changes = decide(before, pool, need(asked, config, kappa), rules, now_s=now_ms / 1000)
+    after, changes = decide(before, pool, need(asked, config), rules, now_s=now_ms / 1000)
     _store(connection, after, pool, {change.name: change.reason for change in changes}, now_ms)
     return changes
 

@@ -140,9 +140,9 @@ def staleness_bound(load: Load, kappa: int, rate: float | None = None) -> int:
     return kappa + _ceil(steps + _worth_s(load, rate) / load.train_s) - 1
 
 
-def least_staleness(load: Load) -> int:
-    """The smallest S at which admission on the visible version costs the learner nothing, publishing every update."""
-    return _ceil(load.steps_per_broadcast + max(1.0, load.steps_per_rollout))
+def least_staleness(load: Load, kappa: int = 1) -> int:
+    """The smallest S at which publishing every `kappa` updates costs the learner nothing, by `Visible`."""
+    return kappa - 1 + _ceil(load.steps_per_broadcast + max(1.0, load.steps_per_rollout))
 
 
 def _worth_s(load: Load, rate: float) -> float:

@@ -71,10 +71,11 @@ class StalenessSection(Section):
     """The bound S, and how often a version is published."""
 
     max_updates: int = Field(4, ge=0, description="S: how many updates a rollout may lie behind the learner")
-    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 means S - 1, at least 1")
+    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 follows what is measured")
 
     @property
     def kappa(self) -> int:
+        """As it is set; else, before anything is measured, the paper's S - 1."""
         return self.publish_every or max(1, self.max_updates - 1)
 
     @model_validator(mode="after")

@@ -47,7 +47,6 @@ FIXED = (
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
-    "staleness.kappa",
     "learner.groups_per_update",
     "market.budget_micros",
 )

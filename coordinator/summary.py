@@ -1,10 +1,12 @@
 """What the round looks like from outside: status, leaderboard and last broadcast, each read in one transaction."""
 
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, publish
+from coordinator import activation, broadcasts, health, publish
+from coordinator.config import Config
 from coordinator.leases import latest_batch
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
@@ -12,11 +14,13 @@ from ledger import store
 from ledger.accounts import BUDGET
 
 
-def status(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
+def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
     """Where the round stands; who was heard of since then is alive."""
     version, version_update = publish.newest_version(connection)
     idle_s, busy_s = _learner_s(connection)
     progress = get_fact(connection, "progress", {})
+    asked = activation.load(connection, config, alive_since_ms=alive_since_ms)
+    kappa = activation.kappa(asked, config)
     return {
         "phase": progress.get("phase", "starting"),
         "fraction": progress.get("fraction", 0.0),
@@ -40,6 +44,9 @@ def status(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
         **_alive(connection, version, alive_since_ms),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
         "fleet": activation.shown(connection),
+        "publish_every": kappa,
+        "load": asdict(asked) if asked else None,
+        **health.figures(connection, asked, kappa),
     }
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from coordinator.health import percentile
 from coordinator.sim.scenario import Scenario
 from coordinator.sim.world import Outcome
 
@@ -59,13 +60,3 @@ def text(scenario: Scenario, found: dict[str, Any]) -> str:
     if not found["finished"]:
         lines.append("The round came to a stop: nobody could sample what the learner waits for.")
     return "\n".join(lines)
-
-
-def percentile(ages: Counter[int], share: float) -> int:
-    """The smallest age that at least this share of the groups does not exceed."""
-    below = 0
-    for age in sorted(ages):
-        below += ages[age]
-        if below >= share * ages.total():
-            return age
-    return 0

@@ -41,7 +41,7 @@ def newest(connection: Any) -> int:
 
 
 def steer(world: World, settings: Config) -> list[Change]:
-    changes: list[Change] = world.run(activation.steer, settings, 1, silent_after_ms=SILENT_MS, now_ms=world.now_ms)
+    changes: list[Change] = world.run(activation.steer, settings, silent_after_ms=SILENT_MS, now_ms=world.now_ms)
     return changes
 
 
@@ -82,7 +82,7 @@ def test_what_is_not_needed_stands_by_the_dearest_first_and_is_told_so(three: tu
     assert world.offer(dear, version=3).reason == "standby"
     assert world.offer(dear, version=3).retry_s > 0
     assert world.offer(cheap, version=3).leases
-    shown = world.run(summary.status, alive_since_ms=0)["fleet"]
+    shown = world.run(summary.status, config=config(), alive_since_ms=0)["fleet"]
     assert [one["reason"] for one in shown if not one["works"]] == [changes[0].reason]
 
 

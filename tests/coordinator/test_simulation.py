@@ -1,7 +1,6 @@
 """The simulated swarm: the same seed is the same run, and what the capacity model foretells comes true."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.fleet import Rules
-from coordinator.sim.report import figures, percentile, text
+from coordinator.sim.report import figures, text
 from coordinator.sim.scenario import Admission, Pool, Scenario
 from coordinator.sim.world import Outcome, Simulation
 
@@ -131,9 +130,3 @@ def test_whatever_the_swarm_nothing_too_old_is_trained_on_and_the_round_ends(
     assert len(outcome.steps) == scenario.updates
     assert all(max(step.ages) <= staleness for step in outcome.steps)
     assert all(step.ages.total() == scenario.groups_per_update for step in outcome.steps)
-
-
-def test_a_percentile_is_an_age_that_occurred() -> None:
-    ages = Counter({0: 98, 1: 1, 5: 1})
-    assert [percentile(ages, share) for share in (0.5, 0.98, 0.99, 1.0)] == [0, 0, 1, 5]
-    assert percentile(Counter(), 0.99) == 0

@@ -141,20 +141,26 @@ def _store(
     connection: sa.Connection, after: Fleet, pool: list[Candidate], reasons: Mapping[str, str], now_ms: int
 ) -> None:
     before = {row.node_id: row for row in connection.execute(sa.select(fleet))}
-    connection.execute(sa.delete(fleet))
+    rows = []
     for one in pool:
         works, known = one.name in after.working, before.get(one.name)
-        since_ms, reason = (now_ms, "") if known is None or known.works != works else (known.since_ms, known.reason)
-        connection.execute(
-            sa.insert(fleet).values(
-                node_id=one.name,
-                works=works,
-                since_ms=since_ms,
-                reason=reasons.get(one.name, reason) or ("it was there" if works else "it is not needed yet"),
-                groups_per_s=one.rate,
-                cost_micros_per_s=one.cost,
-            )
+        if known is not None and known.works == works:
+            since_ms, reason = known.since_ms, known.reason
+        else:
+            since_ms, reason = now_ms, reasons.get(one.name, "it was there" if works else "it is not needed yet")
+        rows.append(
+            {
+                "node_id": one.name,
+                "works": works,
+                "since_ms": since_ms,
+                "reason": reason,
+                "groups_per_s": one.rate,
+                "cost_micros_per_s": one.cost,
+            }
         )
+    connection.execute(sa.delete(fleet))
+    if rows:
+        connection.execute(sa.insert(fleet), rows)
     set_fact(connection, "fleet_since", [after.short_since, after.dear_since])
 
 

@@ -28,9 +28,6 @@ Settings = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
-app.command(epilog=EXIT_CODES)(cli_planning.plan)
-app.command(epilog=EXIT_CODES)(cli_planning.simulate)
-
 
 @app.command(epilog=EXIT_CODES)
 def init(config_file: ConfigFile, settings: Settings) -> None:
@@ -129,6 +126,10 @@ def demo(
         directory=directory,
     )
     raise typer.Exit(asyncio.run(demonstration.run(options)))
+
+
+app.command(epilog=EXIT_CODES)(cli_planning.plan)
+app.command(epilog=EXIT_CODES)(cli_planning.simulate)
 
 
 @app.command(hidden=True)

@@ -121,9 +121,11 @@ def _idle_lately(connection: sa.Connection) -> float:
 def _length_bias(connection: sa.Connection) -> float | None:
     """None while there is nothing to compare."""
     worked_ms = sa.func.avg(leases.c.ended_ms - leases.c.issued_ms)
-    by_rollout = sa.select(worked_ms).join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-    trained_ms = connection.execute(by_rollout.where(rollouts.c.batch.is_not(None))).scalar()
     aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == "stale")
     late = (leases.c.code == StaleVersion.code) | (leases.c.state == State.EXPIRED.value) | leases.c.lease_id.in_(aged)
     late_ms = connection.execute(sa.select(worked_ms).where(late)).scalar()
-    return float(late_ms) / float(trained_ms) if late_ms and trained_ms else None
+    if not late_ms:
+        return None
+    by_rollout = sa.select(worked_ms).join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
+    trained_ms = connection.execute(by_rollout.where(rollouts.c.batch.is_not(None))).scalar()
+    return float(late_ms) / float(trained_ms) if trained_ms else None

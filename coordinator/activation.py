@@ -174,9 +174,9 @@ def _groups(connection: sa.Connection) -> Groups | None:
     seen = connection.execute(lately).all()
     if not seen:
         return None
-    return Groups(
-        tokens=max(1.0, sum(row[0] for row in seen) / len(seen)), seconds=median(row[1] for row in seen) / 1000
-    )
+    tokens = sum(row[0] for row in seen) / len(seen)
+    # A clock that was set back makes no time negative.
+    return Groups(tokens=max(1.0, tokens), seconds=max(0.0, median(row[1] for row in seen)) / 1000)
 
 
 def _work(connection: sa.Connection, since_ms: int) -> dict[NodeId, list[Work]]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from coordinator import leases
+from coordinator import activation, leases
 from coordinator.api import learner, nodes, public
 from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
@@ -19,6 +19,9 @@ from protocol.errors import ConfigInvalid
 from protocol.messages import Peer
 
 log = logging.getLogger(__name__)
+
+STEER_S = 2.0
+"""How often the fleet is looked at; its rules decide how often it changes."""
 
 
 def build(round_: Round) -> web.Application:
@@ -53,6 +56,7 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(_every(1.0, lambda: _sweep(round_))),
+                group.create_task(_every(STEER_S, lambda: _steer(round_))),
                 group.create_task(_every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
                 group.create_task(_seeder(round_)),
             ]
@@ -95,6 +99,15 @@ async def _sweep(round_: Round) -> None:
     expired = await round_.database.run(leases.expire, now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)
+
+
+async def _steer(round_: Round) -> None:
+    """Let the fleet follow what is measured, and say what that changes."""
+    changes = await round_.database.run(
+        activation.steer, round_.config, silent_after_ms=round_.silent_after_ms, now_ms=now_ms()
+    )
+    for change in changes:
+        log.info("node=%s %s: %s", change.name, "works" if change.works else "stands by", change.reason)
 
 
 async def _seeder(round_: Round) -> None:

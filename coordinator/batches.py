@@ -13,7 +13,6 @@ import numpy as np
 import sqlalchemy as sa
 
 from coordinator import leases as lease_table
-from coordinator.state import get_fact, set_fact
 from coordinator.tables import batches, leases, rollouts
 from ledger import store
 from ledger.entry import Post, Void
@@ -54,10 +53,8 @@ def report(connection: sa.Connection, message: Report, *, now_ms: int) -> bool:
     connection.execute(
         sa.update(batches)
         .where(batches.c.batch == message.number)
-        .values(reported_ms=now_ms, metrics=dict(message.metrics))
+        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=dict(message.metrics))
     )
-    idle, busy = get_fact(connection, "learner_s", [0.0, 0.0])
-    set_fact(connection, "learner_s", [idle + message.idle_s, busy + message.busy_s])
     return True
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_keys
+from coordinator import cli_keys, cli_planning
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
 
@@ -91,6 +91,16 @@ def status(
             f"version {last['version']}, from publication to the first token: median {last['median_s']:.2f} s, "
             f"p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, on {last['reached']} of {last['nodes']} nodes"
         )
+    age = found["age"]
+    typer.echo(
+        f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}), "
+        f"in vain {found['in_vain_share']:.1%}, a version every {found['publish_every']} updates"
+    )
+    if found["alarm"]:
+        typer.echo(f"ALARM {found['alarm']}")
+    for one in found["fleet"]:
+        part = "works" if one["works"] else "stands by"
+        typer.echo(f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}")
 
 
 @app.command()
@@ -116,6 +126,10 @@ def demo(
         directory=directory,
     )
     raise typer.Exit(asyncio.run(demonstration.run(options)))
+
+
+app.command(epilog=EXIT_CODES)(cli_planning.plan)
+app.command(epilog=EXIT_CODES)(cli_planning.simulate)
 
 
 @app.command(hidden=True)

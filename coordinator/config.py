@@ -71,10 +71,11 @@ class StalenessSection(Section):
     """The bound S, and how often a version is published."""
 
     max_updates: int = Field(4, ge=0, description="S: how many updates a rollout may lie behind the learner")
-    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 means S - 1, at least 1")
+    publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 follows what is measured")
 
     @property
     def kappa(self) -> int:
+        """As it is set; else, before anything is measured, the paper's S - 1."""
         return self.publish_every or max(1, self.max_updates - 1)
 
     @model_validator(mode="after")
@@ -100,6 +101,17 @@ class MarketSection(Section):
 
     budget_micros: int = Field(1_000_000_000, ge=0, description="deposited when the round is made")
     max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="dearest price accepted, per million tokens")
+
+
+class FleetSection(Section):
+    """Who works and who stands by."""
+
+    gamma: float = Field(0.0, ge=0, description="throughput to keep, times what the learner needs; 0: everybody works")
+    budget_micros_per_hour: int = Field(0, ge=0, description="most that is spent in an hour; 0 is no limit")
+    window_s: float = Field(60.0, ge=0, description="how long too little or too dear must last to be changed")
+    margin: float = Field(0.1, ge=0, description="how much cheaper another fleet must be")
+    dwell_s: float = Field(300.0, ge=0, description="how long a node works or stands by before it is moved to save")
+    half_life_s: float = Field(600.0, gt=0, description="after this an answer says half as much of a node's rate")
 
 
 class LeasesSection(Section):
@@ -149,6 +161,7 @@ class Config(Section):
     staleness: StalenessSection = StalenessSection()
     learner: LearnerSection = LearnerSection()
     market: MarketSection = MarketSection()
+    fleet: FleetSection = FleetSection()
     leases: LeasesSection = LeasesSection()
     publish: PublishSection = PublishSection()
 

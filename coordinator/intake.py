@@ -123,7 +123,7 @@ def _accept(
             state="buffered",
         )
     )
-    lease_table.close(connection, claim.lease_id, Event.ACCEPT)
+    lease_table.close(connection, claim.lease_id, Event.ACCEPT, now_ms)
     lease_table.set_group(connection, row["group_no"], "accepted")
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
@@ -152,7 +152,7 @@ def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: Swarm
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-    if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT):
+    if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code))
         lease_table.set_group(connection, group_no, "open")
 

@@ -3,7 +3,9 @@
 - A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; a new one is made only when none is open.
 - A lease that ends without acceptance opens its group again, so no prompt is lost.
 - A node holds no more open leases than two requests' worth.
-- A lease is given out only if the free budget covers the dearest answer to it and to every open lease.
+- A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
+  is left of the hour's.
+- A node that stands by (`coordinator.activation`) gets none.
 - Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
 """
 
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 from coordinator import publish, registry
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
-from coordinator.tables import batches, groups, leases, versions
+from coordinator.tables import batches, groups, leases, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import amount
@@ -27,7 +29,16 @@ from protocol.rollout import pack_tokens
 LEASES_HELD_FACTOR = 2
 """Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
 
-RETRY_S: dict[Reason, float] = {"": 0.0, "ahead": 0.0, "old_version": 1.0, "budget": 10.0, "finished": 1.0}
+HOUR_MS = 3_600_000
+
+RETRY_S: dict[Reason, float] = {
+    "": 0.0,
+    "ahead": 0.0,
+    "old_version": 1.0,
+    "standby": 5.0,
+    "budget": 10.0,
+    "finished": 1.0,
+}
 """When to ask again, by why there was nothing."""
 
 
@@ -41,6 +52,8 @@ class Terms:
     samples_per_group: int
     max_new_tokens: int
     timeout_ms: int
+    hourly_budget_micros: int = 0
+    """Most that may be spent in any hour; 0 is no limit."""
 
     def max_cost_micros(self, price: int) -> int:
         """The dearest honest answer to one lease."""
@@ -64,7 +77,7 @@ def offer(
     price = registry.require_node(connection, node)
     expire(connection, now_ms)
     newest, _ = publish.newest_version(connection)
-    count, reason = _how_many(connection, node, message, newest, price, terms)
+    count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
     given = [
         _lease(connection, node, group, message.version, price, terms, draw, now_ms)
         for group in _take_groups(connection, count)
@@ -73,11 +86,13 @@ def offer(
 
 
 def _how_many(
-    connection: sa.Connection, node: NodeId, message: LeaseRequest, newest: int, price: int, terms: Terms
+    connection: sa.Connection, node: NodeId, message: LeaseRequest, newest: int, price: int, terms: Terms, now_ms: int
 ) -> tuple[int, Reason]:
     """The number of groups a node may take now, or why it may take none."""
     if get_fact(connection, "finished", False):
         return 0, "finished"
+    if not registry.works(connection, node):
+        return 0, "standby"
     visible_update = connection.execute(
         sa.select(versions.c.policy_update).where(versions.c.version == message.version)
     ).scalar()
@@ -95,18 +110,18 @@ def _how_many(
     free_hands = LEASES_HELD_FACTOR * terms.groups_per_request - _held(connection, node)
     if not admissible or free_hands <= 0:
         return 0, "ahead" if message.version >= newest else "old_version"
-    affordable = _affordable(connection, terms.max_cost_micros(price))
+    affordable = _affordable(connection, terms, price, now_ms)
     if not affordable:
         return 0, "budget"
     return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
 
 
-def close(connection: sa.Connection, lease_id: str, event: Event) -> bool:
+def close(connection: sa.Connection, lease_id: str, event: Event, now_ms: int) -> bool:
     """Move a lease by one event; False if the event is not possible in the state it is in."""
     for (before, happening), after in TRANSITIONS.items():
         if happening is event:
             here = (leases.c.lease_id == lease_id) & (leases.c.state == before.value)
-            if connection.execute(sa.update(leases).where(here).values(state=after.value)).rowcount:
+            if connection.execute(sa.update(leases).where(here).values(state=after.value, ended_ms=now_ms)).rowcount:
                 return True
     return False
 
@@ -119,7 +134,7 @@ def expire(connection: sa.Connection, now_ms: int) -> int:
         )
     ).all()
     for lease_id, group_no in over:
-        if close(connection, lease_id, Event.EXPIRE):
+        if close(connection, lease_id, Event.EXPIRE, now_ms):
             set_group(connection, group_no, "open")
     return len(over)
 
@@ -130,7 +145,7 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
     for lease_id in message.lease_ids:
         mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
         group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-        if group_no is not None and close(connection, lease_id, Event.RETURN):
+        if group_no is not None and close(connection, lease_id, Event.RETURN, now_ms):
             set_group(connection, group_no, "open")
             returned += 1
     return returned
@@ -156,14 +171,26 @@ def _held(connection: sa.Connection, node: NodeId) -> int:
     return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
 
 
-def _affordable(connection: sa.Connection, max_cost: int) -> int:
-    """How many more leases the free budget covers at their dearest."""
+def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:
+    """How many more leases the free budget, and what is left of the hour's, cover at their dearest."""
+    max_cost = terms.max_cost_micros(price)
+    if not max_cost:
+        return 2**31
     free = store.balances(connection).get(BUDGET, 0)
+    if terms.hourly_budget_micros:
+        free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
     reserved = connection.execute(
         sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(leases.c.state == State.OPEN.value)
     ).scalar_one()
     # Below zero after a restart with dearer terms; a negative count would take every open group.
-    return max(0, (free - int(reserved)) // max_cost) if max_cost else 2**31
+    return max(0, (free - int(reserved)) // max_cost)
+
+
+def _spent_since(connection: sa.Connection, since_ms: int) -> int:
+    """What was credited for the answers since then, voided later or not."""
+    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED.value)
+    spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
+    return int(connection.execute(spent).scalar_one())
 
 
 def _take_groups(connection: sa.Connection, count: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from coordinator.tables import blames, nodes, nonces, transfers
+from coordinator.tables import blames, fleet, nodes, nonces, transfers
 from protocol import limits
 from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
@@ -50,6 +50,11 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
             "This node has not registered in this round.", hint="Join again: registering is the first step."
         )
     return int(price)
+
+
+def works(connection: sa.Connection, node: NodeId) -> bool:
+    """Whether the node is wanted for work, or stands by; before anything was decided of it, it may work."""
+    return connection.execute(sa.select(fleet.c.works).where(fleet.c.node_id == node)).scalar() is not False
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:

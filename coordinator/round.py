@@ -47,7 +47,6 @@ FIXED = (
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
-    "staleness.kappa",
     "learner.groups_per_update",
     "market.budget_micros",
 )
@@ -98,6 +97,7 @@ class Round:
             samples_per_group=config.sampling.samples_per_group,
             max_new_tokens=config.sampling.max_new_tokens,
             timeout_ms=int(config.leases.timeout_s * 1000),
+            hourly_budget_micros=config.fleet.budget_micros_per_hour,
         )
 
     async def text(self) -> PolicyText:

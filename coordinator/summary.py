@@ -1,10 +1,12 @@
 """What the round looks like from outside: status, leaderboard and last broadcast, each read in one transaction."""
 
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, publish
+from coordinator import activation, broadcasts, health, publish
+from coordinator.config import Config
 from coordinator.leases import latest_batch
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
@@ -12,11 +14,13 @@ from ledger import store
 from ledger.accounts import BUDGET
 
 
-def status(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
+def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
     """Where the round stands; who was heard of since then is alive."""
     version, version_update = publish.newest_version(connection)
-    idle_s, busy_s = get_fact(connection, "learner_s", [0.0, 0.0])
+    idle_s, busy_s = _learner_s(connection)
     progress = get_fact(connection, "progress", {})
+    asked = activation.load(connection, config, alive_since_ms=alive_since_ms)
+    kappa = activation.kappa(asked, config)
     return {
         "phase": progress.get("phase", "starting"),
         "fraction": progress.get("fraction", 0.0),
@@ -39,6 +43,10 @@ def status(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
+        "fleet": activation.shown(connection),
+        "publish_every": kappa,
+        "load": asdict(asked) if asked else None,
+        **health.figures(connection, asked, kappa),
     }
 
 
@@ -126,6 +134,13 @@ def _alive(connection: sa.Connection, version: int, alive_since_ms: int) -> dict
         sa.select(sa.func.count(), up_to_date).where(nodes.c.last_seen_ms >= alive_since_ms)
     ).one()
     return {"nodes_alive": alive, "nodes_up_to_date": holding if version else 0}
+
+
+def _learner_s(connection: sa.Connection) -> tuple[float, float]:
+    """Seconds that the learner has waited and worked."""
+    sums = (sa.func.coalesce(sa.func.sum(column), 0.0) for column in (batches.c.idle_s, batches.c.busy_s))
+    idle_s, busy_s = connection.execute(sa.select(*sums)).one()
+    return idle_s, busy_s
 
 
 def _reported_update(connection: sa.Connection) -> int:

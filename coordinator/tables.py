@@ -26,6 +26,18 @@ nodes = sa.Table(
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
 )
 
+# Who works and who stands by, since when and why; who is not in it may work.
+fleet = sa.Table(
+    "fleet",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("works", sa.Boolean, nullable=False),
+    sa.Column("since_ms", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("groups_per_s", sa.Float, nullable=False),
+    sa.Column("cost_micros_per_s", sa.Float, nullable=False),
+)
+
 # What nodes say of themselves that they moved.
 transfers = sa.Table(
     "transfers",
@@ -122,6 +134,7 @@ leases = sa.Table(
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
     sa.Column("expires_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
 sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state == State.OPEN.value)
@@ -165,6 +178,8 @@ batches = sa.Table(
     sa.Column("formed_ms", sa.BigInteger, nullable=False),
     sa.Column("max_staleness", sa.Integer, nullable=False),
     sa.Column("reported_ms", sa.BigInteger, nullable=True),
+    sa.Column("idle_s", sa.Float, nullable=True),  # how long the learner waited for it
+    sa.Column("busy_s", sa.Float, nullable=True),  # how long the update before took, publishing included
     sa.Column("metrics", sa.JSON, nullable=True),
 )
 

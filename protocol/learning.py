@@ -79,4 +79,6 @@ class LearnerState(Message):
 
     newest_version: int
     newest_update: int
+    publish_every: int
+    """Updates from one version to the next, by what is measured or as the operator set it."""
     finished: bool

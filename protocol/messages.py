@@ -106,8 +106,9 @@ class LeaseRequest(Message):
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
 
 
-Reason = Literal["", "ahead", "old_version", "budget", "finished"]
-"""Why there is no work: enough is under way for the newest version; this version gives no more; no money; the end."""
+Reason = Literal["", "ahead", "old_version", "standby", "budget", "finished"]
+"""Why there is no work: enough is under way for the newest version; this version gives no more; others do it for less;
+no money; the end."""
 
 
 class LeaseReply(Message):

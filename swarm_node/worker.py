@@ -16,7 +16,7 @@ import trio
 from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.lease import Lease
-from protocol.messages import LeaseRequest, ReturnLeases
+from protocol.messages import LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
@@ -35,6 +35,12 @@ OUTBOX_MAX = 256
 """Unsent rollouts before no more work is taken: the coordinator has been away for long."""
 
 FULL_DISK_PAUSE_S = 5.0
+
+NO_WORK: dict[Reason, str] = {
+    "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
+    "budget": "the round's budget is used up, or that of this hour",
+}
+"""What the owner should know; the other reasons pass by themselves."""
 
 
 class Phase(StrEnum):
@@ -73,6 +79,7 @@ class Worker:
         self._loaded: Policy | None = None
         self._failures = 0
         self._trouble = ""
+        self._idle_for: Reason = ""
         self.phase = Phase.OFFLINE
         self.tokens_per_s = 0.0
         self.finished = trio.Event()
@@ -137,10 +144,17 @@ class Worker:
         if reply.reason == "finished":
             self.finished.set()
         elif not reply.leases:
-            if reply.reason == "budget":
-                log.warning("no work: the round's budget is used up")
+            self._say_why(reply.reason)
             await self._policies.newer_than(policy, patience_s=min(max(reply.retry_s, 0.05), 30.0))
+        if reply.leases:
+            self._idle_for = ""
         return reply.leases
+
+    def _say_why(self, reason: Reason) -> None:
+        """Tell the owner why there is no work, when that becomes so."""
+        if reason != self._idle_for and reason in NO_WORK:
+            log.warning("no work: %s", NO_WORK[reason])
+            self._idle_for = reason
 
     async def _answer(self, policy: Policy, leases: tuple[Lease, ...]) -> None:
         """Generate all leases of a batch; those left over are given back."""

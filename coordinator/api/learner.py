@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import batches, publish
+from coordinator import activation, batches, publish
 from coordinator.api.http import body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
@@ -44,7 +44,13 @@ async def state(request: web.Request) -> web.Response:
     def read(connection: sa.Connection) -> LearnerState:
         version, update = publish.newest_version(connection)
         finished = bool(get_fact(connection, "finished", False))
-        return LearnerState(newest_version=version, newest_update=update, finished=finished)
+        asked = activation.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
+        return LearnerState(
+            newest_version=version,
+            newest_update=update,
+            publish_every=activation.kappa(asked, here.config),
+            finished=finished,
+        )
 
     return reply(await here.database.run(read))
 

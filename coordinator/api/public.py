@@ -33,7 +33,7 @@ async def leaderboard(request: web.Request) -> web.Response:
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
     here = request.app[ROUND]
-    found = await here.database.run(summary.status, alive_since_ms=now_ms() - here.silent_after_ms)
+    found = await here.database.run(summary.status, config=here.config, alive_since_ms=now_ms() - here.silent_after_ms)
     return reply_json(found | _terms(request))
 
 
@@ -52,7 +52,6 @@ def _terms(request: web.Request) -> dict[str, object]:
         "round_id": here.round_id,
         "task": config.task.name,
         "staleness": config.staleness.max_updates,
-        "publish_every": config.staleness.kappa,
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,

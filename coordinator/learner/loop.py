@@ -1,6 +1,6 @@
 """The RL loop: batch → one GRPO update → report, and a signed version every kappa updates.
 
-    version n holds the policy after min((n - 1) · kappa, last) updates
+    a version is due when the policy is kappa updates ahead of the newest one, and after the last update
 
 - A checkpoint is durable before its version is published: after any crash in between, the same bytes are published.
 - Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
@@ -55,7 +55,6 @@ class Learner:
         self._config = config
         self._client = client
         self._task = task(config.task.name, seed=config.round.seed)
-        self._kappa = config.staleness.kappa
         self._last = config.round.max_updates
         self._folder = config.round.directory / "learner"
         self._checkpoint = self._folder / "checkpoint.pt"
@@ -72,7 +71,7 @@ class Learner:
         self._publish()
         while policy.update < self._last:
             self._step()
-            if policy.update % self._kappa == 0 or policy.update == self._last:
+            if self._is_due():
                 policy.save_checkpoint(self._checkpoint)
                 self._publish()
         self._progress("evaluating", 1.0, "")
@@ -142,11 +141,17 @@ class Learner:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def _is_due(self) -> bool:
+        """Whether a version shall be published now; how often is for the coordinator to say, who measures."""
+        state = self._client.state()
+        return self._policy.update >= min(state.newest_update + state.publish_every, self._last)
+
     def _publish(self) -> None:
-        """Publish the policy as it stands, unless this version is out already."""
-        version = 1 + math.ceil(self._policy.update / self._kappa)
-        if self._client.state().newest_version >= version:
+        """Publish the policy as it stands, unless it is out already."""
+        state = self._client.state()
+        if state.newest_version and state.newest_update >= self._policy.update:
             return
+        version = state.newest_version + 1
         folder = self._folder / "publishing"
         shutil.rmtree(folder, ignore_errors=True)
         self._policy.save_hub(folder)

@@ -146,8 +146,7 @@ def test_the_learners_time_is_summed_once_per_batch(world: World) -> None:
     for number in (1, 1, 2):
         world.batch(number)
         world.report(number)
-    (fact,) = [row["value"] for row in world.rows(tables.facts) if row["name"] == "learner_s"]
-    assert fact == [2.0, 6.0]
+    assert [(row["idle_s"], row["busy_s"]) for row in world.rows(tables.batches)] == [(1.0, 3.0)] * 2
 
 
 def test_a_stale_group_never_enters_a_batch_but_is_paid_and_its_prompt_offered_again(world: World) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from coordinator import broadcasts, links, registry, summary, tables
+from coordinator.config import parse
 from protocol.chunks import digest
 from protocol.messages import Fetched, Heartbeat, Reached, Receipt, Stage, Transfer, Upload
 from protocol.signing import NodeKey
@@ -199,7 +200,7 @@ def test_the_status_counts_who_is_alive_and_who_has_the_newest_version(
     world: World, pair: tuple[NodeKey, NodeKey]
 ) -> None:
     beat(world, pair[0], version=2)
-    status = world.run(summary.status, alive_since_ms=world.now_ms)
+    status = world.run(summary.status, config=parse({}), alive_since_ms=world.now_ms)
     assert (status["nodes_alive"], status["nodes_up_to_date"], status["broadcast"]) == (2, 1, None)
 
 

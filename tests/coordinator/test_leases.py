@@ -44,6 +44,21 @@ def test_admission_ends_where_staleness_would_begin(world: World, groups: int) -
     assert world.offer(key).reason == "ahead"
 
 
+def test_with_a_bound_of_zero_the_round_is_the_synchronous_loop(tmp_path: Path) -> None:
+    """Sample a batch from the newest version, train, publish; nothing is sampled meanwhile."""
+    world = World(tmp_path, staleness=0)
+    world.publish(1, 0)
+    key = world.join(1)
+    for number in range(1, 4):
+        for _ in range(2):
+            world.earn(key, version=number)
+        assert world.offer(key, version=number).reason == "ahead"
+        assert {group.policy_update for group in world.train(number).groups} == {number - 1}
+        assert world.offer(key, version=number).reason == "old_version"
+        world.publish(number + 1, number)
+    world.database.close()
+
+
 def test_one_request_gets_no_more_than_the_operator_allows(tmp_path: Path) -> None:
     world = World(tmp_path, groups_per_request=2)
     world.publish(1, 0)

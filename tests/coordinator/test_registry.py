@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from coordinator import registry, summary, tables
+from coordinator.config import parse
 from protocol import limits
 from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
@@ -115,7 +116,7 @@ def test_absurd_counters_do_not_break_the_leaderboard(world: World) -> None:
     for session in range(4):
         beat(world, key.node_id, session, limits.TRANSFER_MAX_BYTES // 3)
     assert row(world, key.node_id)["from_peers"] == 4 * (limits.TRANSFER_MAX_BYTES // 3)
-    assert world.run(summary.status, alive_since_ms=0)["nodes"] == 1
+    assert world.run(summary.status, config=parse({}), alive_since_ms=0)["nodes"] == 1
 
 
 def test_a_repeated_blame_counts_once(world: World) -> None:

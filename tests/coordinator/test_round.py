@@ -25,7 +25,6 @@ def test_opening_again_continues_the_same_round(tmp_path: Path) -> None:
     [
         ("learner.groups_per_update=17", "learner.groups_per_update = 16, not 17"),
         ("sampling.max_new_tokens=9", "sampling.max_new_tokens = 8, not 9"),
-        ("staleness.max_updates=9", "staleness.kappa = 3, not 8"),
         ("market.budget_micros=1", "market.budget_micros = 1000000000, not 1"),
     ],
 )

@@ -82,6 +82,7 @@ class World:
         size: int = 2,
         budget_micros: int = 10**6,
         groups_per_request: int = 8,
+        hourly_budget_micros: int = 0,
     ) -> None:
         self.path = folder / "state.db"
         self.path.write_bytes(empty_store())
@@ -94,6 +95,7 @@ class World:
             samples_per_group=SAMPLES,
             max_new_tokens=MAX_NEW,
             timeout_ms=1000,
+            hourly_budget_micros=hourly_budget_micros,
         )
         self.judge = Judge(ROUND, staleness, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
         self._numbers = count(1)

@@ -34,7 +34,7 @@ def everything(swarm: Swarm, policy: Path, labourers: list[Labourer]) -> Coordin
         "round": {"max_updates": 100_000},
         "model": {"path": str(policy)},
         "sampling": {"samples_per_group": 4},
-        "staleness": {"max_updates": KAPPA + 1},
+        "staleness": {"max_updates": KAPPA + 1, "publish_every": KAPPA},
         "learner": {"groups_per_update": GROUPS_PER_UPDATE},
     }
     coordinator = Coordinator(swarm, settings).start(learner=True)

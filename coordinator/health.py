@@ -1,0 +1,131 @@
+"""Lasting figures of a round, and an alarm that names the cause of waste and the setting that cures it.
+
+- Age: how many updates old the groups were that the learner trained on.
+- In vain: groups that a node worked on and that nobody trained on, by what became of them.
+- `length_bias`: how much longer nodes worked on groups that came too late than on those that were trained on. Far above
+  1, long answers are being thrown away, and the policy is taught to be short.
+- Everything is read from the store, so a restart forgets nothing.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.capacity import VISIBLE, Load, least_staleness
+from coordinator.tables import batches, leases, rollouts
+from protocol.errors import StaleVersion
+from protocol.lease import State
+
+UPDATES_LATELY = 32
+"""The idle share that may raise the alarm is that of so many updates."""
+
+IDLE_MAX = 0.1
+IN_VAIN_MAX = 0.1
+
+IN_BUFFER = "stale_in_buffer"
+
+ADVICE = {
+    State.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
+    StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
+    IN_BUFFER: "raise staleness.max_updates",
+}
+
+
+def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[str, Any]:
+    """What is told of the round's health."""
+    ages, in_vain, idle_share = _ages(connection), _in_vain(connection), _idle_lately(connection)
+    trained = ages.total()
+    share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
+    return {
+        "age": {
+            "mean": sum(age * count for age, count in ages.items()) / max(1, trained),
+            "p99": percentile(ages, 0.99),
+            "max": max(ages, default=0),
+        },
+        "in_vain": dict(in_vain),
+        "in_vain_share": share,
+        "length_bias": _length_bias(connection),
+        "learner_idle_share_lately": idle_share,
+        "alarm": alarm(asked, kappa, idle_share, in_vain, share),
+    }
+
+
+def alarm(asked: Load | None, kappa: int, idle_share: float, in_vain: Counter[str], in_vain_share: float) -> str:
+    """What is wrong, why, and what to set; empty if nothing is."""
+    if asked is not None and idle_share > IDLE_MAX:
+        return _why_idle(asked, kappa, idle_share)
+    if in_vain_share > IN_VAIN_MAX:
+        (most, _), *_ = in_vain.most_common(1)
+        advice = ADVICE.get(most, "docs/protocol.md says what this code means")
+        return f"{in_vain_share:.0%} of the work is in vain, most of it as {most}: {advice}."
+    return ""
+
+
+def percentile(ages: Counter[int], share: float) -> int:
+    """The smallest age that at least this share of the groups does not exceed."""
+    below = 0
+    for age in sorted(ages):
+        below += ages[age]
+        if below >= share * ages.total():
+            return age
+    return 0
+
+
+def _why_idle(asked: Load, kappa: int, idle_share: float) -> str:
+    waits = f"The learner waits {idle_share:.0%} of its time: "
+    # What would be left of it if rollouts took no throughput at all is the bound's fault.
+    if VISIBLE.bubble(asked, kappa, math.inf) < idle_share / 2:
+        needed = asked.rollouts_per_update / asked.train_s
+        return waits + (
+            f"nodes gave {needed * (1 - idle_share):.3g} of {needed:.3g} groups/s. More nodes are needed, "
+            "or a higher fleet.gamma or market.max_price_micros_per_mtok."
+        )
+    enough = least_staleness(asked, kappa)
+    if asked.rollout_s > asked.broadcast_s:
+        what, cure = f"rollouts of {asked.steps_per_rollout:.1f} steps", "shorten them by sampling.max_new_tokens"
+    else:
+        what, cure = f"broadcasts of {asked.steps_per_broadcast:.1f} steps", "lower staleness.publish_every"
+    return waits + f"S = {asked.staleness} is too small for {what}: raise staleness.max_updates to {enough}, or {cure}."
+
+
+def _ages(connection: sa.Connection) -> Counter[int]:
+    age = rollouts.c.batch - 1 - rollouts.c.policy_update
+    found = sa.select(age, sa.func.count()).where(rollouts.c.batch.is_not(None)).group_by(age)
+    return Counter({int(age): int(count) for age, count in connection.execute(found)})
+
+
+def _in_vain(connection: sa.Connection) -> Counter[str]:
+    """Leases that were refused, by the code, or expired; and groups that were accepted and aged."""
+    refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == State.REJECTED.value)
+    found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
+    for name, table, state in ((State.EXPIRED.value, leases, State.EXPIRED.value), (IN_BUFFER, rollouts, "stale")):
+        here = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
+        found[name] = connection.execute(here).scalar_one()
+    return +found
+
+
+def _idle_lately(connection: sa.Connection) -> float:
+    lately = (
+        sa.select(batches.c.idle_s, batches.c.busy_s)
+        .where(batches.c.busy_s > 0)
+        .order_by(batches.c.batch.desc())
+        .limit(UPDATES_LATELY)
+    )
+    rows = connection.execute(lately).all()
+    idle_s, busy_s = (sum(row[place] for row in rows) for place in (0, 1))
+    return idle_s / (idle_s + busy_s) if rows else 0.0
+
+
+def _length_bias(connection: sa.Connection) -> float | None:
+    """None while there is nothing to compare."""
+    worked_ms = sa.func.avg(leases.c.ended_ms - leases.c.issued_ms)
+    aged = sa.select(rollouts.c.lease_id).where(rollouts.c.state == "stale")
+    late = (leases.c.code == StaleVersion.code) | (leases.c.state == State.EXPIRED.value) | leases.c.lease_id.in_(aged)
+    late_ms = connection.execute(sa.select(worked_ms).where(late)).scalar()
+    if not late_ms:
+        return None
+    by_rollout = sa.select(worked_ms).join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
+    trained_ms = connection.execute(by_rollout.where(rollouts.c.batch.is_not(None))).scalar()
+    return float(late_ms) / float(trained_ms) if trained_ms else None

@@ -1,0 +1,120 @@
+"""Lasting figures and the alarm: each cause is told with the setting that cures it."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator import health
+from coordinator.activation import kappa
+from coordinator.capacity import VISIBLE, Load
+from coordinator.config import parse
+from coordinator.health import alarm, percentile
+from tests.coordinator.world import World, answer
+
+CALM = Load(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)
+
+
+def figures(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.run(health.figures, None, 1)
+    return found
+
+
+def test_a_round_in_which_all_is_well_raises_no_alarm() -> None:
+    assert alarm(CALM, 2, 0.05, Counter(), 0.0) == ""
+    assert alarm(None, 2, 1.0, Counter(), 0.0) == ""
+
+
+def test_rollouts_longer_than_the_bound_allows_are_named_with_the_staleness_that_suffices() -> None:
+    long = replace(CALM, rollout_s=310.0)
+    told = alarm(long, 2, 0.4, Counter(), 0.0)
+    assert "S = 3 is too small for rollouts of 3.1 steps: raise staleness.max_updates to 5" in told
+    assert "sampling.max_new_tokens" in told
+    assert VISIBLE.bubble(replace(long, staleness=5), 2, math.inf) == 0
+
+
+def test_slow_broadcasts_are_named() -> None:
+    told = alarm(replace(CALM, broadcast_s=500.0), 1, 0.4, Counter(), 0.0)
+    assert "S = 3 is too small for broadcasts of 5.0 steps: raise staleness.max_updates to 6" in told
+
+
+def test_too_few_nodes_are_named_with_what_they_gave() -> None:
+    told = alarm(CALM, 2, 0.5, Counter(), 0.0)
+    assert "nodes gave 0.08 of 0.16 groups/s" in told
+
+
+@pytest.mark.parametrize(
+    ("cause", "setting"),
+    [
+        ("expired", "leases.timeout_s"),
+        ("stale_version", "staleness.max_updates"),
+        ("stale_in_buffer", "staleness.max_updates"),
+        ("logprob_mismatch", "docs/protocol.md"),
+    ],
+)
+def test_work_in_vain_is_named_with_its_main_cause(cause: str, setting: str) -> None:
+    told = alarm(CALM, 2, 0.0, Counter({cause: 9, "other": 1}), 0.25)
+    assert f"25% of the work is in vain, most of it as {cause}" in told
+    assert setting in told
+
+
+def test_what_was_trained_on_has_an_age_and_what_was_not_a_reason(world: World) -> None:
+    key = world.join(1)
+    for _ in range(4):
+        world.earn(key)
+    world.train(1)
+    world.train(2)
+    lease = world.lease(key)
+    world.now_ms += world.terms.timeout_ms
+    world.expire()
+    found = figures(world)
+    assert found["age"] == {"mean": 0.5, "p99": 1, "max": 1}
+    assert found["in_vain"] == {"expired": 1}
+    assert found["in_vain_share"] == 1 / 5
+    assert world.submit(key, answer(key, lease)).code == "lease_closed"
+
+
+def test_throwing_long_groups_away_shows_as_length_bias(world: World) -> None:
+    key = world.join(1)
+    for _ in range(2):
+        lease = world.lease(key)
+        world.now_ms += 100
+        world.submit(key, answer(key, lease))
+    world.train(1)
+    assert figures(world)["length_bias"] is None
+    world.lease(key)
+    world.now_ms += 1000
+    world.expire()
+    assert figures(world)["length_bias"] == 10.0
+
+
+def test_an_empty_round_has_figures(world: World) -> None:
+    found = figures(world)
+    assert (found["in_vain_share"], found["alarm"], found["age"]["max"]) == (0.0, "", 0)
+
+
+def test_a_restart_forgets_nothing(world: World) -> None:
+    key = world.join(1)
+    world.earn(key)
+    world.earn(key)
+    world.train(1)
+    before = figures(world)
+    world.reopen()
+    assert figures(world) == before
+
+
+def test_the_interval_follows_what_is_measured_unless_it_is_set() -> None:
+    follows = parse({"staleness": {"max_updates": 3}})
+    assert kappa(None, follows) == 2
+    assert kappa(CALM, follows) == 2
+    assert kappa(replace(CALM, broadcast_s=150.0), follows) == 1
+    fixed = parse({"staleness": {"max_updates": 3, "publish_every": 2}})
+    assert kappa(replace(CALM, broadcast_s=150.0), fixed) == 2
+
+
+def test_a_percentile_is_an_age_that_occurred() -> None:
+    ages = Counter({0: 98, 1: 1, 5: 1})
+    assert [percentile(ages, share) for share in (0.5, 0.98, 0.99, 1.0)] == [0, 0, 1, 5]
+    assert percentile(Counter(), 0.99) == 0

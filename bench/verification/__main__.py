@@ -2,8 +2,8 @@
 
 - `--groups N` of 16 rollouts in every cell; `--folder F` keeps the policies, so that another run need not train them.
 - `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
-- Every claim is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: the looser class is what a cheat
-  would say it belongs to.
+- A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to the
+  looser class.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -109,7 +110,7 @@ def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
         tuple(
             Completion(
                 unpack_tokens(row.tokens),
-                torch.frombuffer(bytearray(row.logprobs), dtype=torch.float32).numpy(),
+                np.frombuffer(row.logprobs, "<f4"),
                 row.finish,
             )
             for row in group.samples

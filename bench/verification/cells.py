@@ -58,7 +58,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 def generate(model: Any, groups: Sequence[Group], text: Text, **how: float) -> Said:
     """Completions of all groups, as many at once as fit well."""
-    return [said for some in batched(groups, GROUPS_AT_ONCE) for said in sample(model, some, text.bounds, **how)]
+    parts = [groups[start : start + GROUPS_AT_ONCE] for start in range(0, len(groups), GROUPS_AT_ONCE)]
+    return [said for part in parts for said in sample(model, part, text.bounds, **how)]
 
 
 def replayed(scorer: Scorer, groups: Sequence[Group], said: Said) -> list[Measured]:
@@ -94,6 +95,7 @@ def judged(
         if cheats is None or any(cheats[place])
     ]
     rules = [finding.rule for report in reports for finding in report.findings if finding.outcome is Outcome.HARD]
+    pools = [range(start, start + POOL) for start in range(0, len(measured) - POOL + 1, POOL)]
     pooled = [
         judge(
             joined([measured[place] for place in pool]),
@@ -101,8 +103,7 @@ def judged(
             1,
             {version: joined([found[place] for place in pool]) for version, found in others.items()},
         ).outcome
-        for pool in batched(range(len(measured)), POOL)
-        if len(pool) == POOL
+        for pool in pools
     ]
     grouped = [report.outcome for report in reports]
     return Cell(name, len(alone), len(reports), _count(alone), _count(grouped), _count(pooled), _count(rules))

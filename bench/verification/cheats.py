@@ -1,7 +1,7 @@
 """The catalogue of cheats, each from its easiest to its best disguise.
 
-- *Prefilled*: the tokens come from elsewhere, but the claimed log-probabilities are those of a prefill under the claimed
-  version, true to the last bit. Such a claim is betrayed by its tokens alone.
+- *Prefilled*: the tokens come from elsewhere, but the claimed log-probabilities are those of a prefill under the
+  claimed version, true to the last bit. Such a claim is betrayed by its tokens alone.
 - Each cheat gives completions, and which of them it touched.
 """
 

@@ -2,28 +2,30 @@
 
 - `--groups N` of 16 rollouts in every cell; `--folder F` keeps the policies, so that another run need not train them.
 - `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
-- A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to the
-  looser class.
+- A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
+  the looser class.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, quick_from_environment
-from bench.verification.cells import Cell, Said, generate, judged, load, replayed
+from bench.verification.cells import Cell, Said, generate, judged, load, prefilled, replayed
 from bench.verification.cheats import Cheater
 from bench.verification.model import SHAPE, Text, train, versions
 from bench.verification.sampler import Group
 from coordinator.audit.calibration import SHIPPED, Calibration, Tolerance, derive, read
+from coordinator.audit.replay import Measured
 from coordinator.audit.scorer import Scorer
+from coordinator.audit.verdict import Outcome
 from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import GroupDone, Request
@@ -75,15 +77,16 @@ def honest_cells(trial: Trial, groups: list[Group], honest: Said) -> list[tuple[
     claimed = trial.chain[-1]
     plain, rough = scores(claimed), scores(claimed, torch.bfloat16)
     bf16 = generate(load(claimed, torch.bfloat16), groups, trial.text)
-    neighbours = [scores(trial.chain[-2]), scores(trial.chain[-3])]
+    before = scores(trial.chain[-2])
+    engine = shipped(claimed, groups, trial.text)
 
     def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
-        others = {-1 - n: replayed(other, groups, said) for n, other in enumerate(neighbours)}
-        return tolerance, judged(name, replayed(scorer, groups, said), trial.tolerances[tolerance], others)
+        other = {-1: replayed(before, groups, said)}
+        return printed(tolerance, judged(name, replayed(scorer, groups, said), trial.tolerances[tolerance], other))
 
     return [
-        cell("fp32 node (shipped engine), fp32 replay", shipped(claimed, groups, trial.text), plain, FP32),
-        cell("fp32 node, fp32 replay", honest, plain, BF16),
+        cell("fp32 node (shipped engine), fp32 replay", engine, plain, FP32),
+        cell("fp32 node, fp32 replay", honest, plain, FP32),
         cell("bf16 node, fp32 replay", bf16, plain, BF16),
         cell("fp32 node, bf16 replay", honest, rough, BF16),
         cell("bf16 node, bf16 replay", bf16, rough, BF16),
@@ -120,56 +123,59 @@ def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
 
 
 def cheating_cells(trial: Trial, groups: list[Group], honest: Said) -> list[tuple[str, Cell]]:
-    """Every cheat, judged by both classes."""
-    plain = scores(trial.chain[-1])
-    cheater = Cheater(trial.chain[-1], trial.small, trial.chain, trial.slow, groups, trial.text, plain)
-    found = []
-    for made in (cheater.models(), cheater.samplers(), cheater.choosers(honest), cheater.editors(honest)):
+    """Every cheat, undisguised where it has log-probabilities of its own, and disguised."""
+    claimed = trial.chain[-1]
+    plain, cheater, found = scores(claimed), Cheater(claimed, trial.small, groups, trial.text), []
+    for name, said, _ in cheater.others():
+        measured = replayed(plain, groups, said)
+        found += both(trial, name, measured) + both(trial, f"{name}, prefilled", [*map(prefilled, measured)])
+    for made in (cheater.choosers(honest), cheater.editors(honest)):
         for name, said, touched in made:
-            measured = replayed(plain, groups, said)
-            found += [(of, judged(name, measured, trial.tolerances[of], cheats=touched)) for of in (FP32, BF16)]
-            print(name, flush=True)
+            measured = [prefilled(group) for group in replayed(plain, groups, said)]
+            found += both(trial, f"{name}, prefilled", measured, cheats=touched)
     return found
 
 
 def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
-    """Older versions, which the auditor compares with the two before the claimed one."""
+    """Older versions; the auditor compares with the one before the claimed one."""
     found = []
     for rate, chain, steps in (("1e-5", trial.chain, (1, 2, 5)), ("1e-6", trial.slow, (1, 5))):
-        plain, neighbours = scores(chain[-1]), [scores(chain[-2]), scores(chain[-3])]
-        cheater = Cheater(chain[-1], trial.small, chain, trial.slow, groups, trial.text, plain)
-        for name, own, _ in cheater.stale(chain, steps):
-            for disguise, said in (("", own), (", prefilled", cheater.prefilled(own))):
-                measured = replayed(plain, groups, said)
-                others = {-1 - n: replayed(other, groups, said) for n, other in enumerate(neighbours)}
-                label = f"{name} at {rate}{disguise}"
-                found += [(of, judged(label, measured, trial.tolerances[of], others)) for of in (FP32, BF16)]
-                print(label, flush=True)
+        plain, before = scores(chain[-1]), scores(chain[-2])
+        for step in steps:
+            said = generate(load(chain[-1 - step]), groups, trial.text)
+            measured, other = replayed(plain, groups, said), {-1: replayed(before, groups, said)}
+            name = f"version v−{step} at {rate}"
+            found += both(trial, name, measured, neighbours=other)
+            found += both(trial, f"{name}, prefilled", [*map(prefilled, measured)], neighbours=other)
     return found
 
 
-def table(cells: Sequence[tuple[str, Cell]]) -> str:
-    """Markdown."""
-    lines = [
-        "| rollouts | tolerances | rollouts alone: hard | groups of 16: soft or hard | hard | groups to 95 % | "
-        "ten groups together: hard | by rule |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for of, cell in cells:
-        soft = 1 - cell.grouped.get(0, 0) / max(1, cell.groups)  # type: ignore[call-overload]  # an IntEnum is its int
-        rules = ", ".join(f"{rule} {count}" for rule, count in cell.rules.items())
-        lines.append(
-            f"| {cell.name} | {of.split('/')[1]} | {cell.hard(cell.alone):.1%} of {cell.rollouts:,} | {soft:.0%} | "
-            f"{cell.hard(cell.grouped):.0%} of {cell.groups} | {cell.groups_to_95:g} | {cell.hard(cell.pooled):.0%} of "
-            f"{cell.pools} | {rules} |"
-        )
-    return "\n".join(lines)
+def both(trial: Trial, name: str, measured: list[Measured], **more: Any) -> list[tuple[str, Cell]]:
+    """A cell by the tolerances of either class."""
+    return [printed(of, judged(name, measured, trial.tolerances[of], **more)) for of in (FP32, BF16)]
+
+
+HEADING = """\
+| rollouts | tolerances | rollout alone: hard | group of 16: hard | soft or hard | groups to 95 % | ten groups: hard | by |
+|---|---|---|---|---|---|---|---|"""
+
+
+def printed(of: str, cell: Cell) -> tuple[str, Cell]:
+    """Show a row of the table as soon as it is there."""
+    caught = sum(count for outcome, count in cell.grouped.items() if outcome is not Outcome.PASS)
+    print(
+        f"| {cell.name} | {of.split('/')[1]} | {cell.hard(cell.alone):.1%} of {cell.rollouts:,} | "
+        f"{cell.hard(cell.grouped):.0%} of {cell.groups} | {caught / max(1, cell.groups):.0%} | "
+        f"{cell.groups_to_95:g} | {cell.hard(cell.pooled):.0%} of {cell.pools} | "
+        f"{', '.join(f'{rule} {count}' for rule, count in cell.rules.items())} |",
+        flush=True,
+    )
+    return of, cell
 
 
 def cost(bench: Bench, trial: Trial, groups: list[Group], rounds: int) -> None:
     """Tokens per second of verifier and engine, in turns."""
-    engine, scorer = TorchEngine(), scores(trial.chain[-1])
-    engine.load(trial.chain[-1])
+    scorer = scores(trial.chain[-1])
     for _ in range(rounds):
         began = time.perf_counter()
         said = shipped(trial.chain[-1], groups, trial.text)
@@ -206,10 +212,9 @@ def measure_all(trial: Trial, count: int, quick: bool) -> int:
     trial.tolerances = {name: tolerances.of(name) for name in (FP32, BF16)}
     groups = trial.groups(FIRST, count)
     honest = generate(load(trial.chain[-1]), groups, trial.text)
+    print(HEADING)
     sound = honest_cells(trial, groups, honest)
-    print(table(sound), flush=True)
     cheats = [*cheating_cells(trial, groups, honest), *stale_cells(trial, groups)]
-    print(table(cheats))
     for _, cell in sound:
         bench.goal(f"{cell.name}: rollouts that fail hard, %", 100 * cell.hard(cell.alone), at_most=0.1)
         bench.goal(f"{cell.name}: groups that fail hard", cell.hard(cell.grouped), at_most=0.0)

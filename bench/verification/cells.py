@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class Cell:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.eval()
 
 
 def generate(model: Any, groups: Sequence[Group], text: Text, **how: float) -> Said:
@@ -107,6 +108,11 @@ def judged(
     ]
     grouped = [report.outcome for report in reports]
     return Cell(name, len(alone), len(reports), _count(alone), _count(grouped), _count(pooled), _count(rules))
+
+
+def prefilled(measured: Measured) -> Measured:
+    """The best disguise: true log-probabilities, from a prefill under the claimed version. Only tokens betray it."""
+    return replace(measured, claimed_logprobs=measured.logprobs.astype(np.float32).astype(np.float64))
 
 
 def only(measured: Measured, number: int) -> Measured:

@@ -1,8 +1,6 @@
-"""The catalogue of cheats, each from its easiest to its best disguise.
+"""The catalogue of cheats: each gives completions, and says which of them it touched, by default all.
 
-- *Prefilled*: the tokens come from elsewhere, but the claimed log-probabilities are those of a prefill under the
-  claimed version, true to the last bit. Such a claim is betrayed by its tokens alone.
-- Each cheat gives completions, and which of them it touched.
+The log-probabilities are those of what was drawn from; where that is nothing, they are left to the disguise (`cells`).
 """
 
 import copy
@@ -14,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.verification.cells import Mask, Said, generate, load, prefill
+from bench.verification.cells import Mask, Said, generate, load
 from bench.verification.model import Text
 from bench.verification.sampler import Group
-from coordinator.audit.scorer import Scorer
 from protocol.rollout import Completion
 
 Made = tuple[str, Said, Mask | None]
@@ -28,40 +25,21 @@ ELSEWHERE = 2**32
 
 @dataclass(frozen=True)
 class Cheater:
-    """One who has the claimed policy, others beside it, and leases to answer."""
+    """One who has the claimed policy, a cheaper one, and leases to answer."""
 
     claimed: Path
     small: Path
-    versions: list[Path]
-    """One update apart, the claimed one last."""
-    slow: list[Path]
-    """The same at a tenth of the learning rate, with a claimed one of their own."""
     groups: Sequence[Group]
     text: Text
-    scorer: Scorer
 
-    def models(self) -> Iterator[Made]:
-        """Tokens of other weights."""
-        small = self._from(load(self.small))
-        yield "small model", small, None
-        yield "small model, prefilled", self.prefilled(small), None
-        for bits in (8, 4):
-            said = self._from(quantised(load(self.claimed), bits))
-            yield f"{bits}-bit weights", said, None
-            yield f"{bits}-bit weights, prefilled", self.prefilled(said), None
-
-    def stale(self, chain: list[Path], steps: Sequence[int]) -> Iterator[Made]:
-        """Tokens of older versions."""
-        for step in steps:
-            yield f"version v−{step}", self._from(load(chain[-1 - step])), None
-
-    def samplers(self) -> Iterator[Made]:
-        """The right weights, drawn from otherwise."""
+    def others(self) -> Iterator[Made]:
+        """Tokens of other weights, or of the right ones otherwise drawn."""
+        yield "small model", self._from(load(self.small)), None
         model = load(self.claimed)
+        yield "8-bit weights", self._from(quantised(model, 8)), None
+        yield "4-bit weights", self._from(quantised(model, 4)), None
         yield "temperature 0.8", self._from(model, temperature=0.8), None
-        yield "temperature 0.8, prefilled", self.prefilled(self._from(model, temperature=0.8)), None
         yield "top-p 0.9", self._from(model, top_p=0.9), None
-        yield "top-p 0.9, prefilled", self.prefilled(self._from(model, top_p=0.9)), None
 
     def choosers(self, honest: Said) -> Iterator[Made]:
         """The right model and sampler; what is drawn is not what is sent."""
@@ -76,7 +54,7 @@ class Cheater:
                 yield "copied from a peer", again, None
 
     def editors(self, honest: Said) -> Iterator[Made]:
-        """Honest completions, changed by hand; the log-probabilities are those of what is sent."""
+        """Honest completions, changed by hand."""
         other = [said[::-1] for said in honest[1:] + honest[:1]]
         for name, change in (("one token edited", self._edited), ("truncated", self._cut), ("padded", self._padded)):
             changed = [
@@ -88,17 +66,10 @@ class Cheater:
                 [new.tokens.tobytes() != old.tokens.tobytes() for new, old in zip(said, before, strict=True)]
                 for said, before in zip(one, honest, strict=True)
             ]
-            yield f"{name}, 1 rollout in 16", self.prefilled(one), touched
+            yield f"{name}, 1 rollout in 16", one, touched
 
     def _from(self, model: Any, **how: float) -> Said:
         return generate(model, self.groups, self.text, **how)
-
-    def prefilled(self, said: Said) -> Said:
-        scored = self.scorer.score([prefill(group, rows) for group, rows in zip(self.groups, said, strict=True)])
-        return [
-            tuple(replace(row, logprobs=found.logprobs.astype(np.float32)) for row, found in zip(rows, of, strict=True))
-            for rows, of in zip(said, scored, strict=True)
-        ]
 
     def _elsewhere(self, attempt: int) -> list[Group]:
         return [replace(group, seed=group.seed + attempt * ELSEWHERE) for group in self.groups]

@@ -1,6 +1,6 @@
 """`make bench-verification`: false rejects, detection and cost, as tables for docs/verification.md.
 
-- `--groups N` of 16 rollouts in every cell; `--folder F` keeps the policies, so that another run need not train them.
+- `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so that another run need not train them.
 - `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.
@@ -156,7 +156,7 @@ def both(trial: Trial, name: str, measured: list[Measured], **more: Any) -> list
 
 
 HEADING = """\
-| rollouts | tolerances | rollout alone: hard | group of 16: hard | soft or hard | groups to 95 % | ten groups: hard | by |
+| rollouts | tolerances | alone: hard | group of 16: hard | soft or hard | groups to 95 % | ten groups: hard | by |
 |---|---|---|---|---|---|---|---|"""
 
 
@@ -192,6 +192,7 @@ def main() -> int:
     quick = quick_from_environment()
     parser = argparse.ArgumentParser(prog="bench verification", description=__doc__)
     parser.add_argument("--groups", type=int, default=4 if quick else 64)
+    parser.add_argument("--cheating", type=int, default=2 if quick else 64, help="groups that a cheat answers")
     parser.add_argument("--folder", type=Path, help="keep the policies here")
     parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
     options = parser.parse_args()
@@ -202,18 +203,19 @@ def main() -> int:
         if options.calibrate:
             trial.calibrate(options.calibrate)
             return 0
-        return measure_all(trial, options.groups, quick)
+        return measure_all(trial, options.groups, options.cheating, quick)
 
 
-def measure_all(trial: Trial, count: int, quick: bool) -> int:
+def measure_all(trial: Trial, count: int, cheating: int, quick: bool) -> int:
     """Every cell, the cost, and the goals."""
-    bench = Bench("verification", inputs={"groups": count, "samples": SAMPLES}, quick=quick)
+    bench = Bench("verification", inputs={"groups": count, "cheating": cheating, "samples": SAMPLES}, quick=quick)
     tolerances = read(SHIPPED)
     trial.tolerances = {name: tolerances.of(name) for name in (FP32, BF16)}
     groups = trial.groups(FIRST, count)
     honest = generate(load(trial.chain[-1]), groups, trial.text)
     print(HEADING)
     sound = honest_cells(trial, groups, honest)
+    groups, honest = groups[:cheating], honest[:cheating]
     cheats = [*cheating_cells(trial, groups, honest), *stale_cells(trial, groups)]
     for _, cell in sound:
         bench.goal(f"{cell.name}: rollouts that fail hard, %", 100 * cell.hard(cell.alone), at_most=0.1)

@@ -1,6 +1,7 @@
 """`make bench-verification`: false rejects, detection and cost, as tables for docs/verification.md.
 
-- `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so that another run need not train them.
+- `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
+  that another run need not train them.
 - `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.

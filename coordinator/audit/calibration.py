@@ -93,11 +93,11 @@ class Calibration(_Model):
 
 def derive(name: str, groups: Sequence[Measured]) -> Tolerance:
     """The tolerances of a class from groups of honest nodes of that class."""
-    every = joined(groups)
-    if len(every) < POSITIONS_MIN:
+    if (positions := sum(map(len, groups))) < POSITIONS_MIN:
         raise AuditFailed(
-            f"{len(every)} honest positions are too few to calibrate on.", hint=f"Probe {POSITIONS_MIN} or more."
+            f"{positions} honest positions are too few to calibrate on.", hint=f"Probe {POSITIONS_MIN} or more."
         )
+    every = joined(groups)
     errors = np.abs(every.errors)
     means = [float(np.abs(group.errors).mean()) for group in groups if len(group) >= GROUP_POSITIONS_MIN]
     return Tolerance(
@@ -105,7 +105,7 @@ def derive(name: str, groups: Sequence[Measured]) -> Tolerance:
         margin=_limit(every.margins),
         error=_limit(errors),
         mean_error=max(FLOOR_NATS / 10, WIDER * max(means, default=float(errors.max()))),
-        positions=len(every),
+        positions=positions,
     )
 
 
@@ -126,7 +126,7 @@ def load(folder: Path, root: Root) -> Calibration:
     try:
         envelope = Envelope.from_dict(json.loads(path.read_bytes()))
         envelope.verify(list(keys), role.threshold)
-    except (SigningError, ValueError, KeyError, TypeError) as error:
+    except (SigningError, ValueError, KeyError, TypeError, AttributeError) as error:  # as JSON of any shape may raise
         raise AuditFailed(
             f"{path} is not signed by the round's {ROLE} keys: {error}", hint="Calibrate again."
         ) from None

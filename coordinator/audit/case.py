@@ -9,6 +9,7 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
@@ -63,7 +64,7 @@ class RoundArchive:
         self._folder = folder = config.round.directory
         if not (folder / "state.db").exists():
             raise AuditFailed(f"There is no round in {folder}.", hint="Name the TOML file of one that was launched.")
-        self._engine = sa.create_engine(f"sqlite:///file:{folder / 'state.db'}?mode=ro&uri=true")
+        self._engine = sa.create_engine(f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true")
         self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
         self._publisher = Publisher(
             folder=folder,

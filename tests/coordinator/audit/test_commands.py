@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,8 @@ def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0
     judge = Judge(round_.round_id, 4, text.bounds, text.reward)
     message = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="")
     round_.database.run_now(registry.register, key.node_id, message, max_price=10, now_ms=1)
-    numbers = iter(range(int(key.node_id[-4:], 16) << 20 | version << 8, 2**62))
-    draw = Draw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=lambda: next(numbers))
+    numbers = count(10**6 * lie)
+    draw = Draw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=numbers.__next__)
     wanted = LeaseRequest(version=version, groups=groups)
     given = round_.database.run_now(leases.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
     engine, done, claims = TorchEngine(), list[GroupDone](), []

@@ -57,6 +57,7 @@ def replay(
             archive.export(claim, Path(folder), neighbours=neighbours)
             case, report = _audit(Path(folder), tolerance)
     words = ["swarm-coordinator", "audit", "replay", str(source), case.claim_id, "--tolerance", tolerance]
+    words += ["--neighbours", str(neighbours), *(word for setting in settings for word in ("--set", setting))]
     _print(case, report, shlex.join(words), as_json)
     raise typer.Exit(EXIT_OF_OUTCOME[report.outcome])
 

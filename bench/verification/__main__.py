@@ -223,7 +223,7 @@ def measure_all(trial: Trial, count: int, cheating: int, quick: bool) -> int:
         bench.goal(f"{cell.name}: groups that fail hard", cell.hard(cell.grouped), at_most=0.0)
     for of, cell in cheats:
         bench.goal(f"{cell.name}, {of}: groups to 95 %", min(cell.groups_to_95, 1e6), at_most=10.0)
-    cost(bench, trial, groups[:16], 3)
+    cost(bench, trial, groups[:8], 3)
     return bench.finish()
 
 

@@ -94,10 +94,14 @@ def diverged(head: Head, pick: Callable[..., torch.Tensor], rows: int, precision
     return different / rows
 
 
-def microseconds_per_token(pick: Callable[..., object], logits: object, uniforms: object, rows: int) -> float:
+def microseconds_per_token(pick: Callable[..., object], logits: object, uniforms: object) -> float:
     began = time.perf_counter()
     pick(logits, uniforms)
-    return 1e6 * (time.perf_counter() - began) / rows
+    return 1e6 * (time.perf_counter() - began) / ROWS_AT_ONCE
+
+
+ON_TORCH = {"inverse CDF": inverse_cdf, "Gumbel": gumbel_max}
+ON_NUMPY = {"inverse CDF": numpy_inverse_cdf, "Gumbel": numpy_gumbel_max}
 
 
 def main() -> int:
@@ -106,25 +110,25 @@ def main() -> int:
     torch.set_num_threads(1)
     rounds, scale = (3, 8) if quick else (7, 1)
     bench = Bench("sampling", inputs={"rounds": rounds, "entropy_nats": ENTROPY_NATS, "hidden": HIDDEN}, quick=quick)
-    pairs = {"torch": (inverse_cdf, gumbel_max), "numpy": (numpy_inverse_cdf, numpy_gumbel_max)}
     for name, vocabulary in VOCABULARIES.items():
         head = Head(vocabulary)
         rows = ROWS_AT_ONCE * (32 if vocabulary > 100_000 else 256) // scale
         for precision in ("bf16", "int8"):
-            for pick in (inverse_cdf, gumbel_max):
+            for way, pick in ON_TORCH.items():
                 share = diverged(head, pick, rows, precision)
-                bench.measure(f"{name}, {precision} noise, {pick.__name__}: tokens changed", 100 * share, unit="%")
+                bench.measure(f"{name}, {precision} noise, {way}: tokens changed", 100 * share, unit="%")
         logits = head.logits(head.states(ROWS_AT_ONCE), "float32")
         chances = torch.rand(ROWS_AT_ONCE, dtype=torch.float64)
-        for library, picks in pairs.items():
-            inputs = (logits, chances) if library == "torch" else (logits.numpy(), chances.numpy())
-            for _ in range(rounds):
-                for pick in picks:
-                    cost = microseconds_per_token(pick, *inputs, ROWS_AT_ONCE)
-                    bench.measure(f"{name}, {library}: {pick.__name__}", cost, unit="µs/token")
-            cases = [f"{name}, {library}: {pick.__name__}" for pick in picks]
+        for _ in range(rounds):
+            for way, pick in ON_TORCH.items():
+                bench.measure(f"{name}, torch: {way}", microseconds_per_token(pick, logits, chances), unit="µs/token")
+            for way, pick_too in ON_NUMPY.items():
+                cost = microseconds_per_token(pick_too, logits.numpy(), chances.numpy())
+                bench.measure(f"{name}, numpy: {way}", cost, unit="µs/token")
+        for library in ("torch", "numpy"):
+            cases = [f"{name}, {library}: {way}" for way in ON_TORCH]
             bench.ratio(f"{name}, {library}: Gumbel / inverse CDF", cases[1], cases[0])
-    dearer = bench.ratio("cost", "150k, torch: gumbel_max", "150k, torch: inverse_cdf")
+    dearer = bench.ratio("cost", "150k, torch: Gumbel", "150k, torch: inverse CDF")
     bench.goal("inverse CDF is cheaper at 150k tokens on torch", dearer, at_least=1.0)
     return bench.finish()
 

@@ -80,7 +80,7 @@ def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0
     draw = Draw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=numbers.__next__)
     wanted = LeaseRequest(version=version, groups=groups)
     given = round_.database.run_now(leases.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
-    engine, done, claims = TorchEngine(), list[GroupDone](), []
+    engine, done, claims = TorchEngine(), list[GroupDone](), list[str]()
     engine.load(round_.publisher.uploads / str(version))
     requests = [
         Request(

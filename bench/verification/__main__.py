@@ -2,6 +2,7 @@
 
 - `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
   that another run need not train them.
+- `--parts honest …` measures some of it only.
 - `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.
@@ -38,6 +39,7 @@ CALIBRATION_FIRST, FIRST = 50_000, 60_000
 """Prompts: of the calibration, of the cells."""
 
 FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
+PARTS = ("honest", "cheats", "stale", "cost")
 QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
 
 
@@ -73,16 +75,17 @@ def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
     return Scorer(folder, temperature=1.0, dtype=dtype)
 
 
-def honest_cells(trial: Trial, groups: list[Group], honest: Said) -> list[tuple[str, Cell]]:
+def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     """Honest rollouts: (class, cell)."""
     claimed = trial.chain[-1]
     plain, rough = scores(claimed), scores(claimed, torch.bfloat16)
+    honest = generate(load(claimed), groups, trial.text)
     bf16 = generate(load(claimed, torch.bfloat16), groups, trial.text)
-    before = scores(trial.chain[-2])
+    before = {plain: scores(trial.chain[-2]), rough: scores(trial.chain[-2], torch.bfloat16)}
     engine = shipped(claimed, groups, trial.text)
 
     def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
-        other = {-1: replayed(before, groups, said)}
+        other = {-1: replayed(before[scorer], groups, said)}
         return printed(tolerance, judged(name, replayed(scorer, groups, said), trial.tolerances[tolerance], other))
 
     return [
@@ -123,10 +126,11 @@ def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
     ]
 
 
-def cheating_cells(trial: Trial, groups: list[Group], honest: Said) -> list[tuple[str, Cell]]:
+def cheating_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     """Every cheat, undisguised where it has log-probabilities of its own, and disguised."""
     claimed = trial.chain[-1]
     plain, cheater, found = scores(claimed), Cheater(claimed, trial.small, groups, trial.text), []
+    honest = generate(load(claimed), groups, trial.text)
     for name, said, _ in cheater.others():
         measured = replayed(plain, groups, said)
         found += both(trial, name, measured) + both(trial, f"{name}, prefilled", [*map(prefilled, measured)])
@@ -194,6 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench verification", description=__doc__)
     parser.add_argument("--groups", type=int, default=4 if quick else 64)
     parser.add_argument("--cheating", type=int, default=2 if quick else 64, help="groups that a cheat answers")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="leave out the others")
     parser.add_argument("--folder", type=Path, help="keep the policies here")
     parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
     options = parser.parse_args()
@@ -204,26 +209,27 @@ def main() -> int:
         if options.calibrate:
             trial.calibrate(options.calibrate)
             return 0
-        return measure_all(trial, options.groups, options.cheating, quick)
+        return measure_all(trial, options, quick)
 
 
-def measure_all(trial: Trial, count: int, cheating: int, quick: bool) -> int:
+def measure_all(trial: Trial, options: argparse.Namespace, quick: bool) -> int:
     """Every cell, the cost, and the goals."""
-    bench = Bench("verification", inputs={"groups": count, "cheating": cheating, "samples": SAMPLES}, quick=quick)
+    inputs = {"groups": options.groups, "cheating": options.cheating, "samples": SAMPLES, "parts": options.parts}
+    bench = Bench("verification", inputs=inputs, quick=quick)
     tolerances = read(SHIPPED)
     trial.tolerances = {name: tolerances.of(name) for name in (FP32, BF16)}
-    groups = trial.groups(FIRST, count)
-    honest = generate(load(trial.chain[-1]), groups, trial.text)
+    groups = trial.groups(FIRST, options.groups)
+    cheating = groups[: options.cheating]
     print(HEADING)
-    sound = honest_cells(trial, groups, honest)
-    groups, honest = groups[:cheating], honest[:cheating]
-    cheats = [*cheating_cells(trial, groups, honest), *stale_cells(trial, groups)]
-    for _, cell in sound:
+    for _, cell in honest_cells(trial, groups) if "honest" in options.parts else ():
         bench.goal(f"{cell.name}: rollouts that fail hard, %", 100 * cell.hard(cell.alone), at_most=0.1)
         bench.goal(f"{cell.name}: groups that fail hard", cell.hard(cell.grouped), at_most=0.0)
+    cheats = cheating_cells(trial, cheating) if "cheats" in options.parts else []
+    cheats += stale_cells(trial, cheating) if "stale" in options.parts else []
     for of, cell in cheats:
         bench.goal(f"{cell.name}, {of}: groups to 95 %", min(cell.groups_to_95, 1e6), at_most=10.0)
-    cost(bench, trial, groups[:8], 3)
+    if "cost" in options.parts:
+        cost(bench, trial, groups[:8], 3)
     return bench.finish()
 
 

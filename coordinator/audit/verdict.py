@@ -8,11 +8,12 @@
 | `logprob` | | a position whose log-probability is far |
 | `logprobs` | more errors out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
 | `mean` | the mean error of 64 or more positions is above tolerance | above twice that |
-| `version` | the claim lies nearer to another version, by 5 standard errors | by 10 |
+| `version` | 64 or more positions lie nearer to another version, by 5 standard errors | by 10 |
 
 - A soft fail is a reason to look closer, not to punish; a hard fail is what honest work of the class never was.
 - The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, is a
   margin like any other. That nothing follows an end is `form`.
+- A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic.
 - The same inputs give the same report, anywhere: `VALIDATOR` changes whenever a rule does.
 """
 
@@ -145,7 +146,7 @@ def judge(
         _far("logprob", measured, errors, tolerance.error),
         _many("logprobs", measured, errors, tolerance.error),
         _mean(errors, tolerance),
-        *(_other_version(fit) for fit in fits),
+        *(_other_version(fit) for fit in fits if len(measured) >= GROUP_POSITIONS_MIN),
     ]
     return Report(
         tolerance.name,
@@ -217,7 +218,11 @@ def _fit(version: int, measured: Measured, other: Measured) -> Fit:
     lean = spread = 0.0
     if power > 0:
         lean = float((measured.errors * distance).sum()) / power
-        spread = math.sqrt(float(((measured.errors - lean * distance) ** 2 * distance**2).sum())) / power
+        # Each residual as if its position had had no say in the lean (HC3): else one position that outweighs the
+        # others explains itself, and the lean seems certain.
+        others = np.maximum(1 - distance**2 / power, 1e-9)
+        residuals = (measured.errors - lean * distance) / others
+        spread = math.sqrt(float((residuals**2 * distance**2).sum())) / power
     here, there = (scored.claimed == scored.dictated for scored in (other, measured))
     return Fit(
         version=version,

@@ -106,3 +106,14 @@ def test_the_tail_is_the_binomial_one(of: int, rate: float) -> None:
             assert tail(count, of, rate) == pytest.approx(sum(chances[count:]))
     assert tail(0, of, rate) == 1
     assert tail(10**5, 10**6, 0.01) < 1e-100
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_one_rare_token_does_not_make_a_claim_lean(count: int) -> None:
+    """Its error in noisy arithmetic may look like another version's, and it outweighs all others."""
+    measured, distance = honest(count), np.full(count, 1e-4)
+    distance[7] = 0.04
+    rough = replace(measured, claimed_logprobs=measured.logprobs + np.where(distance > 0.01, distance, 0))
+    report = judge(rough, EXACT, 1, {3: replace(measured, logprobs=measured.logprobs + distance)})
+    assert report.fits[0].lean == pytest.approx(1, abs=0.1)
+    assert [finding for finding in report.findings if finding.rule == "version"] == []

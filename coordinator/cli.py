@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_keys, cli_planning
+from coordinator import cli_audit, cli_keys, cli_planning
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
 
@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_audit.app, name="audit")
+app.command()(cli_audit.calibrate)
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
 Settings = Annotated[

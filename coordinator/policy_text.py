@@ -15,11 +15,7 @@ class PolicyText:
     def __init__(self, read_file: Callable[[str], bytes], task: Task, max_new_tokens: int) -> None:
         self._tokenizer = Tokenizer.from_str(read_file("tokenizer.json").decode())
         self._task = task
-        config = json.loads(read_file("config.json"))
-        generation = json.loads(read_file("generation_config.json"))
-        ends = generation.get("eos_token_id", config.get("eos_token_id"))
-        self._ends = frozenset(ends if isinstance(ends, list) else [ends])
-        self.bounds = PolicyBounds(int(config["vocab_size"]), self._ends, max_new_tokens)
+        self.bounds = policy_bounds(read_file, max_new_tokens)
 
     def prompt(self, number: int) -> list[int]:
         """The tokens of a group's prompt."""
@@ -30,9 +26,19 @@ class PolicyText:
 
     def reward(self, prompt: list[int], completion: list[int]) -> float:
         """Score a completion by its tokens; one that did not end is judged by what it says so far."""
-        tokens = completion[:-1] if completion[-1] in self._ends else completion
+        tokens = completion[:-1] if completion[-1] in self.bounds.end_tokens else completion
         return self._task.reward(self._decode(prompt), self._decode(tokens)).score
 
     def _decode(self, tokens: list[int]) -> str:
         # Special tokens stay visible: one inside an answer makes it wrong, it does not vanish.
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def policy_bounds(read_file: Callable[[str], bytes], max_new_tokens: int) -> PolicyBounds:
+    """What a policy's files say about its tokens."""
+    config = json.loads(read_file("config.json"))
+    generation = json.loads(read_file("generation_config.json"))
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    return PolicyBounds(
+        int(config["vocab_size"]), frozenset(ends if isinstance(ends, list) else [ends]), max_new_tokens
+    )

@@ -9,6 +9,8 @@ Glossary (the same words in code, API, pages and docs):
 - **group**: one prompt and the samples drawn for it; what GRPO compares.
 - **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline.
 - **rollout claim**: a node's signed answer to a lease: the tokens and their log-probabilities.
+- **replay**: an auditor's prefill over a claim, which shows what the seed dictated; its **margin** at a position is how
+  far, in nats, the claimed token lies from the dictated one.
 - **broadcast**: a version on its way to every node; **T_bcast**: from publication to a node's first token under it.
 - **staleness** (S): how many updates a group may lie behind the learner when it is trained on.
 - **accepted**: durably stored; a retry is told so and nothing is counted twice.

@@ -241,6 +241,12 @@ class EngineFailed(SwarmError):
     code, http_status, fault = "engine_failed", 500, "node"
 
 
+class AuditFailed(SwarmError):
+    """An audit that could not come to a verdict: evidence or a policy is missing, damaged or of no known kind."""
+
+    code, http_status, fault = "audit_failed", 500, "coordinator"
+
+
 class Unreachable(SwarmError):
     """The coordinator did not answer in time."""
 

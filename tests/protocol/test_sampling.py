@@ -1,5 +1,7 @@
 """Seed-bound sampling: the golden vectors that freeze it, and what it promises at its edges."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,14 @@ def test_probabilities_that_do_not_add_up_never_pick_past_the_end(total: float) 
 def test_what_is_no_distribution_is_refused(row: list[float]) -> None:
     with pytest.raises(NonFiniteNumber):
         pick(np.array(row), 0.5)
+
+
+def test_the_example_in_the_protocol_document_is_true() -> None:
+    """Another implementer starts from there."""
+    said = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    words = np.random.Philox(key=np.array([7, 3], dtype=np.uint64)).random_raw(5).tolist()
+    chances = uniforms(7, 3, 5).tolist()
+    for shown in (*(f"{word:016x}" for word in words), *map(repr, chances)):
+        assert shown in said
+    tokens = [pick(np.array([0.25, 0.5, 0.0, 0.25]), chance) for chance in chances]
+    assert f"the tokens are\n{', '.join(map(str, tokens))}." in said

@@ -1,0 +1,5 @@
+"""What the replay check finds: honest rollouts rejected, cheats detected, and what an audit costs.
+
+- The bench trains a model of its own, makes honest and dishonest rollouts with it, and judges each as an auditor does.
+- The tolerances are those that ship with the coordinator; `--calibrate FILE` makes them anew, from other prompts.
+"""

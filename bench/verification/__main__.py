@@ -1,0 +1,237 @@
+"""`make bench-verification`: false rejects, detection and cost, as tables for docs/verification.md.
+
+- `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
+  that another run need not train them.
+- `--parts honest …` measures some of it only.
+- `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
+- A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
+  the looser class.
+"""
+
+import argparse
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging as transformers_logging
+
+from bench.harness import Bench, quick_from_environment
+from bench.verification.cells import Cell, Said, generate, judged, load, prefilled, replayed
+from bench.verification.cheats import Cheater
+from bench.verification.model import SHAPE, Text, train, versions
+from bench.verification.sampler import Group
+from coordinator.audit.calibration import SHIPPED, Calibration, Tolerance, derive, read
+from coordinator.audit.replay import Measured
+from coordinator.audit.scorer import Scorer
+from coordinator.audit.verdict import Outcome
+from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
+from protocol.rollout import Completion, pack_tokens, unpack_tokens
+from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.torch_engine import TorchEngine
+
+SAMPLES = 16
+CALIBRATION_GROUPS = 64
+CALIBRATION_FIRST, FIRST = 50_000, 60_000
+"""Prompts: of the calibration, of the cells."""
+
+FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
+PARTS = ("honest", "cheats", "stale", "cost")
+QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
+
+
+class Trial:
+    """The policies and what is known of honest nodes."""
+
+    def __init__(self, folder: Path, quick: bool) -> None:
+        shape, small = (QUICK_SHAPE, QUICK_SHAPE) if quick else (SHAPE, DEFAULT_SHAPE)
+        steps, updates = (30, 7) if quick else (240, 26)
+        start = train(folder, seed=1, steps=steps, shape=shape)
+        self.small = train(folder / "small", seed=2, steps=steps, shape=small)
+        self.chain = versions(start, folder / "lr1e-05", learning_rate=1e-5, updates=updates, keep=6)
+        self.slow = versions(start, folder / "lr1e-06", learning_rate=1e-6, updates=updates, keep=6)
+        self.text = Text(start)
+        self.tolerances: dict[str, Tolerance] = {}
+
+    def groups(self, first: int, count: int) -> list[Group]:
+        return [Group(n, self.text.prompt(n), seed=n, samples=SAMPLES) for n in range(first, first + count)]
+
+    def calibrate(self, path: Path) -> None:
+        """Probe both classes as honest nodes, and write what was found."""
+        groups, scorer = self.groups(CALIBRATION_FIRST, CALIBRATION_GROUPS), scores(self.chain[-1])
+        classes = []
+        for name, dtype in ((FP32, torch.float32), (BF16, torch.bfloat16)):
+            said = generate(load(self.chain[-1], dtype), groups, self.text)
+            classes.append(derive(name, replayed(scorer, groups, said)))
+        model = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
+        made = Calibration(version=1, made=datetime.now(UTC).date(), model=model, classes=tuple(classes))
+        path.write_text(made.model_dump_json(indent=2) + "\n")
+
+
+def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
+    return Scorer(folder, temperature=1.0, dtype=dtype)
+
+
+def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
+    """Honest rollouts: (class, cell)."""
+    claimed = trial.chain[-1]
+    plain, rough = scores(claimed), scores(claimed, torch.bfloat16)
+    honest = generate(load(claimed), groups, trial.text)
+    bf16 = generate(load(claimed, torch.bfloat16), groups, trial.text)
+    before = {plain: scores(trial.chain[-2]), rough: scores(trial.chain[-2], torch.bfloat16)}
+    engine = shipped(claimed, groups, trial.text)
+
+    def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
+        other = {-1: replayed(before[scorer], groups, said)}
+        return printed(tolerance, judged(name, replayed(scorer, groups, said), trial.tolerances[tolerance], other))
+
+    return [
+        cell("fp32 node (shipped engine), fp32 replay", engine, plain, FP32),
+        cell("fp32 node, fp32 replay", honest, plain, FP32),
+        cell("bf16 node, fp32 replay", bf16, plain, BF16),
+        cell("fp32 node, bf16 replay", honest, rough, BF16),
+        cell("bf16 node, bf16 replay", bf16, rough, BF16),
+    ]
+
+
+def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
+    """The same leases, answered by the engine that nodes run."""
+    engine, done = TorchEngine(), list[GroupDone]()
+    engine.load(folder)
+    requests = [
+        Request(
+            request_id=str(place),
+            prompt=pack_tokens(group.prompt),
+            seed=group.seed,
+            samples=group.samples,
+            max_new_tokens=text.bounds.max_new_tokens,
+            temperature=1.0,
+        )
+        for place, group in enumerate(groups)
+    ]
+    engine.generate(requests, done.append)
+    return [
+        tuple(
+            Completion(
+                unpack_tokens(row.tokens),
+                np.frombuffer(row.logprobs, "<f4"),
+                row.finish,
+            )
+            for row in group.samples
+        )
+        for group in sorted(done, key=lambda group: int(group.request_id))
+    ]
+
+
+def cheating_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
+    """Every cheat, undisguised where it has log-probabilities of its own, and disguised."""
+    claimed = trial.chain[-1]
+    plain, cheater, found = scores(claimed), Cheater(claimed, trial.small, groups, trial.text), []
+    honest = generate(load(claimed), groups, trial.text)
+    for name, said, _ in cheater.others():
+        measured = replayed(plain, groups, said)
+        found += both(trial, name, measured) + both(trial, f"{name}, prefilled", [*map(prefilled, measured)])
+    for made in (cheater.choosers(honest), cheater.editors(honest)):
+        for name, said, touched in made:
+            measured = [prefilled(group) for group in replayed(plain, groups, said)]
+            found += both(trial, f"{name}, prefilled", measured, cheats=touched)
+    return found
+
+
+def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
+    """Older versions; the auditor compares with the one before the claimed one."""
+    found = []
+    for rate, chain, steps in (("1e-5", trial.chain, (1, 2, 5)), ("1e-6", trial.slow, (1, 5))):
+        plain, before = scores(chain[-1]), scores(chain[-2])
+        for step in steps:
+            said = generate(load(chain[-1 - step]), groups, trial.text)
+            measured, other = replayed(plain, groups, said), {-1: replayed(before, groups, said)}
+            name = f"version v−{step} at {rate}"
+            found += both(trial, name, measured, neighbours=other)
+            found += both(trial, f"{name}, prefilled", [*map(prefilled, measured)], neighbours=other)
+    return found
+
+
+def both(trial: Trial, name: str, measured: list[Measured], **more: Any) -> list[tuple[str, Cell]]:
+    """A cell by the tolerances of either class."""
+    return [printed(of, judged(name, measured, trial.tolerances[of], **more)) for of in (FP32, BF16)]
+
+
+HEADING = """\
+| rollouts | tolerances | alone: hard | group of 16: hard | soft or hard | groups to 95 % | ten groups: hard | by |
+|---|---|---|---|---|---|---|---|"""
+
+
+def printed(of: str, cell: Cell) -> tuple[str, Cell]:
+    """Show a row of the table as soon as it is there."""
+    caught = sum(count for outcome, count in cell.grouped.items() if outcome is not Outcome.PASS)
+    print(
+        f"| {cell.name} | {of.split('/')[1]} | {cell.hard(cell.alone):.1%} of {cell.rollouts:,} | "
+        f"{cell.hard(cell.grouped):.0%} of {cell.groups} | {caught / max(1, cell.groups):.0%} | "
+        f"{cell.groups_to_95:g} | {cell.hard(cell.pooled):.0%} of {cell.pools} | "
+        f"{', '.join(f'{rule} {count}' for rule, count in cell.rules.items())} |",
+        flush=True,
+    )
+    return of, cell
+
+
+def cost(bench: Bench, trial: Trial, groups: list[Group], rounds: int) -> None:
+    """Tokens per second of verifier and engine, in turns."""
+    scorer = scores(trial.chain[-1])
+    for _ in range(rounds):
+        began = time.perf_counter()
+        said = shipped(trial.chain[-1], groups, trial.text)
+        tokens = sum(len(row.tokens) for rows in said for row in rows)
+        bench.measure("generation, shipped engine", tokens / (time.perf_counter() - began), unit="tokens/s")
+        began = time.perf_counter()
+        replayed(scorer, groups, said)
+        bench.measure("replay", tokens / (time.perf_counter() - began), unit="tokens/s")
+    bench.ratio("replay / generation", "replay", "generation, shipped engine")
+
+
+def main() -> int:
+    """Train, cheat, judge."""
+    quick = quick_from_environment()
+    parser = argparse.ArgumentParser(prog="bench verification", description=__doc__)
+    parser.add_argument("--groups", type=int, default=4 if quick else 64)
+    parser.add_argument("--cheating", type=int, default=2 if quick else 64, help="groups that a cheat answers")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="leave out the others")
+    parser.add_argument("--folder", type=Path, help="keep the policies here")
+    parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
+    with tempfile.TemporaryDirectory() as temporary:
+        trial = Trial(options.folder or Path(temporary), quick)
+        if options.calibrate:
+            trial.calibrate(options.calibrate)
+            return 0
+        return measure_all(trial, options, quick)
+
+
+def measure_all(trial: Trial, options: argparse.Namespace, quick: bool) -> int:
+    """Every cell, the cost, and the goals."""
+    inputs = {"groups": options.groups, "cheating": options.cheating, "samples": SAMPLES, "parts": options.parts}
+    bench = Bench("verification", inputs=inputs, quick=quick)
+    tolerances = read(SHIPPED)
+    trial.tolerances = {name: tolerances.of(name) for name in (FP32, BF16)}
+    groups = trial.groups(FIRST, options.groups)
+    cheating = groups[: options.cheating]
+    print(HEADING)
+    for _, cell in honest_cells(trial, groups) if "honest" in options.parts else ():
+        bench.goal(f"{cell.name}: rollouts that fail hard, %", 100 * cell.hard(cell.alone), at_most=0.1)
+        bench.goal(f"{cell.name}: groups that fail hard", cell.hard(cell.grouped), at_most=0.0)
+    cheats = cheating_cells(trial, cheating) if "cheats" in options.parts else []
+    cheats += stale_cells(trial, cheating) if "stale" in options.parts else []
+    for of, cell in cheats:
+        bench.goal(f"{cell.name}, {of}: groups to 95 %", min(cell.groups_to_95, 1e6), at_most=10.0)
+    if "cost" in options.parts:
+        cost(bench, trial, groups[:8], 3)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

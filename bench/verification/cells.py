@@ -1,0 +1,125 @@
+"""One cell: rollouts of one kind, replayed and judged alone, as groups, and ten groups together."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.verification.model import Text
+from bench.verification.sampler import Group, sample
+from coordinator.audit.calibration import Tolerance
+from coordinator.audit.replay import Measured, Prefill, joined, measure
+from coordinator.audit.scorer import Scorer
+from coordinator.audit.verdict import Outcome, judge
+from protocol.rollout import Completion
+
+GROUPS_AT_ONCE = 16
+POOL = 10
+
+Said = list[tuple[Completion, ...]]
+Mask = list[list[bool]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What came of one kind of rollouts."""
+
+    name: str
+    rollouts: int
+    groups: int
+    alone: Mapping[Outcome, int]
+    grouped: Mapping[Outcome, int]
+    pooled: Mapping[Outcome, int]
+    rules: Mapping[str, int] = field(default_factory=dict)
+    """Rule → groups in which it alone would have been a hard fail."""
+
+    @property
+    def pools(self) -> int:
+        return sum(self.pooled.values())
+
+    def hard(self, of: Mapping[Outcome, int]) -> float:
+        return of.get(Outcome.HARD, 0) / max(1, sum(of.values()))
+
+    @property
+    def groups_to_95(self) -> float:
+        """Audited groups until a hard fail is 95 % likely; infinite where none was seen."""
+        rate = self.hard(self.grouped)
+        return 1.0 if rate >= 0.95 else math.ceil(math.log(0.05) / math.log1p(-rate)) if rate > 0 else math.inf
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.eval()
+
+
+def generate(model: Any, groups: Sequence[Group], text: Text, **how: float) -> Said:
+    """Completions of all groups, as many at once as fit well."""
+    parts = [groups[start : start + GROUPS_AT_ONCE] for start in range(0, len(groups), GROUPS_AT_ONCE)]
+    return [said for part in parts for said in sample(model, part, text.bounds, **how)]
+
+
+def replayed(scorer: Scorer, groups: Sequence[Group], said: Said) -> list[Measured]:
+    """What a version makes of completions."""
+    scored = scorer.score([prefill(group, completions) for group, completions in zip(groups, said, strict=True)])
+    return [
+        measure(completions, found, group.seed) for group, completions, found in zip(groups, said, scored, strict=True)
+    ]
+
+
+def prefill(group: Group, completions: Sequence[Completion]) -> Prefill:
+    return Prefill(np.array(group.prompt, np.uint32), [said.tokens for said in completions], group.seed)
+
+
+def judged(
+    name: str,
+    measured: Sequence[Measured],
+    tolerance: Tolerance,
+    neighbours: Mapping[int, Sequence[Measured]] | None = None,
+    cheats: Mask | None = None,
+) -> Cell:
+    """The verdicts on a cell; `cheats` says which rollouts of a group are none of the seed's, by default all."""
+    others = neighbours or {}
+    alone: list[Outcome] = []
+    for place, group in enumerate(measured):
+        for number in np.unique(group.sample):
+            if cheats is None or cheats[place][int(number)]:
+                here = {version: only(found[place], int(number)) for version, found in others.items()}
+                alone.append(judge(only(group, int(number)), tolerance, 1, here).outcome)
+    reports = [
+        judge(group, tolerance, 1, {version: found[place] for version, found in others.items()})
+        for place, group in enumerate(measured)
+        if cheats is None or any(cheats[place])
+    ]
+    rules = [finding.rule for report in reports for finding in report.findings if finding.outcome is Outcome.HARD]
+    pools = [range(start, start + POOL) for start in range(0, len(measured) - POOL + 1, POOL)]
+    pooled = [
+        judge(
+            joined([measured[place] for place in pool]),
+            tolerance,
+            1,
+            {version: joined([found[place] for place in pool]) for version, found in others.items()},
+        ).outcome
+        for pool in pools
+    ]
+    grouped = [report.outcome for report in reports]
+    return Cell(name, len(alone), len(reports), _count(alone), _count(grouped), _count(pooled), _count(rules))
+
+
+def prefilled(measured: Measured) -> Measured:
+    """The best disguise: true log-probabilities, from a prefill under the claimed version. Only tokens betray it."""
+    return replace(measured, claimed_logprobs=measured.logprobs.astype(np.float32).astype(np.float64))
+
+
+def only(measured: Measured, number: int) -> Measured:
+    """One sample of a group."""
+    here = measured.sample == number
+    return Measured(**{name: getattr(measured, name)[here] for name in Measured.__dataclass_fields__})
+
+
+def _count(values: Sequence[Any]) -> dict[Any, int]:
+    return {value: values.count(value) for value in sorted(set(values))}

@@ -1,0 +1,172 @@
+"""A case: one claim with all that an audit of it needs, from a round's store or from an exported folder.
+
+- A case folder is `case` (canonical bytes: lease, signed rollout, sampler), `tolerances.json`, and `policies/VERSION/`
+  in hub format: the claimed version, and those to compare it with. Whoever holds the folder can repeat the verdict.
+- The signature is checked whenever a case is opened, so evidence is always what the node signed.
+- The round's store is only read, so a coordinator may be running meanwhile.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from coordinator.audit import calibration
+from coordinator.config import Config
+from coordinator.policy_text import policy_bounds
+from coordinator.publish import Publisher
+from coordinator.signed_metadata import SignedMetadata
+from coordinator.tables import leases, rollouts
+from protocol import chunks, limits
+from protocol.errors import AuditFailed
+from protocol.ids import Hex64
+from protocol.lease import Lease
+from protocol.manifest import Sampler
+from protocol.message import Message
+from protocol.rollout import PolicyBounds, RolloutClaim
+from protocol.signing import open_envelope
+
+FILE = "case"
+POLICIES = "policies"
+
+
+class CaseFile(Message):
+    """What a case folder holds beside the policies."""
+
+    round_id: Hex64
+    lease: bytes
+    rollout: bytes
+    """The envelope that the node signed."""
+    sampler: Sampler
+
+
+@dataclass(frozen=True)
+class Case:
+    """One claim, opened."""
+
+    claim_id: str
+    node: str
+    round_id: str
+    lease: Lease
+    claim: RolloutClaim
+    sampler: Sampler
+    bounds: PolicyBounds
+    neighbours: tuple[int, ...]
+    """Versions it shall be compared with."""
+
+
+class RoundArchive:
+    """What a round has stored: claims, and the versions that are still kept."""
+
+    def __init__(self, config: Config) -> None:
+        self._folder = folder = config.round.directory
+        if not (folder / "state.db").exists():
+            raise AuditFailed(f"There is no round in {folder}.", hint="Name the TOML file of one that was launched.")
+        self._engine = sa.create_engine(f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true")
+        self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
+        self._publisher = Publisher(
+            folder=folder,
+            metadata=self.metadata,
+            task=config.task.name,
+            sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+            chunk_size_bytes=config.publish.chunk_size_bytes,
+            keep=config.staleness.max_updates + 2,
+        )
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def claims_of(self, node: str) -> list[str]:
+        """The accepted claims of a node, the newest first."""
+        query = sa.select(rollouts.c.claim_id).where(rollouts.c.node_id == node).order_by(rollouts.c.accepted_ms.desc())
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
+    def file(self, claim_id: str) -> CaseFile:
+        """A claim as it is stored."""
+        query = (
+            sa.select(rollouts.c.envelope, rollouts.c.version, leases.c.offer)
+            .join(leases, leases.c.lease_id == rollouts.c.lease_id)
+            .where(rollouts.c.claim_id == claim_id)
+        )
+        with self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
+        manifest = self._publisher.manifest(row.version)
+        if manifest is None:
+            raise AuditFailed(f"The manifest of version {row.version} is gone.")
+        return CaseFile(
+            round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=manifest.sampler
+        )
+
+    def write_policy(self, version: int, folder: Path) -> bool:
+        """Make a version's folder from its chunks; false if they are not kept any more."""
+        manifest = self._publisher.manifest(version)
+        if manifest is None:
+            return False
+        beside = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        try:
+            for entry in manifest.files:
+                (beside / entry.path).write_bytes(self._publisher.read_file(version, entry.path))
+        except FileNotFoundError:  # a chunk that only deleted versions needed
+            shutil.rmtree(beside)
+            return False
+        beside.rename(folder)
+        return True
+
+    def case(self, claim_id: str, policies: Path) -> Case | None:
+        """A claim without neighbours, its version below `policies`; None if that is not kept any more."""
+        file = self.file(claim_id)
+        policy = policies / str(Lease.from_bytes(file.lease).version)
+        if not policy.exists() and not self.write_policy(int(policy.name), policy):
+            return None
+        return _opened(file, policy, [])
+
+    def export(self, claim_id: str, folder: Path, *, neighbours: int) -> None:
+        """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
+        file = self.file(claim_id)
+        version = Lease.from_bytes(file.lease).version
+        if not self.write_policy(version, folder / POLICIES / str(version)):
+            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+        for other in _around(version, neighbours):
+            self.write_policy(other, folder / POLICIES / str(other))
+        tolerances = calibration.load(self._folder, self.metadata.root())
+        (folder / calibration.FILE).write_text(tolerances.model_dump_json(indent=2))
+        (folder / FILE).write_bytes(file.to_bytes())
+
+
+def open_case(folder: Path) -> Case:
+    """A case from its folder."""
+    if not (folder / FILE).is_file():
+        raise AuditFailed(f"{folder} holds no case.", hint="Make one with `swarm-coordinator audit export`.")
+    file = CaseFile.from_bytes((folder / FILE).read_bytes(), max_bytes=2 * limits.REQUEST_MAX_BYTES)
+    lease = Lease.from_bytes(file.lease)
+    policy = folder / POLICIES / str(lease.version)
+    if not policy.is_dir():
+        raise AuditFailed(f"{folder} lacks version {lease.version}, which the rollout claims.")
+    versions = sorted(int(path.name) for path in policy.parent.iterdir() if path.name.isdigit())
+    return _opened(file, policy, [version for version in versions if version != lease.version])
+
+
+def _opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
+    """A case whose signature was checked."""
+    signed = open_envelope("rollout", file.rollout)
+    return Case(
+        claim_id=chunks.digest(signed.payload),
+        node=signed.signer,
+        round_id=file.round_id,
+        lease=Lease.from_bytes(file.lease),
+        claim=RolloutClaim.from_bytes(signed.payload),
+        sampler=file.sampler,
+        bounds=policy_bounds(lambda name: (policy / name).read_bytes(), file.sampler.max_new_tokens),
+        neighbours=tuple(neighbours),
+    )
+
+
+def _around(version: int, neighbours: int) -> list[int]:
+    return [*range(max(1, version - neighbours), version), *([version + 1] if neighbours else [])]

@@ -1,0 +1,61 @@
+"""The audit of cases: form first, then one replay of all of them under each version that any of them names.
+
+- The caller brings the model: `Score` says what a version makes of some prefills. So this needs no torch, and an
+  auditor may keep versions loaded, or farm them out.
+- A case that its lease does not allow never reaches the model.
+"""
+
+from collections.abc import Callable, Sequence
+
+from coordinator.audit.calibration import Calibration
+from coordinator.audit.case import Case
+from coordinator.audit.replay import Measured, Prefill, Scored, measure
+from coordinator.audit.verdict import Report, judge, malformed
+from protocol.errors import SwarmError
+from protocol.rollout import Completion, check_claim, unpack_tokens
+
+Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
+"""(version, claims) → for every claim, its completions under that version."""
+
+Replay = dict[int, Measured]
+"""What the claimed version and each neighbour make of one claim."""
+
+
+def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[Report]:
+    """A report on each case, in their order."""
+    allowed, reports = calibration.of(tolerance), []
+    for case, found in zip(cases, replay(cases, score), strict=True):
+        if isinstance(found, SwarmError):
+            reports.append(malformed(found, allowed, calibration.version))
+        else:
+            claimed = found.pop(case.lease.version)
+            reports.append(judge(claimed, allowed, calibration.version, found))
+    return reports
+
+
+def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
+    """Each case under every version it names, or what is wrong with its form."""
+    found: list[Replay | SwarmError] = []
+    sound: dict[int, tuple[Completion, ...]] = {}
+    for number, case in enumerate(cases):
+        try:
+            sound[number] = check_claim(case.claim, case.lease, case.round_id, case.bounds)
+            found.append({})
+        except SwarmError as error:
+            found.append(error)
+    for version in sorted({version for number in sound for version in _versions(cases[number])}):
+        named = {number: said for number, said in sound.items() if version in _versions(cases[number])}
+        scored = score(version, [_prefill(cases[number], said) for number, said in named.items()])
+        for (number, said), replayed in zip(named.items(), scored, strict=True):
+            measured = found[number]
+            assert not isinstance(measured, SwarmError)
+            measured[version] = measure(said, replayed, cases[number].lease.seed)
+    return found
+
+
+def _versions(case: Case) -> tuple[int, ...]:
+    return (case.lease.version, *case.neighbours)
+
+
+def _prefill(case: Case, completions: Sequence[Completion]) -> Prefill:
+    return Prefill(unpack_tokens(case.lease.prompt), [completion.tokens for completion in completions], case.lease.seed)

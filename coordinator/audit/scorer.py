@@ -1,0 +1,169 @@
+"""Scores the samples of whole groups under one version in batched prefills: the auditor's model.
+
+- A prompt is computed once, and its cache shared by the group's samples, as in sampling and in training.
+- Groups are taken in the order of their prompts' lengths, samples in the order of theirs: little is padding.
+- Memory is bounded: so many padded tokens at once through the body, so many logits at once through the head. There
+  is never a tensor [samples, tokens, vocabulary].
+- What a position needs of its distribution is taken from each slice as `coordinator.audit.replay.score` defines it.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+
+from coordinator.audit.replay import Prefill, Scored
+from protocol.errors import AuditFailed
+from protocol.sampling import uniforms
+
+BODY_TOKENS_MAX = 16_384
+"""Padded tokens of prompt and completion in one pass; one row may be longer."""
+
+HEAD_LOGITS_MAX = 2**22
+"""Logits in one slice: 27 positions of a 150k vocabulary; 16 MiB in float32, and 32 more for their cumulative sums."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One completion on its way: where its answer belongs, and what is asked."""
+
+    claim: int
+    number: int
+    tokens: torch.Tensor  # [T]
+    uniforms: torch.Tensor  # [T]
+
+
+class Scorer:
+    """One policy version, ready to score."""
+
+    def __init__(self, folder: Path, *, temperature: float, dtype: torch.dtype = torch.float32) -> None:
+        try:
+            # No network and no code from the folder, whatever its configuration says.
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise AuditFailed(f"The policy in {folder} cannot be loaded: {error}") from error
+        self._temperature = temperature
+        self._body, self._head = model.eval().base_model, model.get_output_embeddings()
+        self._require_plain_head(model, folder)
+
+    def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
+        """For every claim the replay of each of its completions."""
+        found: dict[tuple[int, int], Scored] = {}
+        with torch.inference_mode():
+            for batch in _batches(claims):
+                self._score(claims, batch, found)
+        return [
+            [found[place, number] for number in range(len(claim.completions))] for place, claim in enumerate(claims)
+        ]
+
+    def _score(self, claims: Sequence[Prefill], batch: list[int], found: dict[tuple[int, int], Scored]) -> None:
+        """Score the claims of these numbers, whose prompts go through the body together."""
+        prompts = [torch.from_numpy(claims[place].prompt.astype(np.int64)) for place in batch]
+        mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], True, padding_side="left")  # [G, P]
+        prefix = self._body(
+            input_ids=pad_sequence(prompts, True, padding_side="left"),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            use_cache=True,
+        )
+        rows = sorted(_rows(claims, batch), key=lambda row: len(row.tokens))
+        owners = {place: owner for owner, place in enumerate(batch)}
+        for block in _blocks(rows, mask.shape[1]):
+            owner = torch.tensor([owners[row.claim] for row in block])
+            states = self._completions(block, owner, prefix, mask)  # [N, T, H]
+            for row, state in zip(block, states, strict=True):
+                found[row.claim, row.number] = self._scored(row, state[: len(row.tokens)])
+
+    def _completions(self, block: list[_Row], owner: torch.Tensor, prefix: Any, mask: torch.Tensor) -> torch.Tensor:
+        """The states that every token of a block was drawn from: [N, T, H]."""
+        first: torch.Tensor = prefix.last_hidden_state[owner, -1:]  # [N, 1, H]
+        fed = pad_sequence([row.tokens[:-1] for row in block], True)  # the last token is predicted, never fed
+        if fed.shape[1] == 0:
+            return first
+        cache = copy.deepcopy(prefix.past_key_values)
+        cache.batch_select_indices(owner)
+        lengths = mask.sum(1)[owner]  # [N]
+        rest = self._body(
+            input_ids=fed,
+            attention_mask=torch.cat([mask[owner], torch.ones_like(fed)], dim=1),
+            position_ids=lengths[:, None] + torch.arange(fed.shape[1]),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return torch.cat([first, rest.last_hidden_state], dim=1)
+
+    def _scored(self, row: _Row, states: torch.Tensor) -> Scored:
+        """One sample's states [T, H] through the head, a slice of positions at a time."""
+        step = max(1, HEAD_LOGITS_MAX // self._head.weight.shape[0])
+        parts = [
+            self._slice(
+                states[start : start + step], row.tokens[start : start + step], row.uniforms[start : start + step]
+            )
+            for start in range(0, len(states), step)
+        ]
+        logprobs, below, upto, dictated = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+        return Scored(logprobs, below, upto, dictated)
+
+    def _slice(self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`replay.score` of some positions: states [t, H] → log-probability, below, up to, dictated, [t] each."""
+        scores = torch.log_softmax(self._head(states).float() / self._temperature, dim=-1)  # [t, V]
+        cumulative = scores.exp().double().cumsum(-1)
+        total = cumulative[:, -1:]
+        if not torch.isfinite(total).all():
+            raise AuditFailed("The policy gives probabilities that are not numbers.", hint="Its weights are damaged.")
+        target = torch.minimum(chances[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        dictated = torch.searchsorted(cumulative, target, right=True)[:, 0]
+        claimed = tokens[:, None]
+        upto = cumulative.gather(1, claimed)
+        before = cumulative.gather(1, (claimed - 1).clamp(min=0)).where(claimed > 0, 0.0)
+        logprobs = scores.gather(1, claimed)[:, 0].double()
+        return logprobs, (before / total)[:, 0], (upto / total)[:, 0], dictated
+
+    def _require_plain_head(self, model: Any, folder: Path) -> None:
+        """Refuse a model whose logits are more than a matrix away from its body: slices would leave the rest out."""
+        probe = torch.arange(8)[None]
+        with torch.inference_mode():
+            whole = model(input_ids=probe, use_cache=False).logits.float()
+            parts = self._head(self._body(input_ids=probe, use_cache=False).last_hidden_state).float()
+        if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+            raise AuditFailed(f"The policy in {folder} changes its logits behind its head.", hint="No replay knows it.")
+
+
+def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:
+    for place in batch:
+        for number, tokens in enumerate(claims[place].completions):
+            drawn = torch.from_numpy(tokens.astype(np.int64))
+            yield _Row(place, number, drawn, torch.from_numpy(uniforms(claims[place].seed, number, len(tokens))))
+
+
+def _batches(claims: Sequence[Prefill]) -> Iterator[list[int]]:
+    """The numbers of claims whose prompts fit through the body together, the short ones first."""
+    batch: list[int] = []
+    for place in sorted(range(len(claims)), key=lambda place: len(claims[place].prompt)):
+        if batch and (len(batch) + 1) * len(claims[place].prompt) > BODY_TOKENS_MAX:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def _blocks(rows: list[_Row], prompt: int) -> Iterator[list[_Row]]:
+    """Rows, the short ones first, that fit through the body together behind a prompt of so many columns."""
+    block: list[_Row] = []
+    for row in rows:
+        if block and (len(block) + 1) * (prompt + len(row.tokens)) > BODY_TOKENS_MAX:
+            yield block
+            block = []
+        block.append(row)
+    if block:
+        yield block

@@ -1,0 +1,264 @@
+"""From measured positions to a verdict with evidence: *pass*, *soft fail* or *hard fail*.
+
+| rule | soft fail | hard fail |
+|---|---|---|
+| `form` | | the claim is not one that its lease allows: tokens, lengths, ends |
+| `token` | | a position whose margin is far |
+| `tokens` | more margins out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
+| `logprob` | | a position whose log-probability is far |
+| `logprobs` | more errors out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
+| `mean` | the mean error of 64 or more positions is above tolerance | above twice that |
+| `version` | 64 or more positions lie nearer to another version, by 5 standard errors | by 10 |
+
+- A soft fail is a reason to look closer, not to punish; a hard fail is what honest work of the class never was.
+- The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, is a
+  margin like any other. That nothing follows an end is `form`.
+- A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic.
+- The same inputs give the same report, anywhere: `VALIDATOR` changes whenever a rule does.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.audit.calibration import GROUP_POSITIONS_MIN, Limit, Tolerance
+from coordinator.audit.replay import Floats, Measured
+from protocol.errors import SwarmError
+
+VALIDATOR = "replay/1"
+
+SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
+MEAN_HARD = 2.0
+LEAN_MIN = 0.5
+"""Nearer to the other version than to the claimed one."""
+LEAN_SOFT, LEAN_HARD = 5.0, 10.0
+"""Standard errors; wide, since the errors of one group share their causes."""
+
+EVIDENCE_MAX = 8
+"""Positions shown for one finding, the worst first."""
+
+
+class Outcome(IntEnum):
+    """How bad it is."""
+
+    PASS = 0
+    SOFT = 1
+    HARD = 2
+
+    @property
+    def words(self) -> str:
+        return ("pass", "soft fail", "hard fail")[self]
+
+
+@dataclass(frozen=True)
+class Position:
+    """One position as evidence."""
+
+    sample: int
+    position: int
+    claimed: int
+    dictated: int
+    margin: float
+    claimed_logprob: float
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that was broken."""
+
+    rule: str
+    outcome: Outcome
+    expected: str
+    observed: str
+    positions: tuple[Position, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the claim fits one neighbouring version, beside the claimed one."""
+
+    version: int
+    lean: float
+    """0: the claimed log-probabilities are those of the claimed version; 1: those of this one."""
+    standard_errors: float
+    """Of the lean, from 0."""
+    only_here: int
+    """Positions with the dictated token under this version and not under the claimed one."""
+    only_there: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of a replay, whatever the verdict."""
+
+    positions: int = 0
+    dictated_share: float = 0.0
+    out_share: float = 0.0
+    error_mean: float = 0.0
+    error_p99: float = 0.0
+    error_max: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an audit of one claim found."""
+
+    tolerance: str
+    calibration: int
+    summary: Summary = field(default_factory=Summary)
+    findings: tuple[Finding, ...] = ()
+    fits: tuple[Fit, ...] = ()
+    validator: str = VALIDATOR
+
+    @property
+    def outcome(self) -> Outcome:
+        return max((finding.outcome for finding in self.findings), default=Outcome.PASS)
+
+    def to_json(self) -> dict[str, Any]:
+        """For `json.dumps`; every number in it is finite."""
+        found = asdict(self)
+        for finding in found["findings"]:
+            finding["outcome"] = Outcome(finding["outcome"]).words
+        return {"outcome": self.outcome.words, **found}
+
+
+def malformed(error: SwarmError, tolerance: Tolerance, calibration: int) -> Report:
+    """The report on a claim that needs no model to be refused."""
+    finding = Finding("form", Outcome.HARD, "a claim that its lease allows", f"{error.message} [{error.code}]")
+    return Report(tolerance.name, calibration, findings=(finding,))
+
+
+def judge(
+    measured: Measured, tolerance: Tolerance, calibration: int, neighbours: Mapping[int, Measured] | None = None
+) -> Report:
+    """The report on some positions of a claim, which neighbouring versions may have scored, too."""
+    fits = tuple(_fit(version, measured, other) for version, other in (neighbours or {}).items())
+    errors = np.abs(measured.errors)
+    findings = [
+        _far("token", measured, measured.margins, tolerance.margin),
+        _many("tokens", measured, measured.margins, tolerance.margin),
+        _far("logprob", measured, errors, tolerance.error),
+        _many("logprobs", measured, errors, tolerance.error),
+        _mean(errors, tolerance),
+        *(_other_version(fit) for fit in fits if len(measured) >= GROUP_POSITIONS_MIN),
+    ]
+    return Report(
+        tolerance.name,
+        calibration,
+        _summary(measured, tolerance),
+        tuple(finding for finding in findings if finding is not None),
+        fits,
+    )
+
+
+def _summary(measured: Measured, tolerance: Tolerance) -> Summary:
+    errors = np.abs(measured.errors)
+    return Summary(
+        positions=len(measured),
+        dictated_share=float((measured.claimed == measured.dictated).mean()),
+        out_share=float((measured.margins > tolerance.margin.tolerance).mean()),
+        error_mean=float(errors.mean()),
+        error_p99=float(np.quantile(errors, 0.99)),
+        error_max=float(errors.max()),
+    )
+
+
+def _far(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
+    worst = float(values.max())
+    if worst <= limit.far:
+        return None
+    expected, observed = f"at most {limit.far:.3g} nats anywhere", f"{worst:.3g} nats"
+    return Finding(rule, Outcome.HARD, expected, observed, _worst(measured, values, limit.far))
+
+
+def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
+    out = int((values > limit.tolerance).sum())
+    chance = tail(out, len(values), limit.rate)
+    if chance >= SOFT_CHANCE:
+        return None
+    expected = f"{limit.rate:.2g} of {len(values)} positions beyond {limit.tolerance:.3g} nats"
+    observed = f"{out} of them; chance gives as many in {chance:.1g} of honest claims"
+    outcome = Outcome.HARD if chance < HARD_CHANCE else Outcome.SOFT
+    return Finding(rule, outcome, expected, observed, _worst(measured, values, limit.tolerance))
+
+
+def _mean(errors: Floats, tolerance: Tolerance) -> Finding | None:
+    mean = float(errors.mean())
+    if len(errors) < GROUP_POSITIONS_MIN or mean <= tolerance.mean_error:
+        return None
+    outcome = Outcome.HARD if mean > MEAN_HARD * tolerance.mean_error else Outcome.SOFT
+    return Finding("mean", outcome, f"a mean error of at most {tolerance.mean_error:.3g} nats", f"{mean:.3g} nats")
+
+
+def _other_version(fit: Fit) -> Finding | None:
+    by_logprobs = fit.standard_errors if fit.lean >= LEAN_MIN else 0.0
+    discordant = fit.only_here + fit.only_there
+    by_tokens = (fit.only_here - fit.only_there) / math.sqrt(discordant) if discordant else 0.0
+    strength = max(by_logprobs, by_tokens)
+    if strength < LEAN_SOFT:
+        return None
+    observed = (
+        f"nearer to version {fit.version}: lean {fit.lean:.2f}, {fit.only_here} tokens are dictated by it alone and "
+        f"{fit.only_there} by the claimed version alone; {strength:.1f} standard errors"
+    )
+    outcome = Outcome.HARD if strength >= LEAN_HARD else Outcome.SOFT
+    return Finding("version", outcome, f"less than {LEAN_SOFT:g} standard errors", observed)
+
+
+def _fit(version: int, measured: Measured, other: Measured) -> Fit:
+    """Regress the errors on what the other version would have said, with standard errors that trust no variance."""
+    distance = other.logprobs - measured.logprobs
+    power = float((distance**2).sum())
+    lean = spread = 0.0
+    if power > 0:
+        lean = float((measured.errors * distance).sum()) / power
+        # Each residual as if its position had had no say in the lean (HC3): else one position that outweighs the
+        # others explains itself, and the lean seems certain.
+        others = np.maximum(1 - distance**2 / power, 1e-9)
+        residuals = (measured.errors - lean * distance) / others
+        spread = math.sqrt(float((residuals**2 * distance**2).sum())) / power
+    here, there = (scored.claimed == scored.dictated for scored in (other, measured))
+    return Fit(
+        version=version,
+        lean=lean,
+        standard_errors=min(lean / spread, 1e6) if spread > 0 else 0.0,
+        only_here=int((here & ~there).sum()),
+        only_there=int((there & ~here).sum()),
+    )
+
+
+def tail(count: int, of: int, rate: float) -> float:
+    """The chance of `count` or more successes among so many, at this rate each."""
+    if count <= of * rate:
+        return 1.0
+    total = 0.0
+    for successes in range(count, of + 1):  # terms only fall from here on
+        ways = math.lgamma(of + 1) - math.lgamma(successes + 1) - math.lgamma(of - successes + 1)
+        term = math.exp(ways + successes * math.log(rate) + (of - successes) * math.log1p(-rate))
+        total += term
+        if term <= total * 1e-12:
+            break
+    return min(1.0, total)
+
+
+def _worst(measured: Measured, values: Floats, above: float) -> tuple[Position, ...]:
+    order: NDArray[np.intp] = np.argsort(-values, kind="stable")[:EVIDENCE_MAX]
+    return tuple(_position(measured, int(place)) for place in order if values[place] > above)
+
+
+def _position(measured: Measured, place: int) -> Position:
+    return Position(
+        sample=int(measured.sample[place]),
+        position=int(measured.position[place]),
+        claimed=int(measured.claimed[place]),
+        dictated=int(measured.dictated[place]),
+        margin=float(measured.margins[place]),
+        claimed_logprob=float(measured.claimed_logprobs[place]),
+        logprob=float(measured.logprobs[place]),
+    )

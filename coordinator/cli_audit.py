@@ -1,0 +1,167 @@
+"""`swarm-coordinator audit` and `calibrate`: was a stored rollout sampled as its lease says?
+
+- Audits only read: a running coordinator is not disturbed, and no verdict changes anybody's credit.
+- The exit code is the verdict, for scripts.
+"""
+
+import json
+import shlex
+import tempfile
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import load
+from protocol.errors import ConfigInvalid, SwarmError
+
+if TYPE_CHECKING:
+    from coordinator.audit.case import Case, RoundArchive
+    from coordinator.audit.check import Score
+    from coordinator.audit.replay import Measured
+    from coordinator.audit.verdict import Report
+
+app = typer.Typer(help="Replay what nodes claim to have sampled.", no_args_is_help=True, add_completion=False)
+
+EXIT_OF_OUTCOME = (0, 3, 4)
+"""Pass, soft fail, hard fail; 1 and 2 mean that there is no verdict."""
+
+DEFAULT_CLASS = "torch/fp32/cpu"
+"""What the shipped engine computes with."""
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+Neighbours = Annotated[int, typer.Option(min=0, max=16, help="How many earlier versions to compare with; 0: none.")]
+
+
+@app.command(epilog="Exit codes: 0 pass, 3 soft fail, 4 hard fail, 1 no verdict, 2 a setting is wrong.")
+def replay(
+    source: Annotated[Path, typer.Argument(help="The round's TOML file, or a folder made by `audit export`.")],
+    settings: Settings,
+    claim: Annotated[str, typer.Argument(help="The claim's id; an exported folder holds only one.")] = "",
+    tolerance: Annotated[str, typer.Option(help="Class of the node: engine/dtype/device.")] = DEFAULT_CLASS,
+    neighbours: Neighbours = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report, for scripts.")] = False,
+) -> None:
+    """Run one claim through the version it names, and say whether the seed dictates what was claimed."""
+    from coordinator.audit.case import RoundArchive
+
+    if source.is_dir():
+        case, report = _audit(source, tolerance)
+    else:
+        with closing(RoundArchive(load(source, settings))) as archive, tempfile.TemporaryDirectory() as folder:
+            archive.export(claim, Path(folder), neighbours=neighbours)
+            case, report = _audit(Path(folder), tolerance)
+    words = ["swarm-coordinator", "audit", "replay", str(source), case.claim_id, "--tolerance", tolerance]
+    words += ["--neighbours", str(neighbours), *(word for setting in settings for word in ("--set", setting))]
+    _print(case, report, shlex.join(words), as_json)
+    raise typer.Exit(EXIT_OF_OUTCOME[report.outcome])
+
+
+@app.command()
+def export(
+    config_file: ConfigFile,
+    claim: Annotated[str, typer.Argument(help="The claim's id.")],
+    folder: Annotated[Path, typer.Argument(help="Where to put the case; made if it is not there.")],
+    settings: Settings,
+    neighbours: Neighbours = 2,
+) -> None:
+    """Write all that a replay of one claim needs into a folder, for a machine that has nothing else of the round."""
+    from coordinator.audit.case import RoundArchive
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigInvalid(f"{folder} is not empty.", hint="Name a new folder.")
+    with closing(RoundArchive(load(config_file, settings))) as archive:
+        archive.export(claim, folder, neighbours=neighbours)
+    typer.echo(f"swarm-coordinator audit replay {shlex.quote(str(folder))}")
+
+
+def calibrate(
+    config_file: ConfigFile,
+    settings: Settings,
+    node: Annotated[str, typer.Option(help="Id of an honest node, one that you run yourself.")],
+    name: Annotated[str, typer.Option("--class", help="What it computes with: engine/dtype/device.")],
+    model: Annotated[str, typer.Option(help="What the round's model is, in words.")] = "the round's own",
+) -> None:
+    """Measure how far an honest node's accepted rollouts stray from their replay, and sign that as the tolerance.
+
+    Needs the round's targets key, and rollouts of versions that are still kept.
+    """
+    from coordinator.audit import calibration
+    from coordinator.audit.case import RoundArchive
+    from coordinator.files import write_durably
+    from coordinator.role_keys import RoleKeys
+
+    config = load(config_file, settings)
+    folder = config.round.directory
+    with closing(RoundArchive(config)) as archive:
+        root = archive.metadata.root()
+        signers = RoleKeys(folder / "keys").signers(root, calibration.ROLE)
+        derived = calibration.derive(name, _probes(archive, node))
+        made = calibration.load(folder, root).with_class(derived, made=datetime.now(UTC).date(), model=model)
+        write_durably(folder / calibration.FILE, calibration.sign(made, signers))
+    typer.echo(derived.model_dump_json(indent=2))
+
+
+def _probes(archive: "RoundArchive", node: str) -> "list[Measured]":
+    """Every accepted claim of a node whose version is still kept, measured."""
+    from coordinator.audit.check import replay
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        cases = [case for claim in archive.claims_of(node) if (case := archive.case(claim, folder)) is not None]
+        replays = replay(cases, _scores(folder, cases[0].sampler.temperature)) if cases else []
+    return [measured for found in replays if not isinstance(found, SwarmError) for measured in found.values()]
+
+
+def _audit(folder: Path, tolerance: str) -> "tuple[Case, Report]":
+    """The verdict on the case in a folder."""
+    from coordinator.audit import calibration
+    from coordinator.audit.case import POLICIES, open_case
+    from coordinator.audit.check import audit
+
+    case = open_case(folder)
+    score = _scores(folder / POLICIES, case.sampler.temperature)
+    (report,) = audit([case], score, calibration.read(folder / calibration.FILE), tolerance)
+    return case, report
+
+
+def _scores(policies: Path, temperature: float) -> "Score":
+    """The model of each version, from a folder of policy folders."""
+    from coordinator.audit.scorer import Scorer
+
+    return lambda version, claims: Scorer(policies / str(version), temperature=temperature).score(claims)
+
+
+def _print(case: "Case", report: "Report", command: str, as_json: bool) -> None:
+    about = {"claim_id": case.claim_id, "node": case.node, "lease_id": case.lease.lease_id}
+    if as_json:
+        found = {**about, "version": case.lease.version, **report.to_json(), "command": command}
+        typer.echo(json.dumps(found, indent=2))
+        return
+    summary = report.summary
+    typer.echo(f"{report.outcome.words}: claim {case.claim_id} of {case.node}, version {case.lease.version}")
+    typer.echo(
+        f"{summary.positions} tokens, {summary.dictated_share:.2%} as the seed dictates, {summary.out_share:.2%} out "
+        f"of tolerance; error of the log-probabilities: mean {summary.error_mean:.2g}, p99 {summary.error_p99:.2g}, "
+        f"max {summary.error_max:.2g} nats"
+    )
+    for finding in report.findings:
+        typer.echo(f"{finding.rule}, {finding.outcome.words}: expected {finding.expected}; observed {finding.observed}")
+        for place in finding.positions:
+            typer.echo(
+                f"  sample {place.sample}, position {place.position}: token {place.claimed} claimed with "
+                f"{place.claimed_logprob:.4f}, {place.dictated} dictated by {place.margin:.3g} nats; "
+                f"the claimed one has {place.logprob:.4f}"
+            )
+    for fit in report.fits:
+        typer.echo(
+            f"version {fit.version}: lean {fit.lean:.2f} ({fit.standard_errors:.1f} standard errors), dictates "
+            f"{fit.only_here} tokens that the claimed version does not, and not {fit.only_there} that it does"
+        )
+    typer.echo(f"validator {report.validator}, tolerances {report.tolerance} version {report.calibration}")
+    typer.echo(command)

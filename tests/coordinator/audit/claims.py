@@ -1,0 +1,43 @@
+"""Logits, and what an honest node makes of them, without any model."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.audit.calibration import Limit, Tolerance
+from coordinator.audit.replay import Measured, measure, score
+from protocol.rollout import Completion
+from protocol.sampling import uniforms
+
+VOCABULARY = 50
+EXACT = Tolerance(
+    name="test/fp64/cpu",
+    margin=Limit(tolerance=1e-3, rate=1e-4, far=0.05),
+    error=Limit(tolerance=1e-3, rate=1e-4, far=0.05),
+    mean_error=1e-4,
+    positions=10**6,
+)
+
+
+def logits(count: int, *, seed: int = 0) -> NDArray[np.float64]:
+    return np.random.Generator(np.random.Philox(seed)).normal(0, 2, (count, VOCABULARY))
+
+
+def drawn(table: NDArray[np.float64], seed: int, number: int = 0) -> Completion:
+    """What an honest node answers that has these logits."""
+    chances = uniforms(seed, number, len(table))
+    tokens = score(table, chances, [0] * len(table)).dictated
+    logprobs = score(table, chances, tokens.tolist()).logprobs
+    return Completion(tokens.astype(np.uint32), logprobs.astype(np.float32), "length")
+
+
+def replayed(table: NDArray[np.float64], said: Completion, seed: int, number: int = 0) -> Measured:
+    """What an auditor measures who has these logits."""
+    scored = score(table, uniforms(seed, number, len(table)), said.tokens.tolist())
+    return measure([said], [scored], seed, [number])
+
+
+def honest(count: int, *, noise: float = 0.0, seed: int = 1, shift: NDArray[np.float64] | None = None) -> Measured:
+    """Positions of a node whose logits differ from the auditor's by noise and a shift."""
+    table = logits(count)
+    rough = table + noise * logits(count, seed=99) + (0 if shift is None else shift)
+    return replayed(table, drawn(rough, seed), seed)

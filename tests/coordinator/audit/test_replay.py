@@ -1,0 +1,88 @@
+"""Margins and errors: zero for what the seed dictates, of the size of the noise, finite for anything."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.audit.replay import MARGIN_MAX, joined, measure, score
+from protocol.errors import NonFiniteNumber
+from protocol.rollout import Completion
+from protocol.sampling import pick, uniforms
+from tests.coordinator.audit.claims import VOCABULARY, drawn, honest, logits, replayed
+
+
+def test_an_honest_sample_has_no_margin_and_no_error() -> None:
+    measured = honest(500)
+    assert (measured.claimed == measured.dictated).all()
+    assert measured.margins.max() == 0
+    assert np.abs(measured.errors).max() < 1e-6  # claims are float32
+
+
+def test_the_dictated_tokens_are_those_of_the_sampling_definition() -> None:
+    table, chances = logits(40), uniforms(7, 3, 40)
+    odds = np.exp(table - table.max(-1, keepdims=True))
+    assert score(table, chances, [0] * 40).dictated.tolist() == [
+        pick(*pair) for pair in zip(odds, chances, strict=True)
+    ]
+
+
+@given(seed=st.integers(0, 2**63 - 1), token=st.integers(0, VOCABULARY - 1))
+def test_a_margin_is_how_far_one_side_of_the_edge_must_rise(seed: int, token: int) -> None:
+    """A little more than the margin, and the seed dictates the claimed token or passes it; a little less: no."""
+    table, chances, ids = logits(1, seed=seed), uniforms(seed, 0, 1), np.arange(VOCABULARY)
+    claim = Completion(np.array([token], np.uint32), np.zeros(1, np.float32), "length")
+    margin = float(replayed(table, claim, seed).margins[0])
+    early = int(score(table, chances, [token]).dictated[0]) < token
+    rising = ids >= token if early else ids <= token
+
+    def reached(nats: float) -> bool:
+        dictated = int(score(table + nats * rising, chances, [token]).dictated[0])
+        return dictated >= token if early else dictated <= token
+
+    assert reached(margin * 1.001 + 1e-9)
+    assert margin == 0 or not reached(margin * 0.999 - 1e-9)
+
+
+def test_a_token_that_cannot_be_drawn_has_the_largest_margin() -> None:
+    table = np.full((1, 4), -np.inf)
+    table[0, 1] = 0.0
+    for token in (0, 2, 3):
+        claim = Completion(np.array([token], np.uint32), np.zeros(1, np.float32), "length")
+        measured = replayed(table, claim, 5)
+        assert 0 < measured.margins[0] <= MARGIN_MAX
+        assert measured.margins[0] > 30
+        assert np.isfinite(measured.errors).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
+    table = logits(3)
+    table[1, 4] = bad
+    with pytest.raises(NonFiniteNumber), np.errstate(invalid="ignore"):
+        score(table, uniforms(1, 0, 3), [0, 0, 0])
+
+
+@pytest.mark.parametrize("noise", [1e-5, 1e-3, 1e-1])
+def test_noise_of_the_logits_bounds_the_margins(noise: float) -> None:
+    measured = honest(4000, noise=noise)
+    assert measured.margins.max() < 10 * noise  # the noise has a deviation of twice that
+    assert (measured.margins > 0).mean() < 10 * noise
+
+
+def test_another_seed_or_sample_number_does_not_fit() -> None:
+    table = logits(200)
+    said = drawn(table, 5, 3)
+    assert (replayed(table, said, 5, 3).margins == 0).all()
+    for seed, number in ((6, 3), (5, 2)):
+        assert (replayed(table, said, seed, number).margins > 0.1).mean() > 0.5
+
+
+def test_samples_keep_their_numbers_and_places() -> None:
+    table = logits(3)
+    said = [drawn(table, 9, number) for number in range(2)]
+    scored = [score(table, uniforms(9, number, 3), one.tokens.tolist()) for number, one in enumerate(said)]
+    measured = joined([measure(said, scored, 9), measure(said[1:], scored[1:], 9, [1])])
+    assert measured.sample.tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1]
+    assert measured.position.tolist() == [0, 1, 2] * 3
+    assert (measured.margins == 0).all()

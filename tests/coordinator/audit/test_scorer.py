@@ -1,0 +1,90 @@
+"""The torch scorer against the numpy definition, in any company and any slicing, within its memory."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from coordinator.audit import scorer as module
+from coordinator.audit.replay import Prefill, Scored, score
+from coordinator.audit.scorer import Scorer
+from protocol.errors import AuditFailed
+from protocol.sampling import uniforms
+
+PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
+LENGTHS = (1, 2, 7, 30)  # one token is never fed; the others are padded to the longest
+
+
+def prefills() -> list[Prefill]:
+    made = []
+    for seed, prompt in enumerate(PROMPTS):
+        chance = np.random.Generator(np.random.Philox(seed))
+        completions = [chance.integers(0, 320, length).astype(np.uint32) for length in LENGTHS]
+        made.append(Prefill(np.array(prompt, np.uint32), completions, seed))
+    made[0].completions[1][:] = 0  # the first token of the vocabulary has nothing below it
+    return made
+
+
+def expected(policy: Path, claim: Prefill, number: int, temperature: float) -> Scored:
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    tokens = claim.completions[number]
+    with torch.inference_mode():
+        row = torch.tensor([[*claim.prompt.tolist(), *tokens.tolist()]])
+        logits = model(row).logits[0, len(claim.prompt) - 1 : -1].numpy()
+    return score(logits, uniforms(claim.seed, number, len(tokens)), tokens.tolist(), temperature)
+
+
+def same(left: Scored, right: Scored) -> bool:
+    close = [
+        np.allclose(getattr(left, name), getattr(right, name), atol=1e-5) for name in ("logprobs", "below", "upto")
+    ]
+    return all(close) and bool((left.dictated == right.dictated).all())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_are_those_of_the_definition(policy: Path, temperature: float) -> None:
+    claims = prefills()
+    for claim, found in zip(claims, Scorer(policy, temperature=temperature).score(claims), strict=True):
+        for number, scored in enumerate(found):
+            assert same(scored, expected(policy, claim, number, temperature))
+
+
+@pytest.mark.parametrize(("body", "head"), [(1, 1), (64, 3 * 320), (10**6, 10**9)])
+def test_slices_and_batches_change_nothing(policy: Path, monkeypatch: pytest.MonkeyPatch, body: int, head: int) -> None:
+    whole = Scorer(policy, temperature=1.0).score(prefills())
+    monkeypatch.setattr(module, "BODY_TOKENS_MAX", body)
+    monkeypatch.setattr(module, "HEAD_LOGITS_MAX", head)
+    parts = Scorer(policy, temperature=1.0).score(prefills())
+    assert all(same(a, b) for left, right in zip(whole, parts, strict=True) for a, b in zip(left, right, strict=True))
+
+
+def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest input of the head is a slice, however many tokens there are."""
+    monkeypatch.setattr(module, "HEAD_LOGITS_MAX", 4 * 320)
+    scorer, seen = Scorer(policy, temperature=1.0), list[int]()
+    scorer._head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
+    scorer.score(prefills())
+    assert 0 < max(seen) <= 4 * 320
+
+
+def test_nothing_to_score_is_nothing(policy: Path) -> None:
+    assert Scorer(policy, temperature=1.0).score([]) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "nan"])
+def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(policy, folder)
+    weights = folder / "model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    elif damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    with pytest.raises(AuditFailed):
+        Scorer(folder, temperature=1.0).score(prefills())

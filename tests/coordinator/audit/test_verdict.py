@@ -1,0 +1,119 @@
+"""The rules: what honest noise passes, what each cheat trips, and reports that are evidence."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.audit.replay import Measured, joined
+from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, judge, malformed, tail
+from protocol.errors import TokensInvalid
+from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replayed
+
+
+def outcome(measured: Measured, rule: str) -> Outcome:
+    """What one rule says."""
+    found = [finding.outcome for finding in judge(measured, EXACT, 1).findings if finding.rule == rule]
+    return max(found, default=Outcome.PASS)
+
+
+def test_honest_work_passes() -> None:
+    report = judge(honest(600), EXACT, 1)
+    assert report.outcome is Outcome.PASS
+    assert report.findings == ()
+    assert report.summary.dictated_share == 1
+
+
+def test_an_edited_token_is_far_and_is_shown() -> None:
+    table = logits(300)
+    said = drawn(table, 1)
+    tokens = said.tokens.copy()
+    tokens[123] = table[123].argmin()
+    (finding,) = [
+        f for f in judge(replayed(table, replace(said, tokens=tokens), 1), EXACT, 1).findings if f.rule == "token"
+    ]
+    (place,) = finding.positions
+    assert (place.position, place.claimed, place.dictated) == (123, tokens[123], said.tokens[123])
+    assert finding.outcome is Outcome.HARD
+
+
+@pytest.mark.parametrize(("out", "expected"), [(1, Outcome.PASS), (2, Outcome.SOFT), (4, Outcome.HARD)])
+def test_single_positions_out_of_tolerance_are_chance_and_many_are_not(out: int, expected: Outcome) -> None:
+    measured = honest(400)
+    margins = np.zeros(400)
+    margins[:out] = 0.01
+    assert outcome(replace(measured, margins=margins), "tokens") is expected
+    wrong = measured.logprobs + margins
+    assert outcome(replace(measured, claimed_logprobs=wrong), "logprobs") is expected
+
+
+def test_small_errors_everywhere_move_the_mean() -> None:
+    measured = honest(400)
+    for error, expected in ((0.5e-4, Outcome.PASS), (1.5e-4, Outcome.SOFT), (3e-4, Outcome.HARD)):
+        assert outcome(replace(measured, claimed_logprobs=measured.logprobs + error), "mean") is expected
+    few = honest(40)
+    assert outcome(replace(few, claimed_logprobs=few.logprobs + 3e-4), "mean") is Outcome.PASS
+
+
+def test_an_older_version_in_noise_is_told_by_where_the_claim_leans() -> None:
+    """Noise ten times the step: no tolerance sees the step, but its direction is known."""
+    count = 16_000
+    step = 0.003 * logits(count, seed=5)
+    loose = EXACT.model_copy(
+        update={name: EXACT.margin.model_copy(update={"tolerance": 0.3, "far": 9.0}) for name in ("margin", "error")}
+        | {"mean_error": 1.0}
+    )
+    table = logits(count)
+    for shift, expected in ((0 * step, Outcome.PASS), (step, Outcome.HARD)):
+        said = drawn(table + shift + 0.03 * logits(count, seed=77), 1)
+        claimed, neighbour = replayed(table, said, 1), replayed(table + step, said, 1)
+        assert judge(claimed, loose, 1).outcome is Outcome.PASS
+        report = judge(claimed, loose, 1, {41: neighbour})
+        assert report.outcome is expected
+        assert report.fits[0].version == 41
+        assert report.fits[0].lean == pytest.approx(float(shift is step), abs=0.3)
+
+
+def test_a_neighbour_that_is_the_same_says_nothing() -> None:
+    measured = honest(100)
+    report = judge(measured, EXACT, 1, {4: measured})
+    assert report.outcome is Outcome.PASS
+    assert (report.fits[0].lean, report.fits[0].only_here, report.fits[0].only_there) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("measured", [honest(5, noise=30.0), joined([honest(1)] * 3), honest(300, noise=3.0)])
+def test_every_report_is_json_with_finite_numbers_and_bounded_evidence(measured: Measured) -> None:
+    report = judge(measured, EXACT, 3, {2: honest(len(measured))})
+    read = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert read["outcome"] == report.outcome.words
+    assert read["calibration"] == 3
+    assert all(len(finding["positions"]) <= EVIDENCE_MAX for finding in read["findings"])
+
+
+def test_a_claim_that_its_lease_does_not_allow_fails_hard_without_a_model() -> None:
+    report: Report = malformed(TokensInvalid("Sample 3 goes on after its end token."), EXACT, 1)
+    assert report.outcome is Outcome.HARD
+    assert "tokens_invalid" in report.findings[0].observed
+
+
+@pytest.mark.parametrize(("of", "rate"), [(1, 0.5), (10, 0.2), (60, 0.01)])
+def test_the_tail_is_the_binomial_one(of: int, rate: float) -> None:
+    chances = [math.comb(of, k) * rate**k * (1 - rate) ** (of - k) for k in range(of + 1)]
+    for count in range(of + 1):
+        if count > of * rate:
+            assert tail(count, of, rate) == pytest.approx(sum(chances[count:]))
+    assert tail(0, of, rate) == 1
+    assert tail(10**5, 10**6, 0.01) < 1e-100
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_one_rare_token_does_not_make_a_claim_lean(count: int) -> None:
+    """Its error in noisy arithmetic may look like another version's, and it outweighs all others."""
+    measured, distance = honest(count), np.full(count, 1e-4)
+    distance[7] = 0.04
+    rough = replace(measured, claimed_logprobs=measured.logprobs + np.where(distance > 0.01, distance, 0))
+    report = judge(rough, EXACT, 1, {3: replace(measured, logprobs=measured.logprobs + distance)})
+    assert report.fits[0].lean == pytest.approx(1, abs=0.1)
+    assert [finding for finding in report.findings if finding.rule == "version"] == []

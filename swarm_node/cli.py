@@ -133,7 +133,7 @@ def engine(context: typer.Context) -> None:
     from swarm_node.engine.child import main as run_child
 
     _log_to_stderr(quiet=True)
-    raise typer.Exit(run_child(context.args))
+    run_child(context.args)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def make_other_policy(folder: Path, config: Any, *, dtype: torch.dtype, part_siz
     """An untrained policy of any configuration, in files of this size."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
     model.to(dtype).save_pretrained(folder, max_shard_size=part_size)
     make_tokenizer().save_pretrained(folder)
     return with_canary(folder)

@@ -21,17 +21,18 @@ class Generic:
     joins_midway = False
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
-        self._model.to(device).eval().requires_grad_(False)
+        self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
         self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
         self._ignored = frozenset(self._model.state_dict()) - self._places.keys()
         self.parameters = sum(shape.numel() for _, shape in self._places.values())
-        self.clear()
+        self._cache: Any = None
+        self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 
     def swap(self, folder: Path) -> None:
         weights.fill(self._places, folder, self._ignored)
@@ -76,8 +77,7 @@ class Generic:
         self._cache.batch_select_indices(kept)
 
     def clear(self) -> None:
-        self._cache: Any = None
-        self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=self.device)
+        self._cache = None
 
     def _logits(self, out: Any) -> torch.Tensor:
         logits: torch.Tensor = out.logits[:, -1].float()

@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol import limits
+from protocol.errors import SwarmError
 from protocol.message import Message
 from protocol.rollout import Sample
 
@@ -106,6 +107,10 @@ class GroupFailed(Message):
     message: str
     hint: str
 
+    @staticmethod
+    def of(request_id: str, error: SwarmError) -> "GroupFailed":
+        return GroupFailed(request_id=request_id, code=error.code, message=error.message, hint=error.hint)
+
 
 class Cancelled(Message):
     """A request that was given up before its end."""
@@ -134,6 +139,10 @@ class Failed(Message):
     code: str
     message: str
     hint: str
+
+    @staticmethod
+    def of(error: SwarmError) -> "Failed":
+        return Failed(code=error.code, message=error.message, hint=error.hint)
 
 
 class Command(Message):

@@ -104,7 +104,11 @@ class Qwen3:
         self._ignored = frozenset({"lm_head.weight"}) if shape.tied else frozenset()
         exponents = torch.arange(0, shape.head, 2, dtype=torch.float32, device=device) / shape.head
         self._frequencies = 1.0 / shape.rope_base**exponents  # [head / 2]
-        self.clear()
+        self._rows = self._width = 0
+        """Live rows, and the length of the longest."""
+        self._cache = self._empty(shape.layers, 2, 0, shape.kv_heads, 0, shape.head)
+        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self._cos = self._sin = self._empty(0, shape.head)
         self.swap(folder)
 
     def swap(self, folder: Path) -> None:
@@ -169,10 +173,7 @@ class Qwen3:
 
     def clear(self) -> None:
         self._rows = self._width = 0
-        """Live rows, and the length of the longest."""
-        self._cache = self._empty(self._shape.layers, 2, 0, self._shape.kv_heads, 0, self._shape.head)
-        self._lengths = torch.zeros(0, dtype=torch.long, device=self.device)
-        self._cos = self._sin = self._empty(0, self._shape.head)
+        self._cache = self._cache[:, :, :0, :, :0].clone()
 
     def _project(
         self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -180,7 +181,8 @@ class Qwen3:
         """Queries, keys and values [..., heads of each, head], positions turned in."""
         shape = self._shape
         turned = shape.heads + shape.kv_heads
-        every = linear(self._normed(hidden, layer.norm), layer.qkv).unflatten(-1, (-1, shape.head))
+        flat = linear(self._normed(hidden, layer.norm), layer.qkv)
+        every = flat.view(*flat.shape[:-1], -1, shape.head)
         both = self._normed(every[..., :turned, :], layer.qk_norm)
         left, right = both.chunk(2, dim=-1)
         both = both * cos + torch.cat((-right, left), dim=-1) * sin
@@ -248,7 +250,7 @@ class Qwen3:
             places["lm_head.weight"] = self._head
         for number, layer in enumerate(self._layers):
             sizes = [size * self._shape.head for size in (self._shape.heads, *[self._shape.kv_heads] * 2)]
-            query, key, value = layer.qkv.split(sizes)
+            query, key, value = torch.split(layer.qkv, sizes)
             gate, up = layer.gate_up.chunk(2)
             inner = {
                 "input_layernorm": layer.norm,
@@ -264,7 +266,7 @@ class Qwen3:
             places |= {f"model.layers.{number}.{name}.weight": place for name, place in inner.items()}
         named = {name: (place, place.shape) for name, place in places.items()}
         for number, layer in enumerate(self._layers):  # one norm for all heads of a kind
-            queries, keys = layer.qk_norm.split([self._shape.heads, self._shape.kv_heads])
+            queries, keys = torch.split(layer.qk_norm, [self._shape.heads, self._shape.kv_heads])
             for name, norms in (("q_norm", queries), ("k_norm", keys)):
                 named[f"model.layers.{number}.self_attn.{name}.weight"] = (norms, norms.shape[1:])
         return named

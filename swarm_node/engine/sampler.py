@@ -17,9 +17,8 @@ def draw(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tenso
     The log-probability is NaN where the logits are no distribution; the token there means nothing.
     """
     step = max(1, BLOCK_VALUES // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    parts = [
-        _draw(*part) for part in zip(logits.split(step), temperatures.split(step), uniforms.split(step), strict=True)
-    ]
+    blocks = (torch.split(values, step) for values in (logits, temperatures, uniforms))
+    parts = [_draw(*block) for block in zip(*blocks, strict=True)]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 

@@ -47,7 +47,7 @@ class Session:
         try:
             command = Command.from_bytes(data).body
         except SwarmError as error:
-            self._answer(Failed(**error.to_wire()))
+            self._answer(Failed.of(error))
             return
         if isinstance(command, Cancel):
             self._cancel(set(command.request_ids))
@@ -71,7 +71,7 @@ class Session:
                     self._answer(self._engine.load(Path(folder), version))
                 except SwarmError as error:
                     log.warning("not loaded version=%d: %s", version, error)
-                    self._answer(Failed(**error.to_wire()))
+                    self._answer(Failed.of(error))
             case Measure():
                 self._answer(self._engine.measured())
 
@@ -80,7 +80,7 @@ class Session:
             self._engine.add(request)
             self._unanswered.add(request.request_id)
         except SwarmError as error:
-            self._answer(GroupFailed(request_id=request.request_id, **error.to_wire()))
+            self._answer(GroupFailed.of(request.request_id, error))
 
     def _cancel(self, names: set[str]) -> None:
         waiting = [command for command in self._waiting if isinstance(command, Generate)]
@@ -97,10 +97,8 @@ class Session:
         except Exception as error:  # the agent must hear of any failure, and the next request may still succeed
             log.exception("a step failed")
             self._engine.cancel(self._unanswered)
-            code, message = EngineFailed.code, f"{type(error).__name__}: {error}"[:1000]
-            ended = [
-                GroupFailed(request_id=name, code=code, message=message, hint="") for name in sorted(self._unanswered)
-            ]
+            failure = EngineFailed(f"{type(error).__name__}: {error}"[:1000])
+            ended = [GroupFailed.of(name, failure) for name in sorted(self._unanswered)]
         for group in ended:
             self._unanswered.discard(group.request_id)
             self._answer(group)

@@ -86,6 +86,7 @@ class TorchEngine:
         """Whether there is something to sample."""
         return bool(self._queue or self._running)
 
+    @torch.inference_mode()
     def load(self, folder: Path, version: int) -> Loaded:
         """Take a policy folder's weights, into the model that is there if the configuration is the same."""
         if self.busy:
@@ -97,13 +98,12 @@ class TorchEngine:
             config = weights.read_config(folder)
             ends = frozenset(weights.end_tokens(folder, config))
             rebuilt = decoder is None or config != self._config
-            with torch.inference_mode():
-                if decoder is None or rebuilt:
-                    decoder = None  # before the next is made: two may not fit
-                    decoder = _make_decoder(folder, config, self._device, self._dtype)
-                else:
-                    decoder.swap(folder)
-                canary.check(decoder, folder)
+            if decoder is None or rebuilt:
+                decoder = None  # before the next is made: two may not fit
+                decoder = _make_decoder(folder, config, self._device, self._dtype)
+            else:
+                decoder.swap(folder)
+            canary.check(decoder, folder)
         except EngineFailed:
             raise
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
@@ -125,12 +125,12 @@ class TorchEngine:
             )
         self._queue.append(Group(request, prompt, list(range(request.samples))))
 
+    @torch.inference_mode()
     def step(self) -> list[Answered]:
         """Let groups in, and draw a token for every running sample; the groups that this ended."""
         try:
-            with torch.inference_mode():
-                self._enter()
-                self._decode()
+            self._enter()
+            self._decode()
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
@@ -138,6 +138,7 @@ class TorchEngine:
         answers, self._answers = self._answers, []
         return answers
 
+    @torch.inference_mode()
     def cancel(self, request_ids: Collection[str]) -> list[str]:
         """Forget those of these requests that are here; which they were."""
         known = dict.fromkeys([*(one.group for one in self._running), *self._queue])
@@ -294,7 +295,7 @@ def _make_decoder(folder: Path, config: dict[str, Any], device: torch.device, dt
 
 
 def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:
-    return GroupFailed(request_id=group.request.request_id, code=EngineFailed.code, message=message, hint=hint)
+    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
 
 
 def _nothing_spent() -> dict[str, Any]:
@@ -303,4 +304,5 @@ def _nothing_spent() -> dict[str, Any]:
 
 def _out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed; on the CPU torch has no type of its own for that."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+    named = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return named or "allocate memory" in str(error) or "bad_alloc" in str(error)

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 
 Tensors = dict[str, torch.Tensor]
+Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
+"""Where a tensor of this name belongs, and the shape that it must have."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -52,12 +54,12 @@ def mapped_tensors(folder: Path) -> Iterator[Tensors]:
         yield found
 
 
-def fill(slots: dict[str, tuple[torch.Tensor, torch.Size]], folder: Path, ignored: frozenset[str]) -> None:
+def fill(places: Places, folder: Path, ignored: frozenset[str]) -> None:
     """Copy a folder's tensors into the places that are there, once it is known that each fits its place."""
     with mapped_tensors(folder) as tensors:
-        wrong = slots.keys() ^ (tensors.keys() - ignored)
-        wrong |= {name for name, (_, shape) in slots.items() if name in tensors and tensors[name].shape != shape}
+        wrong = places.keys() ^ (tensors.keys() - ignored)
+        wrong |= {name for name, (_, shape) in places.items() if name in tensors and tensors[name].shape != shape}
         if wrong:
             raise ValueError(f"its tensors are not those that config.json describes: {', '.join(sorted(wrong)[:5])}")
-        for name, (place, _) in slots.items():
+        for name, (place, _) in places.items():
             place.copy_(tensors[name])

@@ -106,7 +106,8 @@ async def test_requests_that_died_with_the_child_are_not_forgotten_when_more_are
             await engine.submit([ENDLESS])
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has noticed
+            dead = os.WEXITED | os.WNOWAIT  # and nobody has noticed
+            await trio.to_thread.run_sync(os.waitid, os.P_PID, engine.pid, dead)
             with pytest.raises(EngineFailed, match="SIGKILL"):
                 await engine.submit([request("more")])
             await engine.submit([request("first")])

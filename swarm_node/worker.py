@@ -103,11 +103,8 @@ class Worker:
                     if self._open:
                         await self._collect()
                 except EngineFailed as error:
-                    self._failures += 1
-                    log.error("engine failed times=%d: %s", self._failures, error)
-                    if self._failures >= ENGINE_FAILURES_MAX:
-                        raise
                     await self._give_up()
+                    self._count_failure(error)
                 except DiskFull as error:
                     self._say_once(error, "work stopped")
                     await self._give_up()
@@ -160,12 +157,19 @@ class Worker:
         if isinstance(group, GroupFailed):
             del self._open[lease.lease_id]
             await self._give_back([lease.lease_id])
-            raise SwarmError.from_wire(group.model_dump())
+            return self._count_failure(SwarmError.from_wire(group.model_dump()))
         self._policies.milestones.passed(lease.version, "first_token", ago_s=group.first_token_ago_s)
         await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
         del self._open[lease.lease_id]
         self._sender.wake()
         self._failures, self._trouble = 0, ""
+
+    def _count_failure(self, error: SwarmError) -> None:
+        """Go on after a failure of the engine, but not for ever."""
+        self._failures += 1
+        log.error("engine failed times=%d: %s", self._failures, error)
+        if self._failures >= ENGINE_FAILURES_MAX:
+            raise error
 
     def _say_once(self, error: SwarmError, what: str) -> None:
         """Tell the owner of a trouble when it begins, not each time it is met again."""

@@ -5,7 +5,7 @@
                                                    └───────────────────────────────────────────┘
 
 - A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
-- The engine never runs dry in between: when half of a request's groups have ended, the next ones are leased.
+- The engine never runs dry in between: when half of its groups have ended, others are leased in their place.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
 - What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
   is being sampled.
@@ -204,7 +204,7 @@ class Worker:
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 
     async def _lease(self, policy: Policy) -> tuple[Lease, ...]:
-        request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request)
+        request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request - len(self._open))
         reply = await self._coordinator.lease(request)
         self._policies.hint(reply.newest_version)
         if any(lease.version != policy.manifest.version for lease in reply.leases):

@@ -30,7 +30,7 @@ from swarm_node.engine import canary, qwen3, sampler, weights
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
 
-SLOTS = 256
+SLOTS = 512
 """Samples decoded at once; a step costs little more for many rows than for one, until memory ends."""
 
 PREFILL_TOKENS_MAX = 8192

@@ -18,8 +18,11 @@ class Decoder(Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def swap(self, folder: Path) -> None:
-        """Copy the weights of another version over these; after an error the decoder must not be used."""
+    def swap(self, folder: Path) -> bool:
+        """Copy the weights of another version over these; False, and nothing copied, if its tensors are others.
+
+        After an error the decoder must not be used.
+        """
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
         """Compute each prompt once, and append so many rows that begin with it; their next logits [rows, V]."""

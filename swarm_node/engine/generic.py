@@ -34,8 +34,8 @@ class Generic:
         self._cache: Any = None
         self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 
-    def swap(self, folder: Path) -> None:
-        weights.fill(self._places, folder, self._ignored)
+    def swap(self, folder: Path) -> bool:
+        return not weights.fill(self._places, folder, self._ignored)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
         width = max(map(len, prompts))

@@ -109,10 +109,11 @@ class Qwen3:
         self._cache = self._empty(shape.layers, 2, 0, shape.kv_heads, 0, shape.head)
         self._lengths = torch.zeros(0, dtype=torch.long, device=device)
         self._cos = self._sin = self._empty(0, shape.head)
-        self.swap(folder)
+        if wrong := weights.fill(self._places, folder, self._ignored):
+            raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
 
-    def swap(self, folder: Path) -> None:
-        weights.fill(self._places, folder, self._ignored)
+    def swap(self, folder: Path) -> bool:
+        return not weights.fill(self._places, folder, self._ignored)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
         longest = max(map(len, prompts))

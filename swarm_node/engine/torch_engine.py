@@ -97,12 +97,10 @@ class TorchEngine:
         try:
             config = weights.read_config(folder)
             ends = frozenset(weights.end_tokens(folder, config))
-            rebuilt = decoder is None or config != self._config
+            rebuilt = decoder is None or config != self._config or not decoder.swap(folder)
             if decoder is None or rebuilt:
                 decoder = None  # before the next is made: two may not fit
                 decoder = _make_decoder(folder, config, self._device, self._dtype)
-            else:
-                decoder.swap(folder)
             canary.check(decoder, folder)
         except EngineFailed:
             raise

@@ -54,12 +54,12 @@ def mapped_tensors(folder: Path) -> Iterator[Tensors]:
         yield found
 
 
-def fill(places: Places, folder: Path, ignored: frozenset[str]) -> None:
-    """Copy a folder's tensors into the places that are there, once it is known that each fits its place."""
+def fill(places: Places, folder: Path, ignored: frozenset[str]) -> list[str]:
+    """Copy a folder's tensors into the places that are there; if some do not fit, change nothing and name them."""
     with mapped_tensors(folder) as tensors:
         wrong = places.keys() ^ (tensors.keys() - ignored)
         wrong |= {name for name, (_, shape) in places.items() if name in tensors and tensors[name].shape != shape}
-        if wrong:
-            raise ValueError(f"its tensors are not those that config.json describes: {', '.join(sorted(wrong)[:5])}")
-        for name, (place, _) in places.items():
-            place.copy_(tensors[name])
+        if not wrong:
+            for name, (place, _) in places.items():
+                place.copy_(tensors[name])
+        return sorted(wrong)

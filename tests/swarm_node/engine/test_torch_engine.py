@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,16 @@ def sample(engine: TorchEngine, *requests: Request) -> dict[str, tuple[Sample, .
     return {group.request_id: group.samples for group in groups}
 
 
+@cache
+def plain(policy: Path) -> Any:
+    """The model as transformers knows it."""
+    return AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+
+
 def reference(policy: Path, prompt: Sequence[int], tokens: Sequence[int], temperature: float) -> torch.Tensor:
     """What a plain forward pass says about each completion token: [T, V] log-probabilities."""
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        logits = plain(policy)(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
     scores: torch.Tensor = torch.log_softmax(logits / temperature, dim=-1)
     return scores
 

@@ -162,7 +162,7 @@ class Run:
         seconds = time.perf_counter() - started
         uploaded = self._publisher.uploads / str(self.version)
         same = all((folder / path.name).read_bytes() == path.read_bytes() for path in uploaded.iterdir())
-        self._engine.load(folder)
+        self._engine.load(folder, self.version)
         assemble.prune(self._policies, [folder])
         return sum(manifest.chunk_sizes_for(bases).values()), seconds, same
 
@@ -170,6 +170,7 @@ class Run:
         prompt = self._tokenizer.encode(self._task.prompt(number), add_special_tokens=False)
         return Request(
             request_id=str(number),
+            version=self.version,
             prompt=pack_tokens(prompt),
             seed=number,
             samples=SAMPLES,

@@ -65,10 +65,10 @@ class Round:
         """The next batch, sampled from the version that a swarm would have by now."""
         due = max(0, self._policy.update - DELAY)
         update = max(version for version in self._versions if version <= due)
-        self._engine.load(self._versions[update])
+        self._engine.load(self._versions[update], update)
         size = self._config.learner.groups_per_update
         first = self._policy.update * size
-        requests = {str(number): self._request(number) for number in range(first, first + size)}
+        requests = {str(number): self._request(number, update) for number in range(first, first + size)}
         groups: list[GroupDone] = []
         self._engine.generate(list(requests.values()), groups.append)
         return [self._reward(group, requests[group.request_id].prompt, update) for group in groups]
@@ -84,10 +84,11 @@ class Round:
         self._versions[update] = self._folder / str(update)
         self._policy.save_hub(self._versions[update])
 
-    def _request(self, number: int) -> Request:
+    def _request(self, number: int, update: int) -> Request:
         sampling = self._config.sampling
         return Request(
             request_id=str(number),
+            version=update,
             prompt=pack_tokens(self._text.prompt(number)),
             seed=self._seed << 32 | number,
             samples=sampling.samples_per_group,

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,23 @@ app = typer.Typer(
 
 DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
 
+
+class Device(StrEnum):
+    """Where the engine may run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """What the engine may compute in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
 
 
@@ -35,6 +53,8 @@ def join(
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
+    device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
 ) -> None:
@@ -59,7 +79,7 @@ def join(
             advertise=advertise,
         ),
         groups_per_request=groups,
-        engine_command=default_command(threads),
+        engine_command=default_command(threads, device.value, dtype.value),
     )
     earnings = trio.run(agent.run, settings)
     if as_json:
@@ -111,6 +131,50 @@ def mirror(
 
 
 @app.command()
+def bench(
+    policy: Annotated[str, typer.Argument(help="A policy folder, or the join string of a round that this home knows.")],
+    home: Annotated[Path, typer.Option(help="Where the round's versions are, given a join string.")] = DEFAULT_HOME,
+    task: Annotated[str, typer.Option(help="Whose prompts to use, given a folder.")] = "arithmetic",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest completion, given a folder.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, max=64, help="Completions of each prompt.")] = 16,
+    groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
+    batches: Annotated[int, typer.Option(min=1, help="How often; one more goes before and does not count.")] = 4,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
+    device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
+) -> None:
+    """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
+    import trio
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from protocol.manifest import Sampler
+    from swarm_node import bench as benching
+    from swarm_node import join_string as joining
+    from swarm_node.engine.client import default_command
+
+    _log_to_stderr(quiet=True)
+    subject = (
+        benching.held(home, joining.parse(policy))
+        if "://" in policy
+        else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
+    )
+    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
+        shown = bar.add_task("sampling", total=groups * (batches + 1))
+        measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
+        command = default_command(threads, device.value, dtype.value)
+        result = trio.run(partial(measuring, subject, command, on_group=lambda: bar.advance(shown)))
+    if as_json:
+        typer.echo(json.dumps(result._asdict()))
+    else:
+        typer.echo(
+            f"{result.tokens_per_s:,.0f} tokens per second over {result.tokens:,} tokens: prompts at "
+            f"{result.prompt_tokens_per_s:,.0f}, decoding at {result.decoded_tokens_per_s:,.0f}."
+        )
+
+
+@app.command()
 def seed(
     blobs: Annotated[Path, typer.Option(help="Folder of chunks, as a coordinator or a node keeps it.")],
     key: Annotated[Path, typer.Option(help="File of the seeder's key; made if it is not there.")],
@@ -133,7 +197,7 @@ def engine(context: typer.Context) -> None:
     from swarm_node.engine.child import main as run_child
 
     _log_to_stderr(quiet=True)
-    raise typer.Exit(run_child(context.args))
+    run_child(context.args)
 
 
 def main() -> None:

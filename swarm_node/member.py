@@ -29,6 +29,9 @@ from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import PolicyFollower
 from swarm_node.updater import Updater
 
+TRUST_FILE, POLICIES = "trust.msgpack", "policies"
+"""In the folder of a round."""
+
 log = logging.getLogger(__name__)
 
 
@@ -62,11 +65,16 @@ class Member:
     signals: AsyncIterator[int]
 
 
+def round_folder(home: Path, join: JoinString) -> Path:
+    """Where a home keeps what belongs to one round."""
+    return home / "rounds" / join.round_id[:16]
+
+
 @asynccontextmanager
 async def open_member(settings: Settings) -> AsyncIterator[Member]:
     """Make the parts; nothing of them runs by itself but the chunk server."""
     me = identity.load_or_create(settings.home / "node.key")
-    folder = settings.home / "rounds" / settings.join.round_id[:16]
+    folder = round_folder(settings.home, settings.join)
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
     host_name, _, port = settings.listen.rpartition(":")
     with _only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -80,10 +88,10 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
             policies = PolicyFollower(
                 coordinator=coordinator,
                 origins=origins,
-                updater=Updater(origins, settings.join.round_id, folder / "trust.msgpack"),
+                updater=Updater(origins, settings.join.round_id, folder / TRUST_FILE),
                 blobs=blobs,
                 arrivals=arrivals,
-                folder=folder / "policies",
+                folder=folder / POLICIES,
                 host=host,
                 rng=Random(secrets.randbits(64)),
             )

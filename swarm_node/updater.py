@@ -31,7 +31,7 @@ class Updater:
         self._origins = origins
         self._round_id = round_id
         self._path = path
-        self._documents: Documents | None = _load(path)
+        self._documents: Documents | None = saved(path)
         self.proved_until: datetime | None = None
         """Until when the last refresh vouches for its version; None before the first."""
 
@@ -106,7 +106,7 @@ def _save(path: Path, documents: Documents) -> None:
     write_durably(path, canonical.encode(vars(documents)), temp_folder=path.parent)
 
 
-def _load(path: Path) -> Documents | None:
+def saved(path: Path) -> Documents | None:
     """The saved state; a damaged file is an error, since starting over would forget what was already seen."""
     if not path.exists():
         return None

@@ -1,14 +1,18 @@
-"""The worker: lease, generate, sign, store; then again, with the newest policy.
+"""The worker: lease, generate, sign, store; without a pause while the version stays, then with the newest policy.
 
-    OFFLINE ──policy ready──▶ IDLE ──leases──▶ LEASED ──▶ GENERATING ──group by group──▶ (outbox) ──▶ IDLE
+    OFFLINE ──policy ready──▶ IDLE ──leases──▶ GENERATING ──group by group──▶ (outbox) ──last one──▶ IDLE
+                                                   ▲ └──few left: more leases of this version──┐
+                                                   └───────────────────────────────────────────┘
 
-- A lease is answered with the policy it names: versions change between batches, never inside one.
+- A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
+- The engine never runs dry in between: when half of its groups have ended, others are leased in their place.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
-- Whatever ends a batch early (engine crash, full disk, Ctrl-C) gives the unanswered leases back.
+- What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
+  is being sampled.
 """
 
 import logging
-from contextlib import aclosing
+from contextlib import suppress
 from enum import StrEnum
 
 import trio
@@ -21,10 +25,11 @@ from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
 from swarm_node.engine.client import EngineClient
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 from swarm_node.outbox import Outbox
 from swarm_node.policies import Policy, PolicyFollower
 from swarm_node.sender import Sender
+from swarm_node.throughput import Throughput, Work, measure
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +47,15 @@ NO_WORK: dict[Reason, str] = {
 }
 """What the owner should know; the other reasons pass by themselves."""
 
+FIRST_GROUPS, FIRST_SAMPLES, FIRST_TOKENS_MAX = 8, 8, 32
+"""What is sampled to know this machine's speed before the first lease; after that, the leases themselves tell it."""
+
 
 class Phase(StrEnum):
     """What a member is doing; a worker never mirrors, and a mirror does nothing else."""
 
     OFFLINE = "offline"
     IDLE = "idle"
-    LEASED = "leased"
     GENERATING = "generating"
     MIRRORING = "mirroring"
 
@@ -77,6 +84,9 @@ class Worker:
         self._round_id = round_id
         self._groups_per_request = groups_per_request
         self._loaded: Policy | None = None
+        self._open: dict[str, Lease] = {}
+        """Leases in the engine."""
+        self._ask_at = 0.0
         self._failures = 0
         self._trouble = ""
         self._idle_for: Reason = ""
@@ -92,30 +102,81 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the round is finished."""
-        while not self.finished.is_set():
-            policy = await self._policies.usable()
-            try:
-                if policy != self._loaded:
-                    await self._load(policy)
-                self.phase = Phase.IDLE
-                if len(self._outbox) >= OUTBOX_MAX:
-                    await trio.sleep(1.0)
-                elif leases := await self._lease(policy):
-                    await self._answer(policy, leases)
-                self._failures, self._trouble = 0, ""
-            except EngineFailed as error:
-                self._failures += 1
-                log.error("engine failed times=%d: %s", self._failures, error)
-                if self._failures >= ENGINE_FAILURES_MAX:
-                    raise
-            except DiskFull as error:
-                self._say_once(error, "work stopped")
-                await trio.sleep(FULL_DISK_PAUSE_S)
-            except Unreachable:  # the heartbeat tells the owner
-                await trio.sleep(1.0)
-            except SwarmError as error:
-                self._say_once(error, "no work")
-                await trio.sleep(1.0)
+        try:
+            while not self.finished.is_set():
+                try:
+                    if self._is_hungry():
+                        await self._take_work()
+                    if self._open:
+                        await self._collect()
+                except EngineFailed as error:
+                    await self._give_up()
+                    self._count_failure(error)
+                except DiskFull as error:
+                    self._say_once(error, "work stopped")
+                    await self._give_up()
+                    self._pause(FULL_DISK_PAUSE_S)
+                except Unreachable:  # the heartbeat tells the owner
+                    self._pause(1.0)
+                except SwarmError as error:
+                    self._say_once(error, "no work")
+                    self._pause(1.0)
+        finally:
+            await self._give_back(list(self._open))
+
+    def _is_hungry(self) -> bool:
+        """Whether to ask for work: nothing is left, or little, and more of the same version may be added to it."""
+        if not self._open:
+            return True
+        return (
+            len(self._open) <= self._groups_per_request // 2
+            and len(self._outbox) < OUTBOX_MAX
+            and trio.current_time() >= self._ask_at
+            and self._policies.ready == self._loaded
+            and self._policies.distrust is None
+        )
+
+    def _pause(self, seconds: float) -> None:
+        """Ask for no work for so long; what is being sampled goes on."""
+        self._ask_at = trio.current_time() + seconds
+
+    async def _take_work(self) -> None:
+        """Lease groups and put them into the engine, beside those that it still samples from the same version."""
+        if not self._open:
+            self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
+            await trio.sleep_until(self._ask_at)
+        policy = await self._policies.usable()
+        if policy != self._loaded and not self._open:
+            await self._load(policy)
+        elif len(self._outbox) >= OUTBOX_MAX:
+            self._pause(1.0)
+        elif policy == self._loaded and (leases := await self._lease(policy)):
+            self.phase = Phase.GENERATING
+            self._open |= {lease.lease_id: lease for lease in leases}
+            await self._engine.submit([_request(lease, policy) for lease in leases])
+
+    async def _collect(self) -> None:
+        """Await the next group; sign and store it."""
+        group = await self._engine.finished()
+        lease = self._open.get(group.request_id) if group else None
+        if group is None or lease is None:
+            return  # it was given up
+        if isinstance(group, GroupFailed):
+            del self._open[lease.lease_id]
+            await self._give_back([lease.lease_id])
+            return self._count_failure(SwarmError.from_wire(group.model_dump()))
+        self._policies.milestones.passed(lease.version, "first_token", ago_s=group.first_token_ago_s)
+        await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
+        del self._open[lease.lease_id]
+        self._sender.wake()
+        self._failures, self._trouble = 0, ""
+
+    def _count_failure(self, error: SwarmError) -> None:
+        """Go on after a failure of the engine, but not for ever."""
+        self._failures += 1
+        log.error("engine failed times=%d: %s", self._failures, error)
+        if self._failures >= ENGINE_FAILURES_MAX:
+            raise error
 
     def _say_once(self, error: SwarmError, what: str) -> None:
         """Tell the owner of a trouble when it begins, not each time it is met again."""
@@ -124,7 +185,10 @@ class Worker:
         self._trouble = error.code
 
     async def _load(self, policy: Policy) -> None:
-        loaded = await self._engine.load(policy.folder)
+        if self._loaded:
+            measured = Throughput.of(await self._engine.measured())
+            self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
+        loaded = await self._engine.load(policy.folder, policy.manifest.version)
         self._loaded = policy
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         log.info(
@@ -134,18 +198,34 @@ class Worker:
             loaded.seconds,
         )
         if not self.tokens_per_s:
-            self.tokens_per_s = await self._engine.measure_throughput()
+            sampler = policy.manifest.sampler
+            work = Work(
+                policy.manifest.task,
+                groups=FIRST_GROUPS,
+                samples=FIRST_SAMPLES,
+                max_new_tokens=min(sampler.max_new_tokens, FIRST_TOKENS_MAX),
+                temperature=sampler.temperature,
+            )
+            requests = work.requests(policy.folder, policy.manifest.version)
+            self.tokens_per_s = (await measure(self._engine, requests, at_once=FIRST_GROUPS)).tokens_per_s
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 
     async def _lease(self, policy: Policy) -> tuple[Lease, ...]:
-        request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request)
+        request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request - len(self._open))
         reply = await self._coordinator.lease(request)
         self._policies.hint(reply.newest_version)
+        if any(lease.version != policy.manifest.version for lease in reply.leases):
+            await self._give_back([lease.lease_id for lease in reply.leases])
+            raise LeaseClosed("The coordinator offers leases for a version that this node did not ask for.")
         if reply.reason == "finished":
             self.finished.set()
         elif not reply.leases:
             self._say_why(reply.reason)
-            await self._policies.newer_than(policy, patience_s=min(max(reply.retry_s, 0.05), 30.0))
+            patience_s = min(max(reply.retry_s, 0.05), 30.0)
+            if self._open:
+                self._pause(patience_s)
+            else:
+                await self._policies.newer_than(policy, patience_s=patience_s)
         if reply.leases:
             self._idle_for = ""
         return reply.leases
@@ -156,27 +236,13 @@ class Worker:
             log.warning("no work: %s", NO_WORK[reason])
             self._idle_for = reason
 
-    async def _answer(self, policy: Policy, leases: tuple[Lease, ...]) -> None:
-        """Generate all leases of a batch; those left over are given back."""
-        self.phase = Phase.LEASED
-        open_leases = {lease.lease_id: lease for lease in leases}
-        try:
-            if any(lease.version != policy.manifest.version for lease in leases):
-                raise LeaseClosed("The coordinator offers leases for a version that this node did not ask for.")
-            requests = [_request(lease, policy) for lease in leases]
-            self.phase = Phase.GENERATING
-            async with aclosing(self._engine.generate(requests)) as groups:
-                async for group in groups:
-                    self._policies.milestones.passed(
-                        policy.manifest.version, "first_token", ago_s=group.first_token_ago_s
-                    )
-                    lease = open_leases[group.request_id]
-                    await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
-                    del open_leases[group.request_id]
-                    self._sender.wake()
-        finally:
-            if open_leases:
-                await self._give_back(list(open_leases))
+    async def _give_up(self) -> None:
+        """Leave everything that is being sampled to others."""
+        lost = list(self._open)
+        self._open.clear()
+        with suppress(EngineFailed):  # a new child knows nothing of them anyway
+            await self._engine.cancel(lost)
+        await self._give_back(lost)
 
     def _sign(self, lease: Lease, group: GroupDone) -> bytes:
         claim = RolloutClaim(
@@ -190,6 +256,8 @@ class Worker:
 
     async def _give_back(self, lease_ids: list[str]) -> None:
         """Best effort, even while being cancelled: an unreturned lease only expires later."""
+        if not lease_ids:
+            return
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
             try:
                 await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
@@ -200,6 +268,7 @@ class Worker:
 def _request(lease: Lease, policy: Policy) -> Request:
     return Request(
         request_id=lease.lease_id,
+        version=lease.version,
         prompt=lease.prompt,
         seed=lease.seed,
         samples=lease.samples,

@@ -1,8 +1,16 @@
-"""A policy small enough to load and run in milliseconds, for the tests of the engine and of the learner."""
+"""Policies small enough to load and run in milliseconds, for the tests of the engine and of the learner."""
 
+import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from coordinator.learner.embedded import Shape, make_policy
+import torch
+from transformers import AutoModelForCausalLM
+
+from coordinator.learner.embedded import Shape, make_policy, make_tokenizer
+from coordinator.learner.policy import Policy, TrainSettings
+from protocol.canary import FILE_NAME
 
 TINY = Shape(hidden=32, layers=2, heads=2, intermediate=48)
 
@@ -10,4 +18,22 @@ TINY = Shape(hidden=32, layers=2, heads=2, intermediate=48)
 def make_tiny_policy(folder: Path, *, seed: int = 1) -> Path:
     """An untrained policy in hub format."""
     make_policy(folder, seed=seed, shape=TINY)
+    return with_canary(folder)
+
+
+def make_other_policy(folder: Path, config: Any, *, dtype: torch.dtype, part_size: str = "1GB") -> Path:
+    """An untrained policy of any configuration, in files of this size."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
+    model.to(dtype).save_pretrained(folder, max_shard_size=part_size)
+    make_tokenizer().save_pretrained(folder)
+    return with_canary(folder)
+
+
+def with_canary(folder: Path) -> Path:
+    """Add the canary with which the learner publishes such a policy."""
+    with tempfile.TemporaryDirectory() as published:
+        Policy(folder, TrainSettings(learning_rate=1e-3)).save_hub(Path(published))
+        shutil.copyfile(Path(published) / FILE_NAME, folder / FILE_NAME)
     return folder

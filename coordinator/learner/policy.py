@@ -8,6 +8,7 @@
 """
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.learner.batch import Tensors, collate
 from coordinator.learner.grpo import LossSettings, Metrics, group_advantages, policy_loss, token_logprobs
+from protocol import canary
 from protocol.learning import TrainingGroup
 
 
@@ -88,14 +90,25 @@ class Policy:
         return Step(metrics, _distances(groups, data, current.detach()))
 
     def save_hub(self, folder: Path) -> None:
-        """Write the policy as a hub-format folder: its weights now, in the dtype it came in, and its tokenizer."""
-        self.model.save_pretrained(folder, state_dict=_cast(self.model.state_dict(), self._published_dtype))
+        """Write the policy as a hub-format folder: its weights now, in the dtype it came in, tokenizer and canary."""
+        published = _cast(self.model.state_dict(), self._published_dtype)
+        self.model.save_pretrained(folder, state_dict=published)
+        (folder / canary.FILE_NAME).write_text(json.dumps(self._canary(published).model_dump()))
         config = copy.copy(self.model.config)
         config.dtype = self._published_dtype  # transformers writes that of the weights in training
         config.save_pretrained(folder)
         for source in self._folder.iterdir():
             if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
                 shutil.copyfile(source, folder / source.name)
+
+    def _canary(self, published: dict[str, torch.Tensor]) -> canary.Canary:
+        """What these weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
+        text = canary.text(self.model.config.get_text_config().vocab_size)
+        with torch.inference_mode():
+            weights = _cast(published, torch.float32)
+            logits = torch.func.functional_call(self.model, weights, (torch.tensor([text]),)).logits[0, :-1]
+            scores = torch.log_softmax(logits.float(), dim=-1).gather(1, torch.tensor(text[1:])[:, None])
+        return canary.Canary(tokens=text, logprobs=tuple(scores[:, 0].tolist()))
 
     def save_checkpoint(self, path: Path) -> None:
         """Everything that the next update depends on."""

@@ -1,16 +1,17 @@
 """The agent's side of the engine: starts the child, speaks to it, and puts a fresh one in the place of a failed one.
 
-- One command at a time; every wait has a deadline, and a child that passes it is killed.
-- A crash, a hang or a broken frame ends the command with `EngineFailed`; the next command finds a new child, into which
-  the last policy was loaded again. Whoever asked decides whether to ask once more.
-- A command given up half-way (cancelled, or its iterator closed early) costs the child too: what it would still send
-  must not be taken for the answer to the next command.
+- Every wait has a deadline, and a child that passes it is killed.
+- A crash, a hang or a broken frame ends the call with `EngineFailed`, and with it all requests that are not answered.
+  The next request finds a new child, into which the last policy was loaded again.
+- A call that its caller gives up half-way costs the child, too: half a frame, or the answer to a command that nobody
+  awaits, must not be taken for what is asked next. To give requests up and keep the child, there is `cancel`.
 """
 
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -22,16 +23,20 @@ from protocol.errors import EngineFailed, SwarmError
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
+    Cancel,
+    Cancelled,
     Command,
+    Ended,
     Failed,
-    Finished,
     Generate,
     GroupDone,
+    GroupFailed,
     Load,
     Loaded,
     Measure,
     Measured,
     Ready,
+    Reply,
     Request,
     frame,
 )
@@ -39,22 +44,19 @@ from swarm_node.engine.messages import (
 START_TIMEOUT_S = 120.0
 """Importing torch takes 5 s of CPU; a laptop that is busy or wakes a cold disk needs patience."""
 
-LOAD_TIMEOUT_S = 300.0
-"""The largest policies are read from disk in this time."""
-
 ANSWER_TIMEOUT_S = 300.0
-"""Between two groups: longer than any lease lives."""
+"""Between two answers: longer than any lease lives, and the largest policies are read from disk in this time."""
 
 GRACE_S = 2.0
 """How long the child may take to leave after its input ended."""
 
-Reply = Ready | Loaded | GroupDone | Finished | Measured | Failed
-R = TypeVar("R", Ready, Loaded, GroupDone, Finished, Measured)
+R = TypeVar("R", Ready, Loaded, Measured)
 
 
-def default_command(threads: int) -> list[str]:
+def default_command(threads: int, device: str = "auto", dtype: str = "auto") -> list[str]:
     """The engine's console script, beside this interpreter."""
-    return [str(Path(sys.executable).with_name("swarm-node")), "engine", "--threads", str(threads)]
+    script = str(Path(sys.executable).with_name("swarm-node"))
+    return [script, "engine", "--threads", str(threads), "--device", device, "--dtype", dtype]
 
 
 class EngineClient:
@@ -65,8 +67,11 @@ class EngineClient:
         self._log = log
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
-        self._folder: Path | None = None
-        self._turn = trio.Semaphore(1)  # no lock: an iterator may be closed by another task than the one that began it
+        self._policy: Load | None = None
+        self._turn, self._pipe = trio.Lock(), trio.Lock()
+        self._unanswered: set[str] = set()
+        self._early: deque[GroupDone | GroupFailed] = deque()
+        """Groups that ended while another answer was awaited."""
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 
@@ -75,29 +80,41 @@ class EngineClient:
         """The child's process id while there is one."""
         return self._process.pid if self._process else None
 
-    async def load(self, folder: Path) -> Loaded:
-        """Load a policy folder, which also becomes what a replaced child starts from."""
+    async def load(self, folder: Path, version: int) -> Loaded:
+        """Load a policy folder, once all requests are answered; a replaced child starts from it, too."""
         async with self._turn, self._or_nothing():
             await self._start()
-            loaded = await self._load(folder)
-            self._folder = folder
+            policy = Load(folder=str(folder), version=version)
+            loaded = await self._ask(policy, Loaded)
+            self._policy = policy
             return loaded
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[GroupDone, None]:
-        """Sample the requests; yields each group as it finishes. Close the iterator if you leave it early."""
+    async def submit(self, requests: Sequence[Request]) -> None:
+        """Add requests to those that are sampled; `finished` hands them over, in the order in which they end."""
         async with self._turn, self._or_nothing():
-            await self._start_loaded()
+            if await self._start() and self._policy is not None:
+                await self._ask(self._policy, Loaded)
             await self._send(Generate(requests=tuple(requests)))
-            while not isinstance(group := await self._receive(self._answer_timeout_s), Finished):
-                yield self._expect(group, GroupDone)
+            self._unanswered.update(request.request_id for request in requests)
 
-    async def measure_throughput(self, *, rows: int = 64, new_tokens: int = 32) -> float:
-        """Tokens per second of this machine with the loaded policy."""
+    async def finished(self) -> GroupDone | GroupFailed | None:
+        """The next request that ends; None if there is none left that could."""
         async with self._turn, self._or_nothing():
-            await self._start_loaded()
-            await self._send(Measure(rows=rows, new_tokens=new_tokens))
-            measured = self._expect(await self._receive(self._answer_timeout_s), Measured)
-            return measured.tokens / max(measured.seconds, 1e-9)
+            while self._unanswered and not self._early:
+                self._note(await self._receive(self._answer_timeout_s))
+            return self._early.popleft() if self._early else None
+
+    async def cancel(self, request_ids: Collection[str]) -> None:
+        """Give requests up, also while another task awaits them; one that has ended already is still handed over."""
+        async with self._or_nothing():
+            if self._unanswered.intersection(request_ids):
+                await self._send(Cancel(request_ids=tuple(request_ids)))
+
+    async def measured(self) -> Measured:
+        """How fast the requests were sampled that have ended since this was last asked for."""
+        async with self._turn, self._or_nothing():
+            await self._start()
+            return await self._ask(Measure(), Measured)
 
     async def close(self) -> None:
         """End the child: politely, then for certain."""
@@ -119,19 +136,18 @@ class EngineClient:
         except _Reported as reported:
             raise reported.error from None
         except BaseException:
+            self._unanswered.clear()
             if self._process is not None:
                 process, self._process = self._process, None
                 await _kill(process)
             raise
 
-    async def _start_loaded(self) -> None:
-        if await self._start() and self._folder is not None:
-            await self._load(self._folder)
-
     async def _start(self) -> bool:
         """Make sure of a child; true if it is a new one."""
         if self._process is not None and self._process.poll() is None:
             return False
+        if self._unanswered:
+            raise await self._gone()
         await self.close()
         try:
             self._process = await trio.lowlevel.open_process(
@@ -145,20 +161,32 @@ class EngineClient:
         self._expect(await self._receive(START_TIMEOUT_S), Ready)
         return True
 
-    async def _load(self, folder: Path) -> Loaded:
-        await self._send(Load(folder=str(folder)))
-        return self._expect(await self._receive(LOAD_TIMEOUT_S), Loaded)
+    async def _ask(self, command: Load | Measure, kind: type[R]) -> R:
+        """Send a command that has one answer; the groups that end before it are kept."""
+        await self._send(command)
+        while isinstance(answer := await self._receive(self._answer_timeout_s), Ended):
+            self._note(answer)
+        return self._expect(answer, kind)
 
-    async def _send(self, body: Load | Generate | Measure) -> None:
+    def _note(self, answer: Ended | Reply) -> None:
+        """Keep a group for `finished`."""
+        if not isinstance(answer, Ended) or answer.request_id not in self._unanswered:
+            raise EngineFailed(f"The engine answers {answer.kind} where the end of a request is due.")
+        self._unanswered.remove(answer.request_id)
+        if not isinstance(answer, Cancelled):
+            self._early.append(answer)
+
+    async def _send(self, body: Load | Generate | Cancel | Measure) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with self._deadline(self._answer_timeout_s, "take a command"):
             try:
-                await self._process.stdin.send_all(frame(Command(body=body)))
+                async with self._pipe:
+                    await self._process.stdin.send_all(frame(Command(body=body)))
             except trio.BrokenResourceError as error:
                 raise await self._gone() from error
 
-    async def _receive(self, timeout_s: float) -> Reply:
+    async def _receive(self, timeout_s: float) -> Ended | Reply:
         with self._deadline(timeout_s, "answer"):
             size_bytes = int.from_bytes(await self._read(LENGTH_BYTES))
             if size_bytes > limits.MESSAGE_MAX_BYTES:
@@ -176,7 +204,7 @@ class EngineClient:
             parts += part
         return bytes(parts)
 
-    def _expect(self, reply: Reply, kind: type[R]) -> R:
+    def _expect(self, reply: Ended | Reply, kind: type[R]) -> R:
         if isinstance(reply, Failed):
             raise _Reported(SwarmError.from_wire(reply.model_dump()))
         if not isinstance(reply, kind):

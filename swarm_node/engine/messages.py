@@ -1,11 +1,19 @@
-"""What the agent and its engine child say to each other: one command at a time, answered in order.
+"""What the agent and its engine child say to each other.
 
-    Load      → Loaded
-    Generate  → GroupDone, once per request as it finishes … Finished
-    Measure   → Measured
+    Load      → Loaded                               one answer
+    Generate  → GroupDone | GroupFailed | Cancelled  one for each request, as it ends, in any order
+    Cancel    → nothing; each named request that was still unanswered is answered with Cancelled
+    Measure   → Measured                             one answer
 
 - The child says `Ready` once, when its libraries are imported.
-- `Failed` may stand in place of any answer and ends the command; the child is then ready for the next one.
+- Requests may be added at any time: the child lets them in as slots become free, and never waits for a batch to end.
+- Commands are obeyed in the order in which they came, but for `Cancel`, which is obeyed at once. `Load` and `Measure`
+  wait until every request before them is answered, and what comes after them waits for them. So a request that runs
+  is never touched by a swap; whoever does not want to wait for it cancels it first.
+- A request names the version it is for. If another is loaded, it fails; nothing is ever sampled from the wrong one.
+- `Failed` answers `Load`, `Measure` or what is no command at all; the child is then ready for the next one. After a
+  failed `Load` no version is loaded: no mixture of two, and not the old one either.
+- A request that fails takes no other with it.
 - A frame is a 4-byte big-endian length and that many bytes of canonical MessagePack.
 """
 
@@ -14,16 +22,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol import limits
+from protocol.errors import SwarmError
 from protocol.message import Message
 from protocol.rollout import Sample
 
 LENGTH_BYTES = 4
 
+RequestId = Annotated[str, Field(max_length=64)]
+
 
 class Request(Message):
     """One group to sample: what of a lease the engine needs to know."""
 
-    request_id: str = Field(max_length=64)
+    request_id: RequestId
+    version: int = Field(ge=0, le=limits.VERSION_MAX)
     prompt: bytes = Field(min_length=4, max_length=4 * limits.TOKENS_MAX)
     """Token ids, 32-bit little-endian."""
     seed: int = Field(ge=0, lt=2**64)
@@ -33,10 +45,11 @@ class Request(Message):
 
 
 class Load(Message):
-    """Take the weights of this policy folder."""
+    """Take the weights of this policy folder; from then on they are this version."""
 
     kind: Literal["load"] = "load"
     folder: str
+    version: int = Field(ge=0, le=limits.VERSION_MAX)
 
 
 class Generate(Message):
@@ -46,12 +59,17 @@ class Generate(Message):
     requests: tuple[Request, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
+class Cancel(Message):
+    """Give these requests up; one that was answered already stays answered."""
+
+    kind: Literal["cancel"] = "cancel"
+    request_ids: tuple[RequestId, ...] = Field(max_length=4 * limits.LEASES_PER_REQUEST_MAX)
+
+
 class Measure(Message):
-    """Decode so many rows for so many tokens, and count."""
+    """Say how fast the requests since the last `Measure` were sampled."""
 
     kind: Literal["measure"] = "measure"
-    rows: int = Field(ge=1, le=1024)
-    new_tokens: int = Field(ge=1, le=1024)
 
 
 class Ready(Message):
@@ -61,7 +79,7 @@ class Ready(Message):
 
 
 class Loaded(Message):
-    """The weights are in place."""
+    """The weights are in place, and give what the canary expects."""
 
     kind: Literal["loaded"] = "loaded"
     parameters: int
@@ -74,24 +92,44 @@ class GroupDone(Message):
     """All samples of one request."""
 
     kind: Literal["group_done"] = "group_done"
-    request_id: str
+    request_id: RequestId
     samples: tuple[Sample, ...]
     first_token_ago_s: float = Field(ge=0)
-    """Since the first token of the groups that are sampled together with this one."""
+    """Since the first token of this group."""
 
 
-class Finished(Message):
-    """Every group of the command was sent."""
+class GroupFailed(Message):
+    """A request that came to nothing: an error of `protocol.errors`, by its code."""
 
-    kind: Literal["finished"] = "finished"
+    kind: Literal["group_failed"] = "group_failed"
+    request_id: RequestId
+    code: str
+    message: str
+    hint: str
+
+    @staticmethod
+    def of(request_id: str, error: SwarmError) -> "GroupFailed":
+        return GroupFailed(request_id=request_id, code=error.code, message=error.message, hint=error.hint)
+
+
+class Cancelled(Message):
+    """A request that was given up before its end."""
+
+    kind: Literal["cancelled"] = "cancelled"
+    request_id: RequestId
 
 
 class Measured(Message):
-    """What `Measure` took."""
+    """What was sampled, and what it took."""
 
     kind: Literal["measured"] = "measured"
-    tokens: int
-    seconds: float
+    prompt_tokens: int
+    """Each prompt counts once, however many samples it has."""
+    first_tokens: int
+    """Drawn right after a prompt."""
+    prefill_s: float
+    later_tokens: int
+    decode_s: float
 
 
 class Failed(Message):
@@ -102,17 +140,25 @@ class Failed(Message):
     message: str
     hint: str
 
+    @staticmethod
+    def of(error: SwarmError) -> "Failed":
+        return Failed(code=error.code, message=error.message, hint=error.hint)
+
 
 class Command(Message):
     """A frame to the child."""
 
-    body: Annotated[Load | Generate | Measure, Field(discriminator="kind")]
+    body: Annotated[Load | Generate | Cancel | Measure, Field(discriminator="kind")]
+
+
+Ended = GroupDone | GroupFailed | Cancelled
+Reply = Ready | Loaded | Measured | Failed
 
 
 class Answer(Message):
     """A frame from the child."""
 
-    body: Annotated[Ready | Loaded | GroupDone | Finished | Measured | Failed, Field(discriminator="kind")]
+    body: Annotated[Ended | Reply, Field(discriminator="kind")]
 
 
 def frame(message: Command | Answer) -> bytes:

@@ -1,247 +1,306 @@
-"""Samples groups from any causal model of `transformers`, in plain torch on the CPU.
+"""Samples groups from a causal model in plain torch: continuous batching over slots that are refilled at once.
 
-- A prompt is prefilled once and its cache shared out among the group's samples.
-- All groups of a wave decode together; rows that finish leave the batch at once, groups are handed out as they finish.
-- Prompts are padded on the left, so the newest token of every row stands in the last column; the mask hides the padding
-  and positions count from each prompt's own first token.
-- Which token is drawn depends on (seed, sample, position) alone, see `protocol.sampling`.
+- A step lets waiting groups in, and draws a token for every sample that runs. A group whose last sample has ended is
+  handed out at once; the slots of samples that ended go to the next group while the others run on.
+- A prompt is computed once for all samples of its group.
+- Which token is drawn depends on (seed, sample, position) alone, see `protocol.sampling`. So a sample may be started
+  over at any time, and comes out the same.
+- Out of memory: everything that runs is put back, and started over with half as many slots. What does not fit even
+  alone fails by name.
 - Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
 """
 
+import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GenerationConfig
+from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.sampling import uniform_table
-from swarm_node.engine.messages import GroupDone, Loaded, Measured, Request
+from swarm_node.engine import canary, qwen3, sampler, weights
+from swarm_node.engine.decoder import Decoder
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
 
-ROWS_MAX = 512
-"""Samples decoded at once; tiny models are bound by the cost per step, so many rows are cheap."""
+SLOTS = 512
+"""Samples decoded at once; a step costs little more for many rows than for one, until memory ends."""
+
+PREFILL_TOKENS_MAX = 8192
+"""Prompt tokens computed at once, padding included: what they need in between stays far below the weights' size."""
+
+log = logging.getLogger(__name__)
+
+
+Answered = GroupDone | GroupFailed
+
+
+@dataclass(eq=False)
+class Group:
+    """A request on its way."""
+
+    request: Request
+    prompt: list[int]
+    waiting: list[int]
+    """Samples that have no slot yet."""
+    ended: dict[int, Sample] = field(default_factory=dict)
+    first_token_at: float | None = None
+
+
+@dataclass(eq=False)
+class Running:
+    """A sample in its slot."""
+
+    group: Group
+    number: int
+    uniforms: NDArray[np.float64]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 class TorchEngine:
     """Holds one policy and samples from it."""
 
-    def __init__(self) -> None:
-        self._model: Any = None
-        self._config = b""
-        self._end_tokens = torch.empty(0, dtype=torch.long)
+    def __init__(self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS) -> None:
+        self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self._dtype, self._slots = dtype, slots
+        self._decoder: Decoder | None = None
+        self._config: dict[str, Any] = {}
+        self._ends: frozenset[int] = frozenset()
+        self._version: int | None = None
+        self._queue: deque[Group] = deque()
+        self._running: list[Running] = []
+        """Sample r has row r of the decoder."""
+        self._answers: list[Answered] = []
+        self._spent = _nothing_spent()
 
-    def load(self, folder: Path) -> Loaded:
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to sample."""
+        return bool(self._queue or self._running)
+
+    @torch.inference_mode()
+    def load(self, folder: Path, version: int) -> Loaded:
         """Take a policy folder's weights, into the model that is there if the configuration is the same."""
+        if self.busy:
+            raise EngineFailed("A version cannot be swapped while its samples are drawn.")
         started = time.monotonic()
+        # Gone until everything has worked: nothing is ever sampled from half of a version.
+        decoder, self._decoder = self._decoder, None
         try:
-            config = (folder / "config.json").read_bytes()
-            rebuilt = config != self._config or not self._swap(folder)
-            if rebuilt:
-                self._build(folder)
-            self._config = config
-            self._end_tokens = _end_tokens(folder, self._model)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            self._model, self._config = None, b""
-            raise EngineFailed(f"The policy in {folder} cannot be loaded: {error}") from error
-        parameters = sum(tensor.numel() for tensor in self._model.parameters())
-        return Loaded(parameters=parameters, rebuilt=rebuilt, seconds=time.monotonic() - started)
+            config = weights.read_config(folder)
+            ends = frozenset(weights.end_tokens(folder, config))
+            rebuilt = decoder is None or config != self._config or not decoder.swap(folder)
+            if decoder is None or rebuilt:
+                decoder = None  # before the next is made: two may not fit
+                decoder = _make_decoder(folder, config, self._device, self._dtype)
+            canary.check(decoder, folder)
+        except EngineFailed:
+            raise
+        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+            raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
+        self._decoder, self._config, self._ends, self._version = decoder, config, ends, version
+        return Loaded(parameters=decoder.parameters, rebuilt=rebuilt, seconds=time.monotonic() - started)
 
-    def generate(self, requests: Sequence[Request], on_group: Callable[[GroupDone], None]) -> None:
-        """Sample every request; each group is handed over as soon as its last row finishes."""
-        if self._model is None:
-            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
-        prompts = [[int(token) for token in unpack_tokens(request.prompt)] for request in requests]
-        for request, prompt in zip(requests, prompts, strict=True):
-            self._check(request, prompt)
-        with torch.inference_mode():
-            for wave in _waves(requests):
-                batch = _Batch(self._model, requests[wave], prompts[wave])
-                while batch.rows:
-                    for group in batch.step(self._end_tokens):
-                        on_group(group)
-
-    def measure(self, rows: int, new_tokens: int) -> Measured:
-        """Decode rows that never end, for the node's own throughput."""
-        prompt = [0] * 8
-        samples = min(rows, 8)
-        alike: dict[str, Any] = {"request_id": "", "samples": samples, "max_new_tokens": new_tokens, "temperature": 1.0}
-        requests = [Request(prompt=pack_tokens(prompt), seed=number, **alike) for number in range(-(-rows // samples))]
-        if self._model is None:
-            raise EngineFailed("No policy is loaded.", hint="Load one before measuring.")
-        started = time.monotonic()
-        never, tokens = torch.empty(0, dtype=torch.long), 0
-        with torch.inference_mode():
-            for wave in _waves(requests):
-                batch = _Batch(self._model, requests[wave], [prompt] * len(requests[wave]))
-                tokens += batch.rows * new_tokens
-                while batch.rows:
-                    batch.step(never)
-        return Measured(tokens=tokens, seconds=time.monotonic() - started)
-
-    def _build(self, folder: Path) -> None:
-        # No network and no code from the folder, whatever its configuration says.
-        self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
-        self._model.eval().requires_grad_(False)
-
-    def _swap(self, folder: Path) -> bool:
-        """Copy the folder's tensors over the model's; false if they are not the same tensors."""
-        ours = dict(self._model.named_parameters())
-        theirs = {name: tensor for part in folder.glob("*.safetensors") for name, tensor in load_file(part).items()}
-        if {name: tensor.shape for name, tensor in ours.items()} != {name: t.shape for name, t in theirs.items()}:
-            return False
-        for name, tensor in ours.items():
-            tensor.copy_(theirs[name])
-        return True
-
-    def _check(self, request: Request, prompt: list[int]) -> None:
-        config = self._model.config
-        if max(prompt) >= config.vocab_size:
-            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {config.vocab_size}.")
-        if len(prompt) + request.max_new_tokens > config.max_position_embeddings:
+    def add(self, request: Request) -> None:
+        """Queue a request, if the policy can do what it asks for."""
+        decoder, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
+        if request.version != self._version:
+            raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
+        if max(prompt) >= decoder.vocab_size:
+            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {decoder.vocab_size}.")
+        if len(prompt) + request.max_new_tokens > decoder.positions_max:
             raise EngineFailed(
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
-                f"{config.max_position_embeddings} positions."
+                f"{decoder.positions_max} positions."
+            )
+        self._queue.append(Group(request, prompt, list(range(request.samples))))
+
+    @torch.inference_mode()
+    def step(self) -> list[Answered]:
+        """Let groups in, and draw a token for every running sample; the groups that this ended."""
+        try:
+            self._enter()
+            self._decode()
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
+            self._start_over()
+        answers, self._answers = self._answers, []
+        return answers
+
+    @torch.inference_mode()
+    def cancel(self, request_ids: Collection[str]) -> list[str]:
+        """Forget those of these requests that are here; which they were."""
+        known = dict.fromkeys([*(one.group for one in self._running), *self._queue])
+        gone = [group for group in known if group.request.request_id in request_ids]
+        self._remove(gone)
+        return [group.request.request_id for group in gone]
+
+    def generate(self, requests: Sequence[Request], on_group: Callable[[GroupDone], None]) -> None:
+        """Sample every request; each group is handed over as it ends."""
+        for request in requests:
+            self.add(request)
+        while self.busy:
+            for group in self.step():
+                if isinstance(group, GroupFailed):
+                    self.cancel([request.request_id for request in requests])
+                    raise EngineFailed(group.message, hint=group.hint)
+                on_group(group)
+
+    def measured(self) -> Measured:
+        """What was sampled since this was last asked for."""
+        spent, self._spent = self._spent, _nothing_spent()
+        return Measured(**spent)
+
+    def _loaded(self) -> Decoder:
+        if self._decoder is None:
+            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
+        return self._decoder
+
+    def _enter(self) -> None:
+        """Give slots to as many waiting groups as fit, and draw their samples' first tokens."""
+        entering = self._next_groups()
+        if not entering:
+            return
+        started, first = time.monotonic(), len(self._running)
+        samples = [(group, number) for group, numbers in entering for number in numbers]
+        longest = max(group.request.max_new_tokens for group, _ in entering)
+        seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
+        uniforms = uniform_table(seeds, numbers, longest)
+        self._running += [Running(*sample, row) for sample, row in zip(samples, uniforms, strict=True)]
+        prompts, copies = [group.prompt for group, _ in entering], [len(numbers) for _, numbers in entering]
+        self._draw(self._loaded().prefill(prompts, copies), first)
+        self._spent["prompt_tokens"] += sum(map(len, prompts))
+        self._spent["first_tokens"] += sum(copies)
+        self._spent["prefill_s"] += time.monotonic() - started
+
+    def _next_groups(self) -> list[tuple[Group, list[int]]]:
+        """The groups to let in now, and which of their samples; taken off the queue."""
+        taken: list[tuple[Group, list[int]]] = []
+        free, longest = self._slots - len(self._running), 0
+        while self._queue and (self._loaded().joins_midway or not self._running):
+            group = self._queue[0]
+            count = min(len(group.waiting), self._slots)
+            longest = max(longest, len(group.prompt))
+            if count > free or (taken and longest * (len(taken) + 1) > PREFILL_TOKENS_MAX):
+                break
+            taken.append((group, group.waiting[:count]))
+            free, group.waiting = free - count, group.waiting[count:]
+            if not group.waiting:
+                self._queue.popleft()
+        return taken
+
+    def _decode(self) -> None:
+        if self._running:
+            started, decoder = time.monotonic(), self._loaded()
+            self._spent["later_tokens"] += len(self._running)
+            newest = torch.tensor([one.tokens[-1] for one in self._running], device=decoder.device)
+            self._draw(decoder.decode(newest), 0)
+            self._spent["decode_s"] += time.monotonic() - started
+
+    def _draw(self, logits: torch.Tensor, first: int) -> None:
+        """Draw the next token of every sample from this one on, and take out those that end with it."""
+        drawn = self._running[first:]
+        temperatures = torch.tensor([one.group.request.temperature for one in drawn], device=logits.device)
+        uniforms = torch.tensor([one.uniforms[len(one.tokens)] for one in drawn], device=logits.device)
+        tokens, logprobs = sampler.draw(logits, temperatures, uniforms)
+        now, finished = time.monotonic(), []
+        for row, (one, token, logprob) in enumerate(zip(drawn, tokens.tolist(), logprobs.tolist(), strict=True), first):
+            group = one.group
+            group.first_token_at = group.first_token_at or now
+            one.tokens.append(token)
+            one.logprobs.append(logprob)
+            if token in self._ends or len(one.tokens) == group.request.max_new_tokens:
+                finished.append(row)
+                self._end(one, now)
+        self._vacate(finished)
+        broken = dict.fromkeys(one.group for one in drawn if math.isnan(one.logprobs[-1]))
+        self._answers += [_failed(group, "The policy gives probabilities that are no numbers.") for group in broken]
+        self._remove(broken)
+
+    def _end(self, one: Running, now: float) -> None:
+        """Keep a finished sample, and hand over its group if it was the last."""
+        group = one.group
+        group.ended[one.number] = Sample(
+            tokens=pack_tokens(one.tokens),
+            logprobs=pack_logprobs(one.logprobs),
+            finish="stop" if one.tokens[-1] in self._ends else "length",
+        )
+        if len(group.ended) == group.request.samples:
+            samples = tuple(group.ended[number] for number in range(group.request.samples))
+            ago_s = now - (group.first_token_at or now)
+            self._answers.append(
+                GroupDone(request_id=group.request.request_id, samples=samples, first_token_ago_s=ago_s)
             )
 
+    def _remove(self, groups: Collection[Group]) -> None:
+        """Forget groups, wherever they are."""
+        if groups:
+            self._queue = deque(group for group in self._queue if group not in groups)
+            self._vacate([row for row, one in enumerate(self._running) if one.group in groups])
 
-class _Batch:
-    """The rows of some requests that are still being decoded."""
+    def _vacate(self, rows: Sequence[int]) -> None:
+        """Take samples out; the last ones move into the slots that fall free."""
+        if not rows:
+            return
+        left, gone = len(self._running) - len(rows), set(rows)
+        holes = [row for row in rows if row < left]
+        movers = [row for row in range(left, len(self._running)) if row not in gone]
+        for hole, mover in zip(holes, movers, strict=True):
+            self._running[hole] = self._running[mover]
+        del self._running[left:]
+        decoder = self._loaded()
+        sources, targets = (torch.tensor(one, dtype=torch.long, device=decoder.device) for one in (movers, holes))
+        decoder.move(sources, targets, left)
 
-    def __init__(self, model: Any, requests: Sequence[Request], prompts: Sequence[list[int]]) -> None:
-        self._model, self._requests = model, requests
-        owners = [number for number, request in enumerate(requests) for _ in range(request.samples)]
-        samples = [sample for request in requests for sample in range(request.samples)]
-        longest = max(request.max_new_tokens for request in requests)
-        seeds = [requests[number].seed for number in owners]
-        self.rows = len(owners)
-        self._step = 0
-        self._first_token_at = 0.0
-        self._alive = torch.arange(self.rows)  # [live rows], as indices into the arrays of all rows
-        self._owners = torch.tensor(owners)
-        self._unfinished = [request.samples for request in requests]
-        self._uniforms = torch.from_numpy(uniform_table(seeds, samples, longest))  # [rows, steps]
-        self._temperatures = torch.tensor([requests[number].temperature for number in owners])
-        self._limits = torch.tensor([requests[number].max_new_tokens for number in owners])
-        self._tokens = torch.zeros(self.rows, longest, dtype=torch.long)
-        self._logprobs = torch.zeros(self.rows, longest)
-        self._lengths = torch.zeros(self.rows, dtype=torch.long)
-        self._ended = torch.zeros(self.rows, dtype=torch.bool)
-        self._prefill(prompts)
-
-    def step(self, end_tokens: torch.Tensor) -> list[GroupDone]:
-        """Draw one token for every live row; returns the groups that this completes."""
-        if self._step:
-            self._forward()
-        alive, step = self._alive, self._step
-        scores = torch.log_softmax(self._logits / self._temperatures[alive, None], dim=-1)  # [live, vocabulary]
-        tokens = _pick(scores, self._uniforms[alive, step])
-        if step == 0:
-            self._first_token_at = time.monotonic()
-        self._tokens[alive, step] = tokens
-        self._logprobs[alive, step] = scores.gather(1, tokens[:, None])[:, 0]
-        self._step += 1
-
-        ended = torch.isin(tokens, end_tokens)
-        finished = ended | (self._limits[alive] == self._step)
-        if not finished.any():
-            return []
-        self._ended[alive[ended]] = True
-        self._lengths[alive[finished]] = self._step
-        return self._retire(finished)
-
-    def _prefill(self, prompts: Sequence[list[int]]) -> None:
-        width = max(map(len, prompts))
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # [prompts, width]
-        out = self._model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self._cache = out.past_key_values
-        self._cache.batch_select_indices(self._owners)  # one row per sample from here on
-        self._logits = out.logits[self._owners, -1].float()  # [rows, vocabulary]
-        self._mask = mask[self._owners]
-        self._positions = mask.sum(1)[self._owners]  # of the next token
-
-    def _forward(self) -> None:
-        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
-        out = self._model(
-            input_ids=self._tokens[self._alive, self._step - 1][:, None],
-            attention_mask=self._mask,
-            position_ids=self._positions[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self._logits = out.logits[:, -1].float()
-        self._positions = self._positions + 1
-
-    def _retire(self, finished: torch.Tensor) -> list[GroupDone]:
-        """Take finished rows out of the batch."""
-        complete = []
-        for owner in self._owners[self._alive[finished]].tolist():
-            self._unfinished[owner] -= 1
-            if self._unfinished[owner] == 0:
-                complete.append(self._group(owner))
-        kept = (~finished).nonzero()[:, 0]
-        self._alive, self.rows = self._alive[kept], len(kept)
-        self._mask, self._positions = self._mask[kept], self._positions[kept]
-        self._cache.batch_select_indices(kept)
-        return complete
-
-    def _group(self, owner: int) -> GroupDone:
-        rows = (self._owners == owner).nonzero()[:, 0].tolist()
-        samples = tuple(self._sample(row, int(self._lengths[row])) for row in rows)
-        return GroupDone(
-            request_id=self._requests[owner].request_id,
-            samples=samples,
-            first_token_ago_s=time.monotonic() - self._first_token_at,
-        )
-
-    def _sample(self, row: int, length: int) -> Sample:
-        return Sample(
-            tokens=pack_tokens(self._tokens[row, :length].tolist()),
-            logprobs=pack_logprobs(self._logprobs[row, :length].tolist()),
-            finish="stop" if self._ended[row] else "length",
-        )
+    def _start_over(self) -> None:
+        """Out of memory: put back what runs, for fewer slots."""
+        running, self._running = self._running, []
+        self._loaded().clear()
+        back = [group for group in dict.fromkeys(one.group for one in running) if group not in self._queue]
+        self._queue.extendleft(reversed(back))
+        for group in self._queue:
+            group.waiting = [number for number in range(group.request.samples) if number not in group.ended]
+        if len(running) > 1:
+            self._slots = len(running) // 2
+            log.warning("out of memory with %d samples at once; from now on %d", len(running), self._slots)
+        else:
+            hint = "Free some, or let another machine sample this policy."
+            self._answers.append(_failed(self._queue.popleft(), "There is not enough memory for one sample.", hint))
 
 
-def _pick(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """`protocol.sampling.pick` for every row: scores [rows, vocabulary], uniforms [rows] → tokens [rows]."""
-    cumulative = scores.exp().double().cumsum(-1)
-    total = cumulative[:, -1]
-    if not torch.isfinite(total).all():
-        raise EngineFailed("The policy gives probabilities that are not numbers.", hint="Its weights are damaged.")
-    below = torch.nextafter(total, torch.zeros_like(total))
-    targets = torch.minimum(uniforms * total, below)
-    return torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+def _make_decoder(folder: Path, config: dict[str, Any], device: torch.device, dtype: str) -> Decoder:
+    """Our own decoder where it knows the architecture, else that of `transformers`."""
+    if dtype == "auto":
+        published = config.get("dtype") or config.get("torch_dtype") or "float32"
+        dtype = "float32" if device.type == "cpu" else published
+    exact = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype)
+    if exact is None:
+        raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16")
+    if qwen3.supports(config):
+        return qwen3.Qwen3(folder, config, device, exact)
+    from swarm_node.engine.generic import Generic  # its import of transformers takes seconds
+
+    return Generic(folder, device, exact)
 
 
-def _waves(requests: Sequence[Request]) -> Iterator[slice]:
-    """Runs of requests with at most `ROWS_MAX` rows together."""
-    start, rows = 0, 0
-    for number, request in enumerate(requests):
-        if rows and rows + request.samples > ROWS_MAX:
-            yield slice(start, number)
-            start, rows = number, 0
-        rows += request.samples
-    yield slice(start, len(requests))
+def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:
+    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
 
 
-def _end_tokens(folder: Path, model: Any) -> torch.Tensor:
-    """The tokens that end a completion; a policy may have several, and may name them in either of two files."""
-    named = model.config.eos_token_id
-    if (folder / "generation_config.json").exists():
-        named = GenerationConfig.from_pretrained(folder).eos_token_id or named
-    if named is None:
-        raise ValueError("neither config.json nor generation_config.json names an end token")
-    return torch.tensor([named] if isinstance(named, int) else list(named))
+def _nothing_spent() -> dict[str, Any]:
+    return {"prompt_tokens": 0, "first_tokens": 0, "prefill_s": 0.0, "later_tokens": 0, "decode_s": 0.0}
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; on the CPU torch has no type of its own for that."""
+    named = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return named or "allocate memory" in str(error) or "bad_alloc" in str(error)

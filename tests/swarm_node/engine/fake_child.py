@@ -9,20 +9,19 @@ from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
     Command,
-    Finished,
+    Ended,
     Generate,
     GroupDone,
     Load,
     Loaded,
     Measured,
     Ready,
+    Reply,
     frame,
 )
 
-Body = Ready | Loaded | GroupDone | Finished | Measured
 
-
-def answer(body: Body) -> None:
+def answer(body: Ended | Reply) -> None:
     os.write(1, frame(Answer(body=body)))
 
 
@@ -42,12 +41,15 @@ def main(fault: str) -> None:
         if isinstance(command, Load):
             answer(Loaded(parameters=1, rebuilt=True, seconds=0.0))
         elif not isinstance(command, Generate):
-            answer(Measured(tokens=100, seconds=0.5))
+            answer(Measured(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
         else:
-            nothing = Sample(tokens=b"", logprobs=b"", finish="length")
-            answer(GroupDone(request_id="first", samples=(nothing,), first_token_ago_s=0.0))
+            end("first")
             misbehave(fault)
-            answer(Finished())
+
+
+def end(name: str) -> None:
+    nothing = Sample(tokens=b"", logprobs=b"", finish="length")
+    answer(GroupDone(request_id=name, samples=(nothing,), first_token_ago_s=0.0))
 
 
 def misbehave(fault: str) -> None:
@@ -61,6 +63,8 @@ def misbehave(fault: str) -> None:
             threading.Event().wait()
         case "answers something else":
             answer(Loaded(parameters=1, rebuilt=True, seconds=0.0))
+        case "answers twice":
+            end("first")
 
 
 if __name__ == "__main__":

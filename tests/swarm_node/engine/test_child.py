@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from swarm_node.engine.client import default_command
-from swarm_node.engine.messages import LENGTH_BYTES, Answer, Command, Failed, Load, Measure, Ready, frame
+from swarm_node.engine.messages import (
+    LENGTH_BYTES,
+    Answer,
+    Command,
+    Failed,
+    Generate,
+    GroupFailed,
+    Load,
+    Ready,
+    Request,
+    frame,
+)
 
 DEADLINE_S = 120.0
 
@@ -35,16 +46,25 @@ def tell(process: subprocess.Popen[bytes], data: bytes) -> Answer:
     return answer_of(process)
 
 
-def test_a_command_before_any_policy_fails_with_its_code(child: subprocess.Popen[bytes]) -> None:
-    failed = tell(child, frame(Command(body=Measure(rows=1, new_tokens=1)))).body
-    assert isinstance(failed, Failed)
-    assert failed.code == "engine_failed"
+def test_a_request_before_any_policy_fails_with_its_code(child: subprocess.Popen[bytes]) -> None:
+    request = Request(
+        request_id="a",
+        version=1,
+        prompt=b"\x13\x00\x00\x00",
+        seed=1,
+        samples=1,
+        max_new_tokens=1,
+        temperature=1.0,
+    )
+    failed = tell(child, frame(Command(body=Generate(requests=(request,))))).body
+    assert isinstance(failed, GroupFailed)
+    assert (failed.request_id, failed.code) == ("a", "engine_failed")
     assert "No policy is loaded" in failed.message
 
 
 def test_a_folder_that_is_no_policy_fails_and_the_child_lives_on(child: subprocess.Popen[bytes]) -> None:
     for _ in range(2):
-        failed = tell(child, frame(Command(body=Load(folder="/nowhere")))).body
+        failed = tell(child, frame(Command(body=Load(folder="/nowhere", version=1)))).body
         assert isinstance(failed, Failed)
         assert failed.code == "engine_failed"
 

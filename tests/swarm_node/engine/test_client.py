@@ -3,17 +3,17 @@
 import os
 import signal
 import sys
-from contextlib import aclosing
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
+import trio.testing
 
 from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine.client import EngineClient, default_command, open_engine
-from swarm_node.engine.messages import Request
+from swarm_node.engine.messages import GroupDone, Request
 
 pytestmark = pytest.mark.trio
 
@@ -25,9 +25,10 @@ def fake(fault: str) -> list[str]:
     return [sys.executable, str(FAKE), fault]
 
 
-def request(name: str, *, max_new_tokens: int, samples: int = 2) -> Request:
+def request(name: str, *, max_new_tokens: int = 1, samples: int = 2, version: int = 1) -> Request:
     return Request(
         request_id=name,
+        version=version,
         prompt=pack_tokens([19, 20, 31]),
         seed=1,
         samples=samples,
@@ -36,48 +37,81 @@ def request(name: str, *, max_new_tokens: int, samples: int = 2) -> Request:
     )
 
 
-async def sample(engine: EngineClient, *requests: Request, seen: list[str], kill: bool = False) -> None:
-    """Note the names of the groups as they come, and perhaps shoot the child after the first."""
-    async with aclosing(engine.generate(requests)) as groups:
-        async for group in groups:
-            seen.append(group.request_id)
-            if kill and engine.pid is not None:
-                os.kill(engine.pid, signal.SIGKILL)
+ENDLESS = request("endless", max_new_tokens=500, samples=64)
 
 
-async def test_load_generate_and_measure(policy: Path) -> None:
+async def ends(engine: EngineClient) -> list[str]:
+    """The requests that still end, in order; one that failed with its message."""
+    seen = []
+    while group := await engine.finished():
+        seen.append(group.request_id if isinstance(group, GroupDone) else f"{group.request_id}: {group.message}")
+    return seen
+
+
+async def test_load_generate_measure_and_cancel(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_engine(default_command(1)) as engine:
-            loaded = await engine.load(policy)
+            loaded = await engine.load(policy, 1)
             assert loaded.rebuilt
             assert loaded.parameters > 10_000
-            async with aclosing(engine.generate([request("a", max_new_tokens=6, samples=3)])) as groups:
-                (group,) = [group async for group in groups]
+            await engine.submit([request("a", max_new_tokens=6, samples=3)])
+            group = await engine.finished()
+            assert isinstance(group, GroupDone)
             assert len(group.samples) == 3
             assert all(1 <= len(unpack_tokens(sample.tokens)) <= 6 for sample in group.samples)
-            assert await engine.measure_throughput(rows=4, new_tokens=4) > 0
-            assert engine.starts == 1
+            assert await engine.finished() is None
+            measured = await engine.measured()
+            assert measured.first_tokens == 3
+            assert measured.prefill_s > 0
 
-            with pytest.raises(EngineFailed, match="positions"):
-                await sample(engine, request("too long", max_new_tokens=30_000), seen=[])
-            assert engine.starts == 1, "a failure that the child reports costs no child"
+            await engine.submit([request("too long", max_new_tokens=30_000), request("old", version=2), request("b")])
+            first, second, third = await ends(engine)
+            assert first.startswith("too long: A prompt of 3 tokens and 30000 new ones pass")
+            assert second == "old: A request for version 2, while version 1 is loaded."
+            assert third == "b"
+
+            async with trio.open_nursery() as nursery:
+                await engine.submit([ENDLESS])
+                nursery.start_soon(ends, engine)
+                await trio.testing.wait_all_tasks_blocked()
+                await engine.cancel(["endless", "unknown"])
+            with pytest.raises(EngineFailed, match="cannot be loaded"):
+                await engine.load(policy / "absent", 2)
+            assert (await engine.load(policy, 2)).rebuilt
+            assert engine.starts == 1, "what fails or is cancelled costs no child"
             pid = engine.pid
         assert pid is not None
         assert not psutil.pid_exists(pid)
 
 
-async def test_kill_9_in_mid_generation_is_named_and_the_next_command_finds_a_new_child(policy: Path) -> None:
+async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_new_child(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_engine(default_command(1)) as engine:
-            await engine.load(policy)
-            seen: list[str] = []
-            endless = request("long", max_new_tokens=500, samples=64)
+            await engine.load(policy, 1)
+            await engine.submit([request("short"), ENDLESS])
+            assert await engine.finished()
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(EngineFailed, match="SIGKILL"):
-                await sample(engine, request("short", max_new_tokens=1), endless, seen=seen, kill=True)
-            assert seen == ["short"]
-            await sample(engine, request("again", max_new_tokens=1), seen=seen)  # the policy is loaded again
-            assert seen == ["short", "again"]
+                await ends(engine)
+            assert await engine.finished() is None, "nobody answers what died with the child"
+            await engine.submit([request("again")])  # the policy is loaded again
+            assert await ends(engine) == ["again"]
             assert engine.starts == 2
+
+
+async def test_requests_that_died_with_the_child_are_not_forgotten_when_more_are_submitted() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(fake("hangs")) as engine:
+            await engine.submit([ENDLESS])
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            dead = os.WEXITED | os.WNOWAIT  # and nobody has noticed
+            await trio.to_thread.run_sync(os.waitid, os.P_PID, engine.pid, dead)
+            with pytest.raises(EngineFailed, match="SIGKILL"):
+                await engine.submit([request("more")])
+            await engine.submit([request("first")])
+            assert await ends(engine) == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -86,39 +120,33 @@ async def test_kill_9_in_mid_generation_is_named_and_the_next_command_finds_a_ne
         ("hangs", "did not answer within 0.5 s"),
         ("dies", "SIGKILL"),
         ("prints", "announces a frame"),
-        ("answers something else", "where GroupDone is due"),
+        ("answers something else", "loaded where the end of a request is due"),
+        ("answers twice", "group_done where the end of a request is due"),
     ],
 )
 async def test_a_child_that_misbehaves_is_replaced(fault: str, message: str) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_engine(fake(fault), answer_timeout_s=0.5) as engine:
             for attempt in (1, 2):
-                seen: list[str] = []
+                await engine.submit([request("first"), request("second")])
+                group = await engine.finished()
+                assert group is not None
+                assert group.request_id == "first"
                 with pytest.raises(EngineFailed, match=message):
-                    await sample(engine, request("first", max_new_tokens=1), seen=seen)
-                assert seen == ["first"]
+                    await engine.finished()
                 assert engine.pid is None
                 assert engine.starts == attempt
 
 
-async def test_a_generation_left_early_does_not_answer_the_next_command() -> None:
-    with trio.fail_after(DEADLINE_S):
-        async with open_engine(fake("behaves")) as engine:
-            await engine.load(Path())
-            async with aclosing(engine.generate([request("first", max_new_tokens=1)])) as groups:
-                async for _ in groups:
-                    break
-            assert await engine.measure_throughput() == 200.0
-
-
-async def test_a_cancelled_generation_leaves_no_child_behind() -> None:
+async def test_a_call_that_is_given_up_half_way_costs_the_child(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
         async with open_engine(fake("hangs")) as engine:
-            await engine.load(Path())
+            await engine.load(policy, 1)
             pid = engine.pid
             assert pid is not None
+            await engine.submit([request("first"), request("second")])
             with trio.move_on_after(0.2) as scope:
-                await sample(engine, request("first", max_new_tokens=1), seen=[])
+                await ends(engine)
             assert scope.cancelled_caught
             assert not psutil.pid_exists(pid)
 
@@ -131,4 +159,4 @@ async def test_an_engine_that_does_not_start_says_so(command: list[str], message
     with trio.fail_after(DEADLINE_S):
         async with open_engine(command) as engine:
             with pytest.raises(EngineFailed, match=message):
-                await engine.load(Path())
+                await engine.load(Path(), 1)

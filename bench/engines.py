@@ -1,0 +1,211 @@
+"""How fast does our engine sample, swap weights and draw tokens?
+
+- Sampling: 64 prompts, completions of 16 to 128 tokens, none of which an end token cuts short: by our engine, and by
+  the `generate` of transformers in one batch, which ends with its longest row. Only tokens that were asked for count.
+- Swap: another version of the same shape into the loaded model, canary included, against what it replaces: a new child
+  that starts, imports and loads.
+- Sampler: decoding steps at a vocabulary of 150k with our seed-bound draw, and with `torch.multinomial` in its place;
+  both give the token and its log-probability.
+- Everything runs on one thread, in turns, and is timed in CPU seconds, so other work on the machine counts less.
+"""
+
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from bench.harness import Bench, Input, quick_from_environment
+from coordinator.learner.embedded import DEFAULT_SHAPE, Shape, make_model, make_policy, make_tokenizer
+from coordinator.learner.policy import Policy, TrainSettings
+from protocol.rollout import pack_tokens, unpack_tokens
+from swarm_node.engine import sampler
+from swarm_node.engine.client import default_command, open_engine
+from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.qwen3 import Qwen3
+from swarm_node.engine.torch_engine import TorchEngine
+from swarm_node.engine.weights import read_config
+
+LARGE = Shape(hidden=512, layers=6, heads=8, intermediate=1536)
+SHAPES = {"demo's 1.1 M": DEFAULT_SHAPE, "21 M": LARGE}
+LENGTHS = (16, 32, 48, 64, 80, 96, 112, 128)
+PROMPTS = 64
+LARGE_VOCABULARY = 151_936
+
+
+def requests(version: int) -> list[Request]:
+    """One sample for each prompt, lengths mixed."""
+    return [
+        Request(
+            request_id=str(number),
+            version=version,
+            prompt=pack_tokens([20 + number, *range(5, 17)]),
+            seed=number,
+            samples=1,
+            max_new_tokens=LENGTHS[number % len(LENGTHS)],
+            temperature=1.0,
+        )
+        for number in range(PROMPTS)
+    ]
+
+
+def make_version(folder: Path, seed: int, shape: Shape) -> Path:
+    """A policy with random weights and its canary, whose end token is never drawn."""
+    make_policy(folder / "start", seed=seed, shape=shape)
+    Policy(folder / "start", TrainSettings(learning_rate=1e-3)).save_hub(folder)
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 10**9}))
+    return folder
+
+
+def make_large_vocabulary(folder: Path) -> Path:
+    """A small model with the vocabulary of a real one."""
+    model = make_model(make_tokenizer(), seed=1, shape=LARGE)
+    model.resize_token_embeddings(LARGE_VOCABULARY, mean_resizing=False)
+    model.save_pretrained(folder)
+    return folder
+
+
+def ours(engine: TorchEngine) -> float:
+    """Useful tokens per second."""
+    groups: list[GroupDone] = []
+    started = time.process_time()
+    engine.generate(requests(1), groups.append)
+    seconds = time.process_time() - started
+    return sum(len(one.tokens) // 4 for group in groups for one in group.samples) / seconds
+
+
+def hugging_face(model: Any) -> float:
+    """The same of `generate`."""
+    wanted = requests(1)
+    prompts = torch.tensor([unpack_tokens(request.prompt).tolist() for request in wanted])
+    started = time.process_time()
+    with torch.inference_mode():
+        model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=max(LENGTHS),
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return sum(request.max_new_tokens for request in wanted) / (time.process_time() - started)
+
+
+def measure_sampling(bench: Bench, name: str, folder: Path, rounds: int) -> None:
+    """Ours and `generate` in turns."""
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    for _ in range(rounds):
+        bench.measure(f"{name}: ours", ours(engine), unit="tokens per CPU s")
+        bench.measure(f"{name}: generate", hugging_face(model), unit="tokens per CPU s")
+    ratio = bench.ratio(f"{name}: ours / generate", f"{name}: ours", f"{name}: generate")
+    bench.goal(f"{name}: at least twice as fast as generate", ratio, at_least=2.0)
+
+
+def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> None:
+    """In place, built anew in the same process, and in a new child."""
+
+    async def new_child() -> None:
+        async with open_engine(default_command(1)) as child:
+            await child.load(folders[0], 1)
+
+    engine = TorchEngine()
+    engine.load(folders[0], 0)
+    for number in range(rounds):
+        started = time.process_time()
+        if engine.load(folders[1 - number % 2], 1).rebuilt:
+            raise RuntimeError("the swap built a new model")
+        bench.measure(f"{name}: swap", 1000 * (time.process_time() - started), unit="CPU ms")
+        started = time.process_time()
+        TorchEngine().load(folders[0], 1)
+        bench.measure(f"{name}: built anew", 1000 * (time.process_time() - started), unit="CPU ms")
+        started = _children_s()
+        trio.run(new_child)
+        bench.measure(f"{name}: cold load", 1000 * (_children_s() - started), unit="CPU ms")
+    ratio = bench.ratio(f"{name}: swap / cold load", f"{name}: swap", f"{name}: cold load")
+    bench.goal(f"{name}: a swap takes at most a fifth of a cold load", ratio, at_most=0.2)
+
+
+def measure_sampler(bench: Bench, folder: Path, rounds: int, steps: int) -> None:
+    """A decoding step with either sampler."""
+    with torch.inference_mode():
+        decoder = Qwen3(folder, read_config(folder), torch.device("cpu"), torch.float32)
+        for _ in range(rounds):
+            for case, draw in (("seed-bound", sampler.draw), ("multinomial", multinomial)):
+                bench.measure(
+                    f"150k vocabulary: {case}", steps * PROMPTS / _decode(decoder, draw, steps), unit="tokens per CPU s"
+                )
+    ratio = bench.ratio("seed-bound / multinomial", "150k vocabulary: seed-bound", "150k vocabulary: multinomial")
+    bench.goal("at 150k the seed-bound sampler costs at most a tenth of the throughput", ratio, at_least=0.9)
+
+
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _decode(decoder: Qwen3, draw: Draw, steps: int) -> float:
+    """Seconds for so many steps of all rows."""
+    decoder.clear()
+    logits = decoder.prefill([[5, 6, 7]], [PROMPTS])
+    ones, uniforms = torch.ones(PROMPTS), torch.rand(PROMPTS, dtype=torch.float64)
+    started = time.process_time()
+    for _ in range(steps):
+        tokens, _ = draw(logits, ones, uniforms)
+        logits = decoder.decode(tokens)
+    return time.process_time() - started
+
+
+def multinomial(
+    logits: torch.Tensor, temperatures: torch.Tensor, _uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an engine without bound seeds would do."""
+    scores = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+    tokens = torch.multinomial(scores.exp(), 1)
+    return tokens[:, 0], scores.gather(1, tokens)[:, 0]
+
+
+def _children_s() -> float:
+    """CPU seconds of all children that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    quick = quick_from_environment()
+    rounds = 1 if quick else 3
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers annotates half
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
+    inputs: dict[str, Input] = {
+        "prompts": PROMPTS,
+        "lengths": LENGTHS,
+        "rounds": rounds,
+        "large_vocabulary": LARGE_VOCABULARY,
+    }
+    bench = Bench("engines", inputs=inputs, quick=quick)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, shape in SHAPES.items():
+            folders = [make_version(Path(scratch) / f"{shape.hidden}-{seed}", seed, shape) for seed in (1, 2)]
+            measure_sampling(bench, name, folders[0], rounds)
+            measure_swap(bench, name, folders, rounds)
+        measure_sampler(bench, make_large_vocabulary(Path(scratch) / "large"), rounds, steps=4)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

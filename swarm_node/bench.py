@@ -1,0 +1,51 @@
+"""`swarm-node bench`: what this machine would earn tokens at, before it joins or between two rounds.
+
+- A round is measured with the newest version that this home holds, its task and its sampler; nothing is fetched, no
+  coordinator is asked.
+- A policy folder is measured with what the command line says.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.errors import ConfigInvalid
+from protocol.manifest import Sampler, open_manifest
+from swarm_node import assemble
+from swarm_node.engine.client import open_engine
+from swarm_node.join_string import JoinString
+from swarm_node.member import POLICIES, TRUST_FILE, round_folder
+from swarm_node.throughput import Throughput, Work, measure
+from swarm_node.updater import saved
+
+
+class Subject(NamedTuple):
+    """A policy, and what a round asks of it."""
+
+    folder: Path
+    task: str
+    sampler: Sampler
+
+
+def held(home: Path, join: JoinString) -> Subject:
+    """The newest version of a round that this home holds."""
+    folder = round_folder(home, join)
+    documents = saved(folder / TRUST_FILE)
+    if documents is not None and documents.manifest is not None:
+        manifest = open_manifest(documents.manifest, round_id=join.round_id, version=documents.policy_version)
+        if policy := assemble.find(folder / POLICIES, manifest):
+            return Subject(policy, manifest.task, manifest.sampler)
+    raise ConfigInvalid(f"{home} holds no version of this round.", hint="Join it once, or name a policy folder.")
+
+
+async def run(
+    subject: Subject, command: list[str], *, groups: int, samples: int, batches: int, on_group: Callable[[], None]
+) -> Throughput:
+    """Sample so many batches of groups after one that does not count, as a node would."""
+    sampler = subject.sampler
+    work = Work(subject.task, groups * batches, samples, sampler.max_new_tokens, sampler.temperature)
+    requests = work.requests(subject.folder, 1)
+    async with open_engine(command) as engine:
+        await engine.load(subject.folder, 1)
+        await measure(engine, requests[:groups], at_once=groups, on_group=on_group)
+        return await measure(engine, requests, at_once=groups, on_group=on_group)

@@ -1,0 +1,84 @@
+"""Any causal model of `transformers`, for architectures that have no decoder of ours.
+
+- Prompts are padded on the left, so the newest token of every row stands in the last column; the mask hides the padding
+  and positions count from each prompt's own first token. New rows would shift the others, so none join midway.
+- No network, and no code from the folder, whatever its configuration says.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from swarm_node.engine import weights
+
+
+class Generic:
+    """A `Decoder` for one policy folder."""
+
+    joins_midway = False
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
+        self._model = model.to(device).eval().requires_grad_(False)
+        self.device, self.dtype = device, dtype
+        config = self._model.config.get_text_config()
+        self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
+        self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
+        self._ignored = frozenset(self._model.state_dict()) - self._places.keys()
+        self.parameters = sum(shape.numel() for _, shape in self._places.values())
+        self._cache: Any = None
+        self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
+
+    def swap(self, folder: Path) -> bool:
+        return not weights.fill(self._places, folder, self._ignored)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
+        width = max(map(len, prompts))
+        padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        tokens = torch.tensor(padded, device=self.device)  # [prompts, width]
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self.device)
+        out = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        counts = torch.tensor(copies, device=self.device)
+        owners = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
+        self._cache = out.past_key_values
+        self._cache.batch_select_indices(owners)  # one row per sample from here on
+        self._mask, self._positions = mask[owners], mask.sum(1)[owners]
+        return self._logits(out)[owners]
+
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        out = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=self._positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._positions = self._positions + 1
+        return self._logits(out)
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, rows: int) -> None:
+        if not rows:
+            return self.clear()
+        kept = torch.arange(rows, device=self.device)
+        kept[targets] = sources
+        self._mask, self._positions = self._mask[kept], self._positions[kept]
+        self._cache.batch_select_indices(kept)
+
+    def clear(self) -> None:
+        self._cache = None
+
+    def _logits(self, out: Any) -> torch.Tensor:
+        logits: torch.Tensor = out.logits[:, -1].float()
+        return logits

@@ -1,0 +1,273 @@
+"""Qwen3 in plain torch: fused weights, a preallocated key-value cache, and no copy of what is already there.
+
+- Each row of the cache belongs to one sample, and live rows are the first ones: a step works on slices.
+- Query, key and value are one product, gate and up another. The checkpoint's names lead to slices of the fused tensors,
+  so the first load and every swap are the same copy into place.
+- Grouped queries stand beside each other as if they were positions; keys and values are not repeated for them.
+- The head, and with tied weights the embedding, is kept in float32 in any dtype: rounded logits would cost more
+  precision than all layers together.
+- What this file does not know (other rope scaling, sliding windows, biases) `supports` turns away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
+
+from swarm_node.engine import weights
+
+WIDTH_STEP = 64
+"""Positions by which the cache grows at least."""
+
+
+def supports(config: dict[str, Any]) -> bool:
+    """Whether this is a Qwen3 without any speciality."""
+    return (
+        config.get("model_type") == "qwen3"
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("attention_bias")
+        and not config.get("use_sliding_window")
+        and not config.get("quantization_config")
+        and _rope(config)[0] == "default"
+    )
+
+
+def _rope(config: dict[str, Any]) -> tuple[str, float]:
+    """The kind of rotary positions and their base, in the old form of config.json or the new one."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    return kind, float(given.get("rope_theta", config.get("rope_theta", 10_000.0)))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Qwen3."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    intermediate: int
+    epsilon: float
+    rope_base: float
+    tied: bool
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> "Shape":
+        heads = int(config["num_attention_heads"])
+        return Shape(
+            vocabulary=int(config["vocab_size"]),
+            hidden=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head=int(config.get("head_dim") or config["hidden_size"] // heads),
+            intermediate=int(config["intermediate_size"]),
+            epsilon=float(config.get("rms_norm_eps", 1e-6)),
+            rope_base=_rope(config)[1],
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+class Layer(NamedTuple):
+    """The weights of one layer."""
+
+    norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2 kv_heads) · head, hidden]
+    qk_norm: torch.Tensor  # [heads + kv_heads, head]: that of the queries for every head, then that of the keys
+    out: torch.Tensor  # [hidden, heads · head]
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 · intermediate, hidden]
+    down: torch.Tensor  # [hidden, intermediate]
+
+
+class Qwen3:
+    """A `Decoder` for one policy folder."""
+
+    joins_midway = True
+
+    def __init__(self, folder: Path, config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        self._shape = shape = Shape.of(config)
+        self.device, self.dtype = device, dtype
+        self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
+        self._head = self._empty(shape.vocabulary, shape.hidden, dtype=torch.float32)
+        self._embedding = self._head if shape.tied else self._empty(shape.vocabulary, shape.hidden)
+        self._norm = self._empty(shape.hidden)
+        self._layers = [self._layer() for _ in range(shape.layers)]
+        self._places = self._named()
+        self.parameters = sum(size.numel() for _, size in self._places.values())
+        self._ignored = frozenset({"lm_head.weight"}) if shape.tied else frozenset()
+        exponents = torch.arange(0, shape.head, 2, dtype=torch.float32, device=device) / shape.head
+        self._frequencies = 1.0 / shape.rope_base**exponents  # [head / 2]
+        self._rows = self._width = 0
+        """Live rows, and the length of the longest."""
+        self._cache = self._empty(shape.layers, 2, 0, shape.kv_heads, 0, shape.head)
+        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self._cos = self._sin = self._empty(0, shape.head)
+        if wrong := weights.fill(self._places, folder, self._ignored):
+            raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
+
+    def swap(self, folder: Path) -> bool:
+        return not weights.fill(self._places, folder, self._ignored)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
+        longest = max(map(len, prompts))
+        # Padded on the right: what stands there is later than the whole prompt, which therefore never looks at it.
+        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=self.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        counts = torch.tensor(copies, device=self.device)
+        owners = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
+        first, last = self._rows, self._rows + len(owners)
+        self._grow(last, longest)
+        self._rope_to(longest)
+        cos, sin = self._cos[:longest, None], self._sin[:longest, None]
+
+        hidden = embedding(padded, self._embedding).to(self.dtype)  # [prompts, T, hidden]
+        for number, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, hidden, cos, sin)
+            query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+            self._cache[number, 0, first:last, :, :longest] = key[owners]
+            self._cache[number, 1, first:last, :, :longest] = value[owners]
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            hidden = self._finish(layer, hidden, mixed.transpose(1, 2).flatten(2))
+        self._lengths[first:last] = lengths[owners]
+        self._rows, self._width = last, max(self._width, longest)
+        final = hidden[torch.arange(len(prompts), device=self.device), lengths - 1]
+        return self._logits(final)[owners]
+
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        shape, rows = self._shape, self._rows
+        self._grow(rows, self._width + 1)
+        self._width += 1
+        self._rope_to(self._width)
+        places = self._lengths[:rows]
+        everyone = torch.arange(rows, device=self.device)
+        cos, sin = self._cos[places][:, None], self._sin[places][:, None]  # [rows, 1, head]
+        seen = torch.arange(self._width, device=self.device) <= places[:, None]
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+        mask = mask[:, None, None]  # [rows, 1, 1, width]
+
+        hidden = embedding(tokens, self._embedding).to(self.dtype)  # [rows, hidden]
+        for number, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, hidden, cos, sin)
+            keys, values = self._cache[number, 0, :rows], self._cache[number, 1, :rows]
+            keys[everyone, :, places] = key
+            values[everyone, :, places] = value
+            folded = query.view(rows, shape.kv_heads, -1, shape.head)  # [rows, kv_heads, heads per kv_head, head]
+            mixed = scaled_dot_product_attention(
+                folded, keys[:, :, : self._width], values[:, :, : self._width], attn_mask=mask
+            )
+            hidden = self._finish(layer, hidden, mixed.reshape(rows, -1))
+        places += 1
+        return self._logits(hidden)
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, rows: int) -> None:
+        self._cache[:, :, targets, :, : self._width] = self._cache[:, :, sources, :, : self._width]
+        self._lengths[targets] = self._lengths[sources]
+        self._rows = rows
+        self._width = int(self._lengths[:rows].max()) if rows else 0
+
+    def clear(self) -> None:
+        self._rows = self._width = 0
+        self._cache = self._cache[:, :, :0, :, :0].clone()
+
+    def _project(
+        self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [..., heads of each, head], positions turned in."""
+        shape = self._shape
+        turned = shape.heads + shape.kv_heads
+        flat = linear(self._normed(hidden, layer.norm), layer.qkv)
+        every = flat.view(*flat.shape[:-1], -1, shape.head)
+        both = self._normed(every[..., :turned, :], layer.qk_norm)
+        left, right = both.chunk(2, dim=-1)
+        both = both * cos + torch.cat((-right, left), dim=-1) * sin
+        return both[..., : shape.heads, :], both[..., shape.heads :, :], every[..., turned:, :]
+
+    def _finish(self, layer: Layer, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + linear(mixed, layer.out)
+        gate, up = linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return hidden + linear(silu(gate).mul_(up), layer.down)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return linear(self._normed(hidden, self._norm).float(), self._head)
+
+    def _normed(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        exact = values.float()
+        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self._shape.epsilon)).to(
+            self.dtype
+        ) * weight
+
+    def _rope_to(self, width: int) -> None:
+        """Make sure of the angles of so many positions."""
+        if len(self._cos) >= width:
+            return
+        positions = torch.arange(2 * width, dtype=torch.float32, device=self.device)
+        angles = torch.outer(positions, self._frequencies).repeat(1, 2)  # [positions, head]
+        self._cos, self._sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def _grow(self, rows: int, width: int) -> None:
+        """Make sure of room for so many rows of so many positions; what is there moves along."""
+        had_rows, had_width = self._cache.shape[2], self._cache.shape[4]
+        if rows <= had_rows and width <= had_width:
+            return
+        if width > had_width:
+            width = max(width + WIDTH_STEP, had_width * 3 // 2)
+        shape, old = self._shape, self._cache
+        # Zeros, not garbage: a masked place still takes part in a product, where a NaN would stay one.
+        self._cache = torch.zeros(
+            shape.layers, 2, max(rows, had_rows), shape.kv_heads, max(width, had_width), shape.head,
+            dtype=self.dtype, device=self.device,
+        )  # fmt: skip  # one line for the six sizes
+        self._cache[:, :, : self._rows, :, : self._width] = old[:, :, : self._rows, :, : self._width]
+        lengths = torch.zeros(max(rows, had_rows), dtype=torch.long, device=self.device)
+        lengths[: self._rows] = self._lengths[: self._rows]
+        self._lengths = lengths
+
+    def _empty(self, *sizes: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype or self.dtype, device=self.device)
+
+    def _layer(self) -> Layer:
+        shape = self._shape
+        return Layer(
+            norm=self._empty(shape.hidden),
+            qkv=self._empty((shape.heads + 2 * shape.kv_heads) * shape.head, shape.hidden),
+            qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head),
+            out=self._empty(shape.hidden, shape.heads * shape.head),
+            mlp_norm=self._empty(shape.hidden),
+            gate_up=self._empty(2 * shape.intermediate, shape.hidden),
+            down=self._empty(shape.hidden, shape.intermediate),
+        )
+
+    def _named(self) -> dict[str, tuple[torch.Tensor, torch.Size]]:
+        """Where each tensor of the checkpoint belongs, and the shape that it must have."""
+        places = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+        if not self._shape.tied:
+            places["lm_head.weight"] = self._head
+        for number, layer in enumerate(self._layers):
+            sizes = [size * self._shape.head for size in (self._shape.heads, *[self._shape.kv_heads] * 2)]
+            query, key, value = torch.split(layer.qkv, sizes)
+            gate, up = layer.gate_up.chunk(2)
+            inner = {
+                "input_layernorm": layer.norm,
+                "self_attn.q_proj": query,
+                "self_attn.k_proj": key,
+                "self_attn.v_proj": value,
+                "self_attn.o_proj": layer.out,
+                "post_attention_layernorm": layer.mlp_norm,
+                "mlp.gate_proj": gate,
+                "mlp.up_proj": up,
+                "mlp.down_proj": layer.down,
+            }
+            places |= {f"model.layers.{number}.{name}.weight": place for name, place in inner.items()}
+        named = {name: (place, place.shape) for name, place in places.items()}
+        for number, layer in enumerate(self._layers):  # one norm for all heads of a kind
+            queries, keys = torch.split(layer.qk_norm, [self._shape.heads, self._shape.kv_heads])
+            for name, norms in (("q_norm", queries), ("k_norm", keys)):
+                named[f"model.layers.{number}.self_attn.{name}.weight"] = (norms, norms.shape[1:])
+        return named

@@ -1,0 +1,35 @@
+"""`protocol.sampling` on tensors: a token for each row, and its log-probability.
+
+- Probabilities are float32 and summed up in float64 in token-id order, as the definition does it: the same logits give
+  the same token, bit for bit.
+- Rows are taken a few at a time, so that a large vocabulary stays in the processor's cache on its way through.
+"""
+
+import torch
+
+BLOCK_VALUES = 2**18
+"""Logits handled at once: with their sums 4 MiB, about what one core's caches hold."""
+
+
+def draw(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [rows] and their log-probabilities [rows], from logits [rows, V] and uniforms [rows].
+
+    The log-probability is NaN where the logits are no distribution; the token there means nothing.
+    """
+    step = max(1, BLOCK_VALUES // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    blocks = (torch.split(values, step) for values in (logits, temperatures, uniforms))
+    parts = [_draw(*block) for block in zip(*blocks, strict=True)]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _draw(
+    logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+    cumulative = scores.exp().cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    targets = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, targets[:, None], right=True)
+    logprobs = scores.gather(1, tokens.clamp_(max=logits.shape[1] - 1))[:, 0]
+    return tokens[:, 0], logprobs.where(total.isfinite(), torch.nan)

@@ -1,0 +1,112 @@
+"""The child's side of the conversation in `messages`: commands in, answers out, and a step of the engine in between.
+
+- A command that cannot be obeyed yet waits, and those after it wait behind it; `Cancel` never waits.
+- Whatever a request does to the engine, it is answered, and the next one finds an engine that works.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from protocol.errors import EngineFailed, SwarmError
+from swarm_node.engine.messages import (
+    Cancel,
+    Cancelled,
+    Command,
+    Ended,
+    Failed,
+    Generate,
+    GroupFailed,
+    Load,
+    Measure,
+    Reply,
+    Request,
+)
+from swarm_node.engine.torch_engine import TorchEngine
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """One engine and whoever commands it."""
+
+    def __init__(self, engine: TorchEngine, answer: Callable[[Ended | Reply], None]) -> None:
+        self._engine, self._answer = engine, answer
+        self._waiting: deque[Load | Generate | Measure] = deque()
+        self._unanswered: set[str] = set()
+        """Requests in the engine."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do before the next command."""
+        return not self._engine.busy and not self._waiting
+
+    def take(self, data: bytes) -> None:
+        """Hear a command."""
+        try:
+            command = Command.from_bytes(data).body
+        except SwarmError as error:
+            self._answer(Failed.of(error))
+            return
+        if isinstance(command, Cancel):
+            self._cancel(set(command.request_ids))
+        else:
+            self._waiting.append(command)
+
+    def go_on(self) -> None:
+        """Obey what can be obeyed, and take one step."""
+        while self._waiting and (isinstance(self._waiting[0], Generate) or not self._engine.busy):
+            self._obey(self._waiting.popleft())
+        if self._engine.busy:
+            self._step()
+
+    def _obey(self, command: Load | Generate | Measure) -> None:
+        match command:
+            case Generate(requests=requests):
+                for request in requests:
+                    self._add(request)
+            case Load(folder=folder, version=version):
+                try:
+                    self._answer(self._engine.load(Path(folder), version))
+                except SwarmError as error:
+                    log.warning("not loaded version=%d: %s", version, error)
+                    self._answer(Failed.of(error))
+            case Measure():
+                self._answer(self._engine.measured())
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+            self._unanswered.add(request.request_id)
+        except SwarmError as error:
+            self._answer(GroupFailed.of(request.request_id, error))
+
+    def _cancel(self, names: set[str]) -> None:
+        waiting = [command for command in self._waiting if isinstance(command, Generate)]
+        gone = {request.request_id for command in waiting for request in command.requests} & names
+        self._waiting = deque(command for command in (_without(one, names) for one in self._waiting) if command)
+        gone.update(self._engine.cancel(names))
+        self._unanswered -= gone
+        for name in sorted(gone):
+            self._answer(Cancelled(request_id=name))
+
+    def _step(self) -> None:
+        try:
+            ended: Iterable[Ended] = self._engine.step()
+        except Exception as error:  # the agent must hear of any failure, and the next request may still succeed
+            log.exception("a step failed")
+            self._engine.cancel(self._unanswered)
+            failure = EngineFailed(f"{type(error).__name__}: {error}"[:1000])
+            ended = [GroupFailed.of(name, failure) for name in sorted(self._unanswered)]
+        for group in ended:
+            self._unanswered.discard(group.request_id)
+            self._answer(group)
+
+
+def _without(command: Load | Generate | Measure, names: set[str]) -> Load | Generate | Measure | None:
+    """The command without the requests of these names, if something is left of it."""
+    if not isinstance(command, Generate):
+        return command
+    kept = tuple(request for request in command.requests if request.request_id not in names)
+    return Generate(requests=kept) if kept else None

@@ -1,0 +1,82 @@
+"""How fast this machine samples a policy: real prompts of the round's task, answered at the lengths the policy gives.
+
+- Nothing but the sampling itself is timed, and that in the engine; prompts and decoding apart.
+- A policy ends its completions where it likes, so the mix of lengths is its own. Every token counts that would be paid.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from protocol.errors import SwarmError
+from protocol.rollout import pack_tokens
+from protocol.tasks import task
+from swarm_node.engine.client import EngineClient
+from swarm_node.engine.messages import GroupFailed, Measured, Request
+
+
+class Work(NamedTuple):
+    """What to sample."""
+
+    task: str
+    groups: int
+    samples: int
+    max_new_tokens: int
+    temperature: float
+
+    def requests(self, folder: Path, version: int) -> list[Request]:
+        """The groups of this work for a policy folder, with its own tokenizer; the same every time."""
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        prompts = task(self.task).prompt
+        return [
+            Request(
+                request_id=str(number),
+                version=version,
+                prompt=pack_tokens(tokenizer.encode(prompts(number), add_special_tokens=False).ids),
+                seed=number,
+                samples=self.samples,
+                max_new_tokens=self.max_new_tokens,
+                temperature=self.temperature,
+            )
+            for number in range(self.groups)
+        ]
+
+
+class Throughput(NamedTuple):
+    """What came of it."""
+
+    tokens_per_s: float
+    """Tokens that would be paid, over all of the time."""
+    prompt_tokens_per_s: float
+    decoded_tokens_per_s: float
+    tokens: int
+
+    @staticmethod
+    def of(measured: Measured) -> "Throughput":
+        tokens = measured.first_tokens + measured.later_tokens
+        return Throughput(
+            tokens_per_s=_rate(tokens, measured.prefill_s + measured.decode_s),
+            prompt_tokens_per_s=_rate(measured.prompt_tokens, measured.prefill_s),
+            decoded_tokens_per_s=_rate(measured.later_tokens, measured.decode_s),
+            tokens=tokens,
+        )
+
+
+async def measure(
+    engine: EngineClient, requests: list[Request], *, at_once: int, on_group: Callable[[], None] = lambda: None
+) -> Throughput:
+    """Sample the requests, never more of them under way than a node would have, and time it."""
+    await engine.measured()
+    for start in range(0, len(requests), at_once):
+        await engine.submit(requests[start : start + at_once])
+        while group := await engine.finished():
+            if isinstance(group, GroupFailed):
+                raise SwarmError.from_wire(group.model_dump())
+            on_group()
+    return Throughput.of(await engine.measured())
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0

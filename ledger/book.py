@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, payable, pending
-from ledger.entry import DEPOSITS_MAX_MICROS, Deposit, Entry, Pending, Post, Void
+from ledger.entry import DEPOSITS_MAX_MICROS, ClaimEntry, Deposit, Entry, Pending, Post, Version, Void
 from protocol.ids import Digest, NodeId
 
 
@@ -22,13 +22,13 @@ class Outcome(StrEnum):
     """What became of an entry."""
 
     APPLIED = "applied"
-    ALREADY_APPLIED = "already_applied"  # the very same deposit or pending credit is in the book
+    ALREADY_APPLIED = "already_applied"  # the very same deposit, version or pending credit is in the book
     ALREADY_POSTED = "already_posted"  # the claim was posted before: a void now comes too late
     ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post now comes too late
     UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
     DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
-    CONFLICT = "conflict"  # the same reference or claim is in the book with other content
+    CONFLICT = "conflict"  # the same reference, version or claim is in the book with other content
 
 
 class ClaimState(StrEnum):
@@ -78,10 +78,14 @@ class State:
 
     balances: Mapping[Account, int] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
-    deposits: Mapping[str, Digest] = field(default_factory=dict)
+    once: Mapping[str, Digest] = field(default_factory=dict)
+    """Effects of entries that belong to no claim, and the content hashes of these entries."""
 
     def balance(self, account: Account) -> int:
         return self.balances.get(account, 0)
+
+
+_EMPTY = State()
 
 
 def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
@@ -90,18 +94,16 @@ def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
     after = State(
         {**state.balances, **changed.balances},
         {**state.claims, **changed.claims},
-        {**state.deposits, **changed.deposits},
+        {**state.once, **changed.once},
     )
     check(after)
     return after, outcome
 
 
-def fold(entries: Iterable[tuple[int, Entry]]) -> tuple[State, dict[int, Outcome]]:
+def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[State, dict[int, Outcome]]:
     """The book after many numbered entries, in linear time, and the numbers that were not applied."""
-    balances: dict[Account, int] = {}
-    claims: dict[str, Claim] = {}
-    deposits: dict[str, Digest] = {}
-    state = State(balances, claims, deposits)
+    balances, claims, once = dict(before.balances), dict(before.claims), dict(before.once)
+    state = State(balances, claims, once)
     refused: dict[int, Outcome] = {}
     for number, entry in entries:
         changed, outcome = step(state, entry)
@@ -109,14 +111,14 @@ def fold(entries: Iterable[tuple[int, Entry]]) -> tuple[State, dict[int, Outcome
             refused[number] = outcome
         balances.update(changed.balances)
         claims.update(changed.claims)
-        deposits.update(changed.deposits)
+        once.update(changed.once)
     return state, refused
 
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:
-    """The new values of only what an entry changes; reads only its claim or deposit and the accounts of its `route`."""
-    if isinstance(entry, Deposit):
-        return _deposit(state, entry)
+    """The new values of only what an entry changes; reads only its claim or effect and the accounts of its `route`."""
+    if isinstance(entry, Deposit | Version):
+        return _once(state, entry)
     known = state.claims.get(entry.claim_id)
     if isinstance(entry, Pending) and known is not None and known.entry_hash != entry.content_hash:
         return State(), Outcome.CONFLICT
@@ -135,7 +137,7 @@ def step(state: State, entry: Entry) -> tuple[State, Outcome]:
     return State(balances, {entry.claim_id: claim}), Outcome.APPLIED
 
 
-def route(entry: Entry, node: NodeId | None) -> tuple[Account, Account]:
+def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Account]:
     """From which account to which an entry moves its amount; `node` is the claim's."""
     if isinstance(entry, Deposit):
         return OUTSIDE, BUDGET
@@ -169,14 +171,17 @@ def check(state: State) -> None:
         raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
 
 
-def _deposit(state: State, entry: Deposit) -> tuple[State, Outcome]:
-    known = state.deposits.get(entry.reference)
+def _once(state: State, entry: Deposit | Version) -> tuple[State, Outcome]:
+    """Entries that belong to no claim: a deposit moves money, a version none."""
+    known = state.once.get(entry.effect)
     if known is not None:
         return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
-    if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
-        return State(), Outcome.DEPOSIT_LIMIT
-    balances = _moved(state, route(entry, None), entry.amount_micros)
-    return State(balances, deposits={entry.reference: entry.content_hash}), Outcome.APPLIED
+    balances: dict[Account, int] = {}
+    if isinstance(entry, Deposit):
+        if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
+            return State(), Outcome.DEPOSIT_LIMIT
+        balances = _moved(state, route(entry, None), entry.amount_micros)
+    return State(balances, once={entry.effect: entry.content_hash}), Outcome.APPLIED
 
 
 def _moved(state: State, accounts: tuple[Account, Account], amount_micros: int) -> dict[Account, int]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from coordinator import leases
-from coordinator.api import learner, nodes, public
+from coordinator.api import learner, ledger, nodes, public
 from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
 from coordinator.config import Config
@@ -20,12 +20,15 @@ from protocol.messages import Peer
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_EVERY_S = 2.0
+"""How soon an entry is published; where nothing was added, nothing is signed."""
+
 
 def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, learner, public):
+    for room in (nodes, learner, ledger, public):
         app.add_routes(room.routes)
     return app
 
@@ -54,6 +57,7 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
             tasks = [
                 group.create_task(_every(1.0, lambda: _sweep(round_))),
                 group.create_task(_every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
+                group.create_task(_every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
                 group.create_task(_seeder(round_)),
             ]
             if round_.mirror:
@@ -81,7 +85,7 @@ async def _listen(runner: web.AppRunner, address: str) -> None:
         ) from error
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     """Do something regularly, beginning now; a failure is logged and tried again next time."""
     while True:
         try:

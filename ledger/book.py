@@ -100,19 +100,27 @@ def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
     return after, outcome
 
 
+class Folding:
+    """A book that entries go into one after the other, each at the cost of what it changes."""
+
+    def __init__(self, before: State = _EMPTY) -> None:
+        self._balances, self._claims, self._once = dict(before.balances), dict(before.claims), dict(before.once)
+        self.state = State(self._balances, self._claims, self._once)
+
+    def add(self, entry: Entry) -> Outcome:
+        changed, outcome = step(self.state, entry)
+        self._balances.update(changed.balances)
+        self._claims.update(changed.claims)
+        self._once.update(changed.once)
+        return outcome
+
+
 def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[State, dict[int, Outcome]]:
-    """The book after many numbered entries, in linear time, and the numbers that were not applied."""
-    balances, claims, once = dict(before.balances), dict(before.claims), dict(before.once)
-    state = State(balances, claims, once)
-    refused: dict[int, Outcome] = {}
-    for number, entry in entries:
-        changed, outcome = step(state, entry)
-        if outcome is not Outcome.APPLIED:
-            refused[number] = outcome
-        balances.update(changed.balances)
-        claims.update(changed.claims)
-        once.update(changed.once)
-    return state, refused
+    """The book after many numbered entries, and the numbers that were not applied."""
+    folding = Folding(before)
+    outcomes = ((number, folding.add(entry)) for number, entry in entries)
+    refused = {number: outcome for number, outcome in outcomes if outcome is not Outcome.APPLIED}
+    return folding.state, refused
 
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:

@@ -17,7 +17,7 @@ from ledger import tree
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
 from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Void, parse
 from ledger.note import NOTE_MAX_BYTES, Key
-from ledger.tree import HASH_BYTES, TREE_SIZE_MAX, Hash, HashOf
+from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
 from protocol import limits, trust
 from protocol.errors import ProofInvalid
 from protocol.message import Message
@@ -88,13 +88,6 @@ def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Pos
         ):
             return pending, settlement
     raise ProofInvalid(f"The receipt is not one of claim {claim_id[:16]}….")
-
-
-def fork(roots: tuple[bytes, ...], earlier: bytes, later: bytes, sizes: tuple[int, int], hash_of: HashOf) -> bytes:
-    """The file for two checkpoints of these sizes; `hash_of` knows the later one's tree."""
-    old, new = sizes
-    proof: list[Hash] = tree.prove(tree.consistency_ranges(old, new), hash_of) if old < new else []
-    return Fork(roots=roots, earlier=earlier, later=later, proof=tuple(proof)).to_bytes()
 
 
 def check_fork(data: bytes, round_id: str) -> tuple[Checkpoint, Checkpoint]:

@@ -228,6 +228,11 @@ def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]
     ]
 
 
+def size(conn: sa.Connection) -> int:
+    """How many entries there are."""
+    return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
+
+
 def balances(conn: sa.Connection) -> dict[Account, int]:
     """Every account that ever moved."""
     rows = conn.execute(sa.select(balances_table.c.account, balances_table.c.micros))

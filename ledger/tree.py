@@ -140,9 +140,9 @@ def roots_by_consistency(old: int, new: int, seeded: Sequence[bytes]) -> tuple[H
     return old_root, new_root
 
 
-def without_seed(old: int, seeded: Sequence[Hash]) -> list[Hash]:
-    """The proof as RFC 6962 writes it: where the old tree is one node of the new, its root is known and left out."""
-    return list(seeded[1:] if _is_one_node(old) else seeded)
+def without_seed(old: int, new: int, seeded: Sequence[Hash]) -> list[Hash]:
+    """The proof as RFC 6962 writes it: where the seed is the old root itself, it is known and left out."""
+    return list(seeded[1:] if _seed_is_old_root(old, new) else seeded)
 
 
 def check_inclusion(entry: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
@@ -153,13 +153,13 @@ def check_inclusion(entry: bytes, index: int, size: int, root: bytes, proof: Seq
 
 def check_consistency(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> None:
     """Refuse a proof, as RFC 6962 writes it, that the new tree begins with all leaves of the old one."""
-    seeded = [old_root, *proof] if _is_one_node(old) else proof
+    seeded = [old_root, *proof] if _seed_is_old_root(old, new) else proof
     if roots_by_consistency(old, new, seeded) != (old_root, new_root):
         raise ProofInvalid(f"The tree of {new} entries does not begin with the tree of {old}.")
 
 
-def _is_one_node(size: int) -> bool:
-    return size & (size - 1) == 0
+def _seed_is_old_root(old: int, new: int) -> bool:
+    return consistency_ranges(old, new)[0] == (0, old)
 
 
 def _split(count: int) -> int:

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
+from swarm_node import cli_ledger
+from swarm_node.cli_ledger import DEFAULT_HOME
 
 app = typer.Typer(
     help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
@@ -18,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
+app.add_typer(cli_ledger.app, name="ledger")
 
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
 

@@ -197,7 +197,6 @@ def test_rebuild_finds_damage_and_repairs_nothing(engine: Engine, damage: Any, w
 
 def test_rebuild_reads_more_than_a_page(engine: Engine) -> None:
     with engine.begin() as conn:
-        for number in range(store.PAGE_ENTRIES + 1):
-            store.append(conn, deposit(1, f"wire-{number}"), NOW_MS)
+        store.append_all(conn, [deposit(1, f"wire-{number}") for number in range(store.PAGE_ENTRIES + 1)], NOW_MS)
         assert store.rebuild(conn) == []
         assert store.balances(conn)[BUDGET] == store.PAGE_ENTRIES + 1

@@ -118,8 +118,11 @@ class Folding:
 def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[State, dict[int, Outcome]]:
     """The book after many numbered entries, and the numbers that were not applied."""
     folding = Folding(before)
-    outcomes = ((number, folding.add(entry)) for number, entry in entries)
-    refused = {number: outcome for number, outcome in outcomes if outcome is not Outcome.APPLIED}
+    refused: dict[int, Outcome] = {}
+    for number, entry in entries:
+        outcome = folding.add(entry)
+        if outcome is not Outcome.APPLIED:
+            refused[number] = outcome
     return folding.state, refused
 
 

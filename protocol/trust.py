@@ -117,9 +117,7 @@ def _ledger_key(root: Root) -> bytes:
         public = bytes.fromhex(field["keyval"]["public"])
         if field["keytype"] == "ed25519" and len(public) == 32:
             return public
-    raise UntrustedMetadata(
-        "The round's root names no key for its ledger.", hint="Make a new round: this one is too old."
-    )
+    raise UntrustedMetadata("The round's root names no key for its ledger.", hint="It is too old: make a new round.")
 
 
 def refresh(stored: Documents, now: datetime) -> Conversation:

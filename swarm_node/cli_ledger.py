@@ -107,9 +107,7 @@ def check(
 def witness(
     join_string: JoinText,
     home: Annotated[Path, typer.Option(help="Folder of the witness's key and of what it has seen.")] = DEFAULT_HOME,
-    name: Annotated[
-        str, typer.Option(help="The name that the key signs under; an address of yours, for instance.")
-    ] = "",
+    name: Annotated[str, typer.Option(help="What the key is called, such as an address of yours.")] = "",
 ) -> None:
     """Sign the newest checkpoint, if it continues all that this witness has seen; print the note.
 

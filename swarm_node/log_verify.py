@@ -131,9 +131,7 @@ def _read_leaderboard(data: bytes) -> _Leaderboard:
     try:
         return _Leaderboard.model_validate_json(data, strict=True)
     except ValidationError as error:
-        raise MalformedMessage(
-            f"The leaderboard cannot be read: {error.error_count()} of its fields are wrong."
-        ) from None
+        raise MalformedMessage(f"{error.error_count()} fields of the leaderboard are wrong.") from None
 
 
 def _check_leaderboard(state: State, shown: _Leaderboard) -> None:

@@ -6,6 +6,7 @@
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,24 +62,20 @@ async def fetch(
     reader: LogReader, round_id: str, claims: Iterable[str], folder: Path
 ) -> AsyncIterator[tuple[str, Receipt | None]]:
     """A checked receipt for each claim, from the folder or else from the coordinator; None where none is published."""
-    folder.mkdir(parents=True, exist_ok=True)
     for claim_id in claims:
         path = folder / f"{claim_id}.receipt"
-        receipt = _checked(path, path.read_bytes(), round_id) if path.exists() else None
+        receipt = await trio.to_thread.run_sync(_kept, path, round_id)
         if receipt is None or receipt.settlement is None:
-            try:
+            with suppress(NotFound):
                 data = await reader.receipt(claim_id)
-            except NotFound:
-                yield claim_id, receipt
-                continue
-            receipt = _checked(path, data, round_id)
-            await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
+                receipt = _checked(path, data, round_id)
+                await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
         yield claim_id, receipt
 
 
-def read(path: Path, round_id: str) -> Receipt:
-    """A receipt that is named after its claim, checked without asking anybody."""
-    return _checked(path, path.read_bytes(), round_id)
+def _kept(path: Path, round_id: str) -> Receipt | None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _checked(path, path.read_bytes(), round_id) if path.exists() else None
 
 
 def _checked(path: Path, data: bytes, round_id: str) -> Receipt:

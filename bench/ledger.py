@@ -3,7 +3,7 @@
 - Stores: batches of pending credits and their posts, each batch one durable transaction, into SQLite (WAL, FULL) and a
   PostgreSQL with fsync; in turn with the same bytes put into one bare table of SQLite, the least that any log costs.
 - The whole log is verified from public files in memory as `swarm-node ledger verify` does it over a network.
-- A proof is made from tiles that nobody has read yet, out of a tree of generated hashes; its rival are the SHA-256 alone
+- A proof is made from tiles that nobody has read yet, out of a tree of generated hashes; its rival is the hashing alone
   that any tree of tiles asks for.
 - What counts processor time says so: it is that of this process, on a machine that others use, too.
 """
@@ -127,7 +127,7 @@ class Memory:
         key = ledger_key(self.round_id, metadata.ledger_public())
         root = tree_of([leaf_hash(body) for body in bodies]).root(size)
         self._files["ledger/checkpoint"] = sign(Checkpoint(key.name, size, root), key, metadata.sign_for_ledger)
-        # The leaderboard of the beginning: nothing earned yet. What it costs to compare one with the claims is in the sum.
+        # The leaderboard of the beginning, when nothing was earned yet.
         self._files["leaderboard"] = json.dumps({"ledger_size": 1, "nodes": []}).encode()
 
     async def file(self, path: str, max_bytes: int) -> bytes | None:

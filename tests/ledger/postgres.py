@@ -44,7 +44,7 @@ def cluster(*, durable: bool) -> Iterator[str]:
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, USER)
-        _run(folder, str(here / "initdb"), "-D", f"{folder}/data", "-U", USER, "-A", "trust", "-N", "--locale=C")
+        _run(folder, str(here / "initdb"), "-D", f"{folder}/data", "-U", USER, "-A", "trust", "-N", "--locale=C.UTF-8")
         _run(folder, *control, "-o", options, "start")
         try:
             yield f"postgresql+psycopg://{USER}@/postgres?host={folder}"

@@ -35,13 +35,14 @@ def show(config_file: ConfigFile, settings: Settings) -> None:
     from coordinator.role_keys import ROLES, RoleKeys
 
     folder = load(config_file, settings).round.directory
-    root, found = _metadata(config_file, settings).root(), RoleKeys(folder / "keys").all()
+    metadata, found = _metadata(config_file, settings), RoleKeys(folder / "keys").all()
+    root = metadata.root()
     typer.echo(f"root {root.version}, good until {root.expires:%Y-%m-%d}")
     for role in ROLES:
         entry = root.roles[role]
         names = ", ".join(f"{keyid[:8]}{'' if keyid in found else ' (not here)'}" for keyid in entry.keyids)
         typer.echo(f"{role}: {entry.threshold} of {len(entry.keyids)} must sign: {names}")
-    ledger = _metadata(config_file, settings).ledger_public().hex()
+    ledger = metadata.ledger_public().hex()
     here = any(signer.public_key.keyval["public"] == ledger for signer in found.values())
     typer.echo(f"ledger: {ledger[:16]}…{'' if here else ' (not here)'}")
 

@@ -13,7 +13,7 @@
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -95,17 +95,12 @@ checkpoint_table = sa.Table(
 )
 
 
-def _any_of(name: str) -> sa.BindParameter[Any]:
-    return sa.bindparam(name, expanding=True)
-
-
 # Built once: making a statement costs more than running it.
+_names = sa.bindparam("names", expanding=True)
 _move_head = sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
-_hashes_by_effect = sa.select(entries_table.c.effect, entries_table.c.content_hash).where(
-    entries_table.c.effect.in_(_any_of("names"))
-)
-_claims_by_id = sa.select(claims_table).where(claims_table.c.claim_id.in_(_any_of("names")))
-_balances_by_name = sa.select(balances_table).where(balances_table.c.account.in_(_any_of("names")))
+_effects = sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
+_claims = sa.select(claims_table).where(claims_table.c.claim_id.in_(_names))
+_accounts = sa.select(balances_table).where(balances_table.c.account.in_(_names))
 _set_balance = (
     sa.update(balances_table)
     .where(balances_table.c.account == sa.bindparam("name"), balances_table.c.micros == sa.bindparam("was"))
@@ -116,16 +111,11 @@ _set_state = (
     .where(claims_table.c.claim_id == sa.bindparam("claim"), claims_table.c.state == sa.bindparam("was"))
     .values(state=sa.bindparam("now"))
 )
-_tile = sa.select(tiles_table.c.hashes).where(
-    tiles_table.c.level == sa.bindparam("at_level"), tiles_table.c.number == sa.bindparam("at")
-)
+_place = (tiles_table.c.level == sa.bindparam("at_level"), tiles_table.c.number == sa.bindparam("at"))
+_tile = sa.select(tiles_table.c.hashes).where(*_place)
 _widen_tile = (
     sa.update(tiles_table)
-    .where(
-        tiles_table.c.level == sa.bindparam("at_level"),
-        tiles_table.c.number == sa.bindparam("at"),
-        tiles_table.c.width == sa.bindparam("was"),
-    )
+    .where(*_place, tiles_table.c.width == sa.bindparam("was"))
     .values(width=sa.bindparam("now"), hashes=sa.bindparam("data"))
 )
 
@@ -274,14 +264,8 @@ def rebuild(conn: sa.Connection) -> list[Difference]:
     """Fold all entries through the book and compare with the tables; holds the append lock until the caller's end."""
     size = _head(conn, 0)
     accounts = {row.account: row.micros for row in conn.execute(sa.select(balances_table))}
-    claims = {claim_id: tuple(fields) for claim_id, *fields in conn.execute(sa.select(claims_table))}
-    columns = tiles_table.c
-    kept = {
-        Tile(level, number, width): bytes(hashes)
-        for level, number, width, hashes in conn.execute(
-            sa.select(columns.level, columns.number, columns.width, columns.hashes)
-        )
-    }
+    claims = {claim_id: tuple(rest) for claim_id, *rest in conn.execute(sa.select(claims_table))}
+    kept = {Tile(*place): bytes(hashes) for *place, hashes in conn.execute(sa.select(tiles_table))}
     signed = conn.execute(sa.select(checkpoint_table.c.size, checkpoint_table.c.root)).one_or_none()
     return fsck.differences(size, _log(conn), fsck.Kept(accounts, claims, kept, tuple(signed) if signed else None))
 
@@ -297,21 +281,20 @@ def _head(conn: sa.Connection, by: int) -> int:
 def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     """The part of the book that `book.step` reads for these entries."""
     effects = [entry.effect for entry in entries if isinstance(entry, Deposit | Version)]
-    once = {effect: Digest(digest) for effect, digest in _rows(conn, _hashes_by_effect, effects)}
+    once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
     of_claims = [entry for entry in entries if not isinstance(entry, Deposit | Version)]
     claims = {
         row.claim_id: Claim(
             NodeId(row.node_id), ClaimState(row.state), row.amount_micros, row.tokens, Digest(row.entry_hash)
         )
-        for row in _rows(conn, _claims_by_id, {entry.claim_id for entry in of_claims})
+        for row in _rows(conn, _claims, {entry.claim_id for entry in of_claims})
     }
     accounts = {OUTSIDE, BUDGET} if len(of_claims) < len(entries) else {BUDGET}
-    for node in {entry.node_id for entry in of_claims if isinstance(entry, Pending)}:
-        accounts |= {pending(node), payable(node)}
-    for node in {claim.node_id for claim in claims.values()}:
+    nodes = {entry.node_id for entry in of_claims if isinstance(entry, Pending)}
+    for node in nodes.union(claim.node_id for claim in claims.values()):
         accounts |= {pending(node), payable(node)}
     by_name = {str(account): account for account in accounts}
-    return State({by_name[name]: micros for name, micros in _rows(conn, _balances_by_name, by_name)}, claims, once)
+    return State({by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}, claims, once)
 
 
 def _rows(conn: sa.Connection, statement: sa.Select[Any], names: Collection[str]) -> Iterator[Any]:
@@ -356,16 +339,8 @@ def _write_claims(conn: sa.Connection, before: State, after: State) -> None:
     for claim_id, claim in after.claims.items():
         was = before.claims.get(claim_id)
         if was is None:
-            made.append(
-                {
-                    "claim_id": claim_id,
-                    "node_id": claim.node_id,
-                    "state": claim.state.value,
-                    "amount_micros": claim.amount_micros,
-                    "tokens": claim.tokens,
-                    "entry_hash": claim.entry_hash,
-                }
-            )
+            row = {field.name: getattr(claim, field.name) for field in fields(claim)}
+            made.append({**row, "claim_id": claim_id, "state": claim.state.value})
         elif was.state is not claim.state:
             settled.append({"claim": claim_id, "was": was.state.value, "now": claim.state.value})
     if made:

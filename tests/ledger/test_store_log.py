@@ -119,7 +119,8 @@ def test_receipt_of_a_claim_has_all_that_is_published_of_it(engine: Engine) -> N
     publish(engine)
     append(engine, void(2), credit(4, price=0))
     with engine.begin() as conn:
-        for number, entries in {1: [credit(1), post(1)], 2: [credit(2)], 3: [credit(3, of=2)]}.items():
+        published: dict[int, list[Entry]] = {1: [credit(1), post(1)], 2: [credit(2)], 3: [credit(3, of=2)]}
+        for number, entries in published.items():
             note, found = store.prove_claim(conn, claim(number))
             signed = open_checkpoint(note, [KEY])
             assert [item.entry for item in found] == [entry.body for entry in entries]

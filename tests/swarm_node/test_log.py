@@ -4,13 +4,14 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from sqlalchemy import Engine
 
 from coordinator import rotation
@@ -213,17 +214,11 @@ class TestWatch:
         assert log.metadata.ledger_public() != stolen
         log.add(MORE)
         assert watcher.sees(log) == len(LIFE) + len(MORE)
-        [thief] = _signers(tmp_path / "thief", old)
+        thief = load_pem_private_key(old, password=None)
+        assert isinstance(thief, Ed25519PrivateKey)
         forged = ledger_key(log.round_id, stolen)
-        log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 9_999, bytes(32)), forged, thief)
+        log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 9_999, bytes(32)), forged, thief.sign)
         watcher.refuses(log, CheckpointInvalid)
-
-
-def _signers(folder: Path, pem: bytes) -> list[Callable[[bytes], bytes]]:
-    folder.mkdir()
-    (folder / "stolen.pem").write_bytes(pem)
-    found = RoleKeys(folder).all().values()
-    return [lambda text, signer=signer: bytes.fromhex(signer.sign(text).signature) for signer in found]
 
 
 class TestProofs:

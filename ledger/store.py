@@ -96,7 +96,7 @@ checkpoint_table = sa.Table(
 
 
 # Built once: making a statement costs more than running it.
-_names = sa.bindparam("names", expanding=True)
+_names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _move_head = sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
 _effects = sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
 _claims = sa.select(claims_table).where(claims_table.c.claim_id.in_(_names))

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from click.testing import Result
+from typer import Typer
 from typer.testing import CliRunner
 
 from coordinator.cli import app
@@ -37,6 +38,11 @@ async def earn(served: Served) -> str:
     [verdict] = await served.submit(key, rollout)
     assert verdict.outcome == "accepted"
     return chunks.digest(Envelope.from_bytes(rollout).payload)
+
+
+async def run(program: Typer, *words: str) -> Result:
+    """A command, beside the server."""
+    return await asyncio.to_thread(CliRunner().invoke, program, list(words))
 
 
 async def get(served: Served, path: str) -> bytes:
@@ -94,26 +100,25 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     await earn(served)
     await served.round.publish_checkpoint()
     join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
-    run = partial(asyncio.to_thread, CliRunner().invoke, node_app)
     saved = tmp_path / "saved"
 
-    verified = await run(["ledger", "verify", join, "--save", str(saved), "--json"])
+    verified = await run(node_app, "ledger", "verify", join, "--save", str(saved), "--json")
     assert verified.exit_code == 0, verified.output
     assert '"entries": 3' in verified.output
-    offline = await run(["ledger", "verify", join, "--from", str(saved), "--json"])
+    offline = await run(node_app, "ledger", "verify", join, "--from", str(saved), "--json")
     assert offline.output == verified.output
 
-    vouched = await run(["ledger", "witness", join, "--home", str(tmp_path / "witness"), "--name", "somebody"])
+    vouched = await run(node_app, "ledger", "witness", join, "--home", str(tmp_path / "witness"), "--name", "somebody")
     assert vouched.exit_code == 0, vouched.output
     assert "— somebody " in vouched.stdout
     key = vouched.stderr.removeprefix("witness key: ").strip()
     (saved / "ledger" / "checkpoint").write_text(vouched.stdout)
     demanding = ["ledger", "verify", join, "--from", str(saved), "--witness", key, "--quorum"]
-    assert (await run([*demanding, "1"])).exit_code == 0
-    assert (await run([*demanding, "2"])).exit_code != 0
+    assert (await run(node_app, *demanding, "1")).exit_code == 0
+    assert (await run(node_app, *demanding, "2")).exit_code != 0
 
     served.round.close()
     settings = ["--set", f"round.directory={served.round.folder}"]
     round_file = Path(__file__).parents[2] / "examples" / "demo.toml"
-    checked = await asyncio.to_thread(CliRunner().invoke, app, ["fsck", str(round_file), *settings])
+    checked = await run(app, "fsck", str(round_file), *settings)
     assert (checked.exit_code, checked.output) == (0, "3 entries, 0 differences\n")

@@ -218,7 +218,7 @@ class LedgerOnDiskMachine(LedgerMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLedger.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 TestLedgerOnDisk = LedgerOnDiskMachine.TestCase
-TestLedgerOnDisk.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)
+TestLedgerOnDisk.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)

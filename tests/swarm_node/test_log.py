@@ -34,6 +34,7 @@ from protocol.errors import (
     ProofInvalid,
     RolledBack,
     SwarmError,
+    UntrustedMetadata,
     UntrustedRoot,
 )
 from swarm_node import receipts
@@ -260,7 +261,7 @@ class TestProofs:
         with pytest.raises(UntrustedRoot):
             proof.check_receipt(receipt.to_bytes(), foreign.round_id)
         grafted = receipt.model_copy(update={"roots": (*receipt.roots, *foreign.roots())})
-        with pytest.raises(RolledBack):
+        with pytest.raises(UntrustedMetadata):
             proof.check_receipt(grafted.to_bytes(), log.round_id)
 
     def test_huge_proof_and_garbage_are_refused_before_they_are_hashed(self, log: Log, receipt: Receipt) -> None:

@@ -153,7 +153,7 @@ async def _verify(
 
 async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
     from swarm_node import receipts as keeping
-    from swarm_node.log_reader import Folder, LogReader
+    from swarm_node.log_reader import LogReader
 
     folder = home / "rounds" / join.round_id[:16]
     if not folder.exists():
@@ -161,7 +161,7 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
     found: list[dict[str, str | int]] = []
     missing: list[str] = []
     async with _files(join) as online:
-        reader = LogReader(Folder(folder / "nothing") if offline else online)
+        reader = None if offline else LogReader(online)
         claims = keeping.Claims(folder / "claims")
         async for claim_id, receipt in keeping.fetch(reader, join.round_id, claims, folder / "receipts"):
             if receipt is None:

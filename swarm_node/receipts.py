@@ -59,13 +59,13 @@ class Receipt:
 
 
 async def fetch(
-    reader: LogReader, round_id: str, claims: Iterable[str], folder: Path
+    reader: LogReader | None, round_id: str, claims: Iterable[str], folder: Path
 ) -> AsyncIterator[tuple[str, Receipt | None]]:
-    """A checked receipt for each claim, from the folder or else from the coordinator; None where none is published."""
+    """A checked receipt for each claim, from the folder or else by the reader; None where there is none."""
     for claim_id in claims:
         path = folder / f"{claim_id}.receipt"
         receipt = await trio.to_thread.run_sync(_kept, path, round_id)
-        if receipt is None or receipt.settlement is None:
+        if reader is not None and (receipt is None or receipt.settlement is None):
             with suppress(NotFound):
                 data = await reader.receipt(claim_id)
                 receipt = _checked(path, data, round_id)

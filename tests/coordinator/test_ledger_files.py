@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from click.testing import Result
 from typer import Typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from coordinator.cli import app
 from ledger import proof

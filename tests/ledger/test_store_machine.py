@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import Engine, event
@@ -28,6 +28,9 @@ from tests.ledger import naive_tree
 from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import claim, credit, deposit, node, post, version, void
+
+SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No limit by the clock: a machine may be busy."""
 
 NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
@@ -218,7 +221,7 @@ class LedgerOnDiskMachine(LedgerMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLedger.settings = settings(SETTINGS, max_examples=25)
 
 TestLedgerOnDisk = LedgerOnDiskMachine.TestCase
-TestLedgerOnDisk.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
+TestLedgerOnDisk.settings = settings(SETTINGS, max_examples=6)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from coordinator import activation, leases
-from coordinator.api import learner, nodes, public
+from coordinator.api import learner, ledger, nodes, public
 from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
 from coordinator.config import Config
@@ -23,12 +23,15 @@ log = logging.getLogger(__name__)
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
 
+CHECKPOINT_EVERY_S = 2.0
+"""How soon an entry is published; where nothing was added, nothing is signed."""
+
 
 def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, learner, public):
+    for room in (nodes, learner, ledger, public):
         app.add_routes(room.routes)
     return app
 
@@ -58,6 +61,7 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
                 group.create_task(_every(1.0, lambda: _sweep(round_))),
                 group.create_task(_every(STEER_S, lambda: _steer(round_))),
                 group.create_task(_every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
+                group.create_task(_every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
                 group.create_task(_seeder(round_)),
             ]
             if round_.mirror:
@@ -85,7 +89,7 @@ async def _listen(runner: web.AppRunner, address: str) -> None:
         ) from error
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     """Do something regularly, beginning now; a failure is logged and tried again next time."""
     while True:
         try:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -103,6 +104,36 @@ def status(
     for one in found["fleet"]:
         part = "works" if one["works"] else "stands by"
         typer.echo(f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}")
+
+
+@app.command(epilog=EXIT_CODES)
+def fsck(
+    config_file: ConfigFile,
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every difference, for scripts.")] = False,
+) -> None:
+    """Rebuild balances, claims and the ledger's tree from its entries, and compare; repairs nothing.
+
+    The coordinator must be stopped.
+    """
+    from coordinator.round import only_coordinator
+    from coordinator.state import Database
+    from ledger import store
+
+    folder = load(config_file, settings).round.directory
+    if not (folder / "state.db").exists():
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+    with only_coordinator(folder):
+        database = Database(folder / "state.db")
+        entries, found = database.run_now(store.size), database.run_now(store.rebuild)
+        database.close()
+    if as_json:
+        typer.echo(json.dumps({"entries": entries, "differences": [asdict(difference) for difference in found]}))
+    else:
+        for difference in found:
+            typer.echo(f"{difference.where}: {difference.expected} by the entries, {difference.found} in the store")
+        typer.echo(f"{entries} entries, {len(found)} differences")
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()

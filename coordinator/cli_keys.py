@@ -35,17 +35,21 @@ def show(config_file: ConfigFile, settings: Settings) -> None:
     from coordinator.role_keys import ROLES, RoleKeys
 
     folder = load(config_file, settings).round.directory
-    root, found = _metadata(config_file, settings).root(), RoleKeys(folder / "keys").all()
+    metadata, found = _metadata(config_file, settings), RoleKeys(folder / "keys").all()
+    root = metadata.root()
     typer.echo(f"root {root.version}, good until {root.expires:%Y-%m-%d}")
     for role in ROLES:
         entry = root.roles[role]
         names = ", ".join(f"{keyid[:8]}{'' if keyid in found else ' (not here)'}" for keyid in entry.keyids)
         typer.echo(f"{role}: {entry.threshold} of {len(entry.keyids)} must sign: {names}")
+    ledger = metadata.ledger_public().hex()
+    here = any(signer.public_key.keyval["public"] == ledger for signer in found.values())
+    typer.echo(f"ledger: {ledger[:16]}…{'' if here else ' (not here)'}")
 
 
 @app.command()
 def rotate(
-    role: Annotated[str, typer.Argument(help="root, targets, snapshot or timestamp.")],
+    role: Annotated[str, typer.Argument(help="root, targets, snapshot, timestamp or ledger.")],
     config_file: ConfigFile,
     settings: Settings,
     root_keys: RootKeys,
@@ -54,12 +58,12 @@ def rotate(
 ) -> None:
     """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
     from coordinator import rotation
-    from coordinator.role_keys import ROLES, RoleKeys
+    from coordinator.role_keys import LEDGER, ROLES, RoleKeys
     from coordinator.round import only_coordinator
     from coordinator.signed_metadata import utc_now
 
-    if role not in ROLES:
-        raise ConfigInvalid(f"There is no role {role}.", hint=f"Roles: {', '.join(ROLES)}.")
+    if role not in (*ROLES, LEDGER):
+        raise ConfigInvalid(f"There is no role {role}.", hint=f"Roles: {', '.join((*ROLES, LEDGER))}.")
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     with only_coordinator(folder):
         if (folder / PENDING).exists():

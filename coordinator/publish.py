@@ -21,6 +21,8 @@ from coordinator.files import Batch, mapped, together
 from coordinator.patches import PATCHED, extend, write_patch
 from coordinator.signed_metadata import SignedMetadata, utc_now
 from coordinator.tables import versions
+from ledger import store
+from ledger.entry import Version
 from protocol import chunks, delta
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
@@ -186,7 +188,7 @@ def _digest(data: memoryview) -> str:
 
 
 def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:
-    """Let dispatch know of a published version; the same one again changes nothing."""
+    """Let dispatch and the ledger know of a published version; the same one again changes nothing."""
     row = connection.execute(
         sa.select(versions.c.manifest_digest).where(versions.c.version == manifest.version)
     ).first()
@@ -197,6 +199,7 @@ def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, 
     newest, _ = newest_version(connection)
     if manifest.version != newest + 1:
         raise OutOfOrder(f"Version {manifest.version} does not follow version {newest}.")
+    store.append(connection, Version(version=manifest.version, manifest_digest=digest), now_ms)
     connection.execute(
         sa.insert(versions).values(
             version=manifest.version,

@@ -18,6 +18,9 @@ from protocol.errors import ConfigInvalid
 
 ROLES = ("root", "targets", "snapshot", "timestamp")
 
+LEDGER = "ledger"
+"""The ledger's key: no role of TUF's, but kept and replaced like theirs."""
+
 
 class RoleKeys:
     """The key files of a round; new ones are written into the first folder."""

@@ -11,12 +11,14 @@
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root
 
-from coordinator.role_keys import RoleKeys
-from coordinator.signed_metadata import LONG_LIFETIME, SignedMetadata, whole
+from coordinator.role_keys import LEDGER, RoleKeys
+from coordinator.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
+from protocol import trust
 from protocol.errors import ConfigInvalid
 
 
@@ -25,11 +27,16 @@ def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, thr
     if not 1 <= threshold <= count:
         raise ConfigInvalid(f"{threshold} of {count} keys cannot sign.", hint="Choose 1 <= --threshold <= --keys.")
     root = metadata.root()
-    for keyid in list(root.roles[role].keyids):
-        root.revoke_key(keyid, role)
-    for _ in range(count):
-        root.add_key(keys.make(role).public_key, role)
-    root.roles[role].threshold = threshold
+    if role == LEDGER:
+        if count != 1:
+            raise ConfigInvalid("The ledger has one key.", hint="Leave --keys and --threshold away.")
+        name_ledger_key(root, keys.make(LEDGER))
+    else:
+        for keyid in list(root.roles[role].keyids):
+            root.revoke_key(keyid, role)
+        for _ in range(count):
+            root.add_key(keys.make(role).public_key, role)
+        root.roles[role].threshold = threshold
     root.version += 1
     root.expires = whole(now + LONG_LIFETIME)
     document = Metadata(root)
@@ -74,7 +81,9 @@ def install(metadata: SignedMetadata, keys: RoleKeys, data: bytes, now: datetime
 
 
 def _keyids(root: Root) -> set[str]:
-    return {keyid for role in root.roles.values() for keyid in role.keyids}
+    """Of the roles, and of the ledger."""
+    ledger: Any = root.unrecognized_fields.get(trust.LEDGER_FIELD, {})
+    return {keyid for role in root.roles.values() for keyid in role.keyids} | {ledger.get("keyid", "")}
 
 
 def _parse(data: bytes) -> Metadata[Root]:

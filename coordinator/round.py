@@ -29,7 +29,9 @@ from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
 from coordinator.state import Database
 from ledger import store
+from ledger.checkpoint import ledger_key
 from ledger.entry import Deposit
+from protocol import trust
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.ids import NodeId
 from protocol.learning import Publication
@@ -70,6 +72,8 @@ class Round:
         self.operator_token = _open_token(self.folder)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
+        self.roots = self.metadata.roots()
+        self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
         self.publisher = Publisher(
             folder=self.folder,
             metadata=self.metadata,
@@ -163,6 +167,10 @@ class Round:
             await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
             if self.mirror:
                 await self.mirror.changed()
+
+    async def publish_checkpoint(self) -> bytes:
+        """Sign the ledger as it is now, or find the last checkpoint still true."""
+        return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger)
 
     def close(self) -> None:
         self.database.close()

@@ -1,6 +1,7 @@
 """The round's TUF repository: keys, signed metadata, and the order in which documents become visible.
 
-- Four roles, each with a key at first; `coordinator.rotation` changes the keys and how many must sign.
+- Four roles, each with a key at first; `coordinator.rotation` changes the keys and how many must sign. Beside them the
+  root names the ledger's key, with which nothing but checkpoints is signed.
 - Root keys sign only root documents; take `keys/root.pem` offline after `init`.
 - A publication writes targets, then snapshot, then timestamp, each durably. Whatever crash comes between: the timestamp
   that nodes read names a complete, older set, and the next publication builds on that one.
@@ -11,11 +12,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from coordinator.files import write_durably
-from coordinator.role_keys import ROLES, RoleKeys
+from coordinator.role_keys import LEDGER, ROLES, RoleKeys
 from protocol import trust
+from protocol.errors import ConfigInvalid
 from protocol.manifest import target_path, version_of
 
 LONG_LIFETIME = timedelta(days=365)
@@ -36,6 +39,7 @@ class SignedMetadata:
         root = Root(version=1, expires=whole(now + LONG_LIFETIME), consistent_snapshot=True)
         for role in ROLES:
             root.add_key(self._keys.make(role, name=role).public_key, role)
+        name_ledger_key(root, self._keys.make(LEDGER, name=LEDGER))
         document = Metadata(root)
         for signer in self._keys.signers(root, "root"):
             document.sign(signer)
@@ -52,6 +56,23 @@ class SignedMetadata:
         """The newest root, as it stands on the disk."""
         newest = max(int(path.name.partition(".")[0]) for path in self._folder.glob("[0-9]*.root.json"))
         return Metadata[Root].from_file(str(self._folder / f"{newest}.root.json")).signed
+
+    def roots(self) -> tuple[bytes, ...]:
+        """Every root there was, the first one first."""
+        numbers = range(1, self.root().version + 1)
+        return tuple((self._folder / f"{number}.root.json").read_bytes() for number in numbers)
+
+    def ledger_public(self) -> bytes:
+        """The public key of the ledger."""
+        return trust.ledger_key(self.roots()[-1])
+
+    def sign_for_ledger(self, text: bytes) -> bytes:
+        """The ledger's signature of a checkpoint's text."""
+        public = self.ledger_public().hex()
+        for signer in self._keys.all().values():
+            if signer.public_key.keyval["public"] == public:
+                return bytes.fromhex(signer.sign(text).signature)
+        raise ConfigInvalid("The ledger's key is missing.", hint=f"Put ledger.pem back into {self._keys.folder}.")
 
     def install_root(self, document: Metadata[Root], now: datetime) -> None:
         """Publish a root whose signatures were checked, and sign anew what it no longer vouches for."""
@@ -131,6 +152,12 @@ class SignedMetadata:
 def _vouched(root: Root, role: str, document: Metadata[Any]) -> bool:
     """Whether enough keys of a role have signed a document."""
     return bool(root.get_verification_result(role, document.signed_bytes, document.signatures))
+
+
+def name_ledger_key(root: Root, signer: CryptoSigner) -> None:
+    """Make a key the ledger's, in the place of another."""
+    key = signer.public_key
+    root.unrecognized_fields[trust.LEDGER_FIELD] = {"keyid": key.keyid, **key.to_dict()}
 
 
 def utc_now() -> datetime:

@@ -1,4 +1,4 @@
-"""Who is owed what: a double-entry book in integer micro-units.
+"""Who is owed what: a double-entry book in integer micro-units, in a log that proves itself.
 
 Glossary:
 
@@ -11,12 +11,18 @@ Glossary:
   `pending:<node>` (credited, not yet settled), `payable:<node>` (validated, owed).
 - **claim**: one signed rollout that is paid for; absent → pending → posted or voided.
 - **outcome**: the named result of applying an entry; only `APPLIED` changes anything.
+- **log**: all entries in the order of their indexes; the leaves of a Merkle tree.
+- **checkpoint**: size and root of the log, signed; what is under one is *published*.
+- **tile**, **bundle**: static files of the tree's hashes and of the entries.
+- **receipt**, **fork**: files that prove what is in the log, or that two logs were signed, to anybody for ever.
+- **witness**: a stranger who signs that the log they saw only ever grew.
 
 Rules:
 
-- Every applied entry moves one amount from one account to another, so the accounts always sum to zero.
+- Every applied entry moves one amount from one account to another, or nothing; so the accounts always sum to zero.
 - Only `outside` may be below zero.
 - Entries are never changed or removed: a void is a new entry.
-- `accounts`, `entry` and `book` are pure; `store` alone reads and writes, and only through its caller's transaction.
-- The store decides nothing: it asks `book.step` and writes down the answer.
+- All but `store` is pure; it alone reads and writes, and only through its caller's transaction.
+- The store decides nothing: it asks `book` and `tiles` and writes down the answer.
+- A proof is checked from the sizes, hashes and signatures in hand; who sent it does not matter.
 """

@@ -38,6 +38,10 @@ class Account:
         if (self.kind in OF_A_NODE) != (self.node_id is not None):
             raise MalformedMessage(f"Account {self.kind}: only {' and '.join(sorted(OF_A_NODE))} belong to a node.")
 
+    def __hash__(self) -> int:
+        """Of the node alone: its two accounts share a place, and hashing an enum costs more than looking twice."""
+        return hash(self.node_id)
+
     def __str__(self) -> str:
         return self.kind.value if self.node_id is None else f"{self.kind}:{self.node_id}"
 

@@ -9,12 +9,12 @@
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
 from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, payable, pending
-from ledger.entry import DEPOSITS_MAX_MICROS, Deposit, Entry, Pending, Post, Void
+from ledger.entry import DEPOSITS_MAX_MICROS, ClaimEntry, Deposit, Entry, Pending, Post, Version, Void
 from protocol.ids import Digest, NodeId
 
 
@@ -22,13 +22,13 @@ class Outcome(StrEnum):
     """What became of an entry."""
 
     APPLIED = "applied"
-    ALREADY_APPLIED = "already_applied"  # the very same deposit or pending credit is in the book
+    ALREADY_APPLIED = "already_applied"  # the very same deposit, version or pending credit is in the book
     ALREADY_POSTED = "already_posted"  # the claim was posted before: a void now comes too late
     ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post now comes too late
     UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
     DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
-    CONFLICT = "conflict"  # the same reference or claim is in the book with other content
+    CONFLICT = "conflict"  # the same reference, version or claim is in the book with other content
 
 
 class ClaimState(StrEnum):
@@ -78,10 +78,14 @@ class State:
 
     balances: Mapping[Account, int] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
-    deposits: Mapping[str, Digest] = field(default_factory=dict)
+    once: Mapping[str, Digest] = field(default_factory=dict)
+    """Effects of entries that belong to no claim, and the content hashes of these entries."""
 
     def balance(self, account: Account) -> int:
         return self.balances.get(account, 0)
+
+
+_EMPTY = State()
 
 
 def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
@@ -90,33 +94,42 @@ def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
     after = State(
         {**state.balances, **changed.balances},
         {**state.claims, **changed.claims},
-        {**state.deposits, **changed.deposits},
+        {**state.once, **changed.once},
     )
     check(after)
     return after, outcome
 
 
-def fold(entries: Iterable[tuple[int, Entry]]) -> tuple[State, dict[int, Outcome]]:
-    """The book after many numbered entries, in linear time, and the numbers that were not applied."""
-    balances: dict[Account, int] = {}
-    claims: dict[str, Claim] = {}
-    deposits: dict[str, Digest] = {}
-    state = State(balances, claims, deposits)
+class Folding:
+    """A book that entries go into one after the other, each at the cost of what it changes."""
+
+    def __init__(self, before: State = _EMPTY) -> None:
+        self._balances, self._claims, self._once = dict(before.balances), dict(before.claims), dict(before.once)
+        self.state = State(self._balances, self._claims, self._once)
+
+    def add(self, entry: Entry) -> Outcome:
+        changed, outcome = step(self.state, entry)
+        self._balances.update(changed.balances)
+        self._claims.update(changed.claims)
+        self._once.update(changed.once)
+        return outcome
+
+
+def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[State, dict[int, Outcome]]:
+    """The book after many numbered entries, and the numbers that were not applied."""
+    folding = Folding(before)
     refused: dict[int, Outcome] = {}
     for number, entry in entries:
-        changed, outcome = step(state, entry)
+        outcome = folding.add(entry)
         if outcome is not Outcome.APPLIED:
             refused[number] = outcome
-        balances.update(changed.balances)
-        claims.update(changed.claims)
-        deposits.update(changed.deposits)
-    return state, refused
+    return folding.state, refused
 
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:
-    """The new values of only what an entry changes; reads only its claim or deposit and the accounts of its `route`."""
-    if isinstance(entry, Deposit):
-        return _deposit(state, entry)
+    """The new values of only what an entry changes; reads only its claim or effect and the accounts of its `route`."""
+    if isinstance(entry, Deposit | Version):
+        return _once(state, entry)
     known = state.claims.get(entry.claim_id)
     if isinstance(entry, Pending) and known is not None and known.entry_hash != entry.content_hash:
         return State(), Outcome.CONFLICT
@@ -128,14 +141,15 @@ def step(state: State, entry: Entry) -> tuple[State, Outcome]:
             return State(), Outcome.BUDGET_EXHAUSTED
         claim = Claim(entry.node_id, target, entry.amount_micros, entry.tokens, entry.content_hash)
     elif known is not None:
-        claim = replace(known, state=target)
+        # Spelt out: `dataclasses.replace` costs more than all the rest.
+        claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
     else:
         raise BookBroken(f"The table lets a {entry.kind} change an absent claim.")
     balances = _moved(state, route(entry, claim.node_id), claim.amount_micros)
     return State(balances, {entry.claim_id: claim}), Outcome.APPLIED
 
 
-def route(entry: Entry, node: NodeId | None) -> tuple[Account, Account]:
+def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Account]:
     """From which account to which an entry moves its amount; `node` is the claim's."""
     if isinstance(entry, Deposit):
         return OUTSIDE, BUDGET
@@ -169,21 +183,25 @@ def check(state: State) -> None:
         raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
 
 
-def _deposit(state: State, entry: Deposit) -> tuple[State, Outcome]:
-    known = state.deposits.get(entry.reference)
+def _once(state: State, entry: Deposit | Version) -> tuple[State, Outcome]:
+    """Entries that belong to no claim: a deposit moves money, a version none."""
+    known = state.once.get(entry.effect)
     if known is not None:
         return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
-    if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
-        return State(), Outcome.DEPOSIT_LIMIT
-    balances = _moved(state, route(entry, None), entry.amount_micros)
-    return State(balances, deposits={entry.reference: entry.content_hash}), Outcome.APPLIED
+    balances: dict[Account, int] = {}
+    if isinstance(entry, Deposit):
+        if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
+            return State(), Outcome.DEPOSIT_LIMIT
+        balances = _moved(state, route(entry, None), entry.amount_micros)
+    return State(balances, once={entry.effect: entry.content_hash}), Outcome.APPLIED
 
 
 def _moved(state: State, accounts: tuple[Account, Account], amount_micros: int) -> dict[Account, int]:
     """The two balances after a movement; asserts that it conserves and leaves no debt inside."""
     source, sink = accounts
-    after = {source: state.balance(source) - amount_micros, sink: state.balance(sink) + amount_micros}
-    if sum(after.values()) != state.balance(source) + state.balance(sink):
+    before = {account: state.balance(account) for account in accounts}
+    after = {source: before[source] - amount_micros, sink: before[sink] + amount_micros}
+    if sum(after.values()) != sum(before.values()):
         raise BookBroken(f"Moving {amount_micros} micros from {source} to {sink} does not conserve their sum.")
     for account, balance in after.items():
         if balance < 0 and not account.may_be_negative:

@@ -6,6 +6,7 @@
 - An entry holds no time and no chance, so a retry makes the same bytes.
 """
 
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -52,9 +53,14 @@ ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")
 class _Hashed(Message):
     """What has a content hash."""
 
-    @property
+    @cached_property
+    def body(self) -> bytes:
+        """The bytes that are logged."""
+        return self.to_bytes()
+
+    @cached_property
     def content_hash(self) -> Digest:
-        return chunks.digest(self.to_bytes())
+        return chunks.digest(self.body)
 
 
 class Deposit(_Hashed):
@@ -114,10 +120,24 @@ class Void(_Settlement):
     reason_code: ReasonCode
 
 
-Entry = Deposit | Pending | Post | Void
+class Version(_Hashed):
+    """A policy version is published: says for ever which one, and moves nothing."""
 
-KINDS: dict[str, type[Deposit] | type[Pending] | type[Post] | type[Void]] = {
+    kind: Literal["version"] = "version"
+    version: int = Field(gt=0, le=limits.VERSION_MAX)
+    manifest_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"version:{self.version}"
+
+
+ClaimEntry = Pending | Post | Void
+Entry = Deposit | Version | ClaimEntry
+
+KINDS: dict[str, type[Deposit] | type[Version] | type[Pending] | type[Post] | type[Void]] = {
     "deposit": Deposit,
+    "version": Version,
     "pending": Pending,
     "post": Post,
     "void": Void,

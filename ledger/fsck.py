@@ -1,16 +1,18 @@
-"""The proof that a store's tables say what its entries say: fold everything again and compare.
+"""The proof that a store's tables say what its entries say: fold everything again, grow the tree again, and compare.
 
 - Pure: `store.rebuild` brings the rows.
 - Every difference is reported, none is repaired: which side is right is for a person to decide.
-- Entries are read one at a time; only the folded book is held.
+- Entries are read one at a time; only the folded book and the tree's hashes are held.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 
-from ledger import book
+from ledger import book, tree
 from ledger.book import BookBroken, Outcome
 from ledger.entry import Entry, parse
+from ledger.tiles import Tile, grown, hashes_in
+from ledger.tree import Hash, leaf_hash
 from protocol import chunks
 from protocol.errors import SwarmError
 
@@ -36,32 +38,58 @@ class StoredEntry:
     recorded_ms: int
 
 
-def differences(
-    size: int,
-    stored: Iterable[StoredEntry],
-    balances: Mapping[str, int],
-    claims: Mapping[str, tuple[object, ...]],
-) -> list[Difference]:
-    """Everything wrong with a store: its log of so many entries, its balances, its claims."""
+@dataclass(frozen=True)
+class Kept:
+    """What a store keeps beside its log."""
+
+    balances: Mapping[str, int]
+    claims: Mapping[str, tuple[object, ...]]
+    tiles: Mapping[Tile, bytes]
+    signed: tuple[int, bytes] | None
+    """Size and root of the last checkpoint."""
+
+
+def differences(size: int, stored: Iterable[StoredEntry], kept: Kept) -> list[Difference]:
+    """Everything wrong with a store: its log of so many entries, and what is kept beside it."""
     found: list[Difference] = []
+    leaves: list[Hash] = []
     try:
-        state, refused = book.fold(_readable(size, stored, found))
+        state, refused = book.fold(_readable(size, stored, leaves, found))
         book.check(state)
     except BookBroken as error:
         return [*found, Difference("fold of the entries", "conservation", str(error))]
     found += [Difference(f"entry {index}", Outcome.APPLIED.value, outcome.value) for index, outcome in refused.items()]
-    found += _compare("account", {str(account): micros for account, micros in state.balances.items()}, balances)
-    found += _compare("claim", {claim_id: astuple(claim) for claim_id, claim in state.claims.items()}, claims)
+    found += _compare("account", {str(account): micros for account, micros in state.balances.items()}, kept.balances)
+    found += _compare("claim", {claim_id: astuple(claim) for claim_id, claim in state.claims.items()}, kept.claims)
+    return found + _tree_differences(leaves, kept)
+
+
+def _tree_differences(leaves: list[Hash], kept: Kept) -> list[Difference]:
+    """Where the tiles or the signed checkpoint are not those of a tree over these leaves."""
+    expected = dict(grown(0, leaves, lambda tile: b""))
+    found = list(_compare("tile", _digests(expected), _digests(kept.tiles)))
+    if kept.signed:
+        size, signed = kept.signed
+        root = tree.root(size, hashes_in(len(leaves), expected.__getitem__)) if size <= len(leaves) else b""
+        if root != signed:
+            found.append(Difference(f"checkpoint of {size} entries", root.hex(), signed.hex()))
     return found
 
 
-def _readable(size: int, stored: Iterable[StoredEntry], found: list[Difference]) -> Iterator[tuple[int, Entry]]:
+def _digests(kept: Mapping[Tile, bytes]) -> dict[str, str]:
+    return {tile.name: chunks.digest(data) for tile, data in kept.items()}
+
+
+def _readable(
+    size: int, stored: Iterable[StoredEntry], leaves: list[Hash], found: list[Difference]
+) -> Iterator[tuple[int, Entry]]:
     """Every entry that can be read; notes the ones that are missing, unreadable, or not what their row says."""
     expected = 0
     for row in stored:
         if row.index != expected:
             found.append(Difference("index", str(expected), str(row.index)))
         expected = row.index + 1
+        leaves.append(leaf_hash(row.body))
         try:
             entry = parse(row.body)
         except SwarmError as error:

@@ -1,29 +1,42 @@
-"""The ledger's tables: entries are the truth, balances and claims are their running fold.
+"""The ledger's tables: entries are the truth; balances, claims and the tree's tiles are their running fold.
 
 - Works on a connection the caller gives, inside the caller's transaction: nothing here begins or commits, so
   "rollout accepted" and "credit pending" can be one effect. An entry counts when that transaction has committed.
 - `append` takes the head row first. It is the lock: appends of all processes follow each other, indexes have no
   gaps, and on SQLite the transaction is a writer before it reads. Keep such transactions short.
 - `book.step` decides on the few rows it reads; every write then names the value it replaces and counts its rows.
+- Many entries in one call are one pass over the tables: what a batch shares is read and written once.
+- A checkpoint is stored by the transaction that signed it, after it was compared with the one before: the tree that it
+  speaks of still begins with all that was ever signed, or nothing is signed. Serve it when that has committed.
 - Constraints stand behind the code: one row per effect and per content hash, no account but `outside` below zero.
 - Only portable SQL: SQLite (WAL and synchronous=FULL are the caller's to set), PostgreSQL (read committed or stricter).
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import sqlalchemy as sa
 
-from ledger import book, fsck
-from ledger.accounts import Account
+from ledger import book, fsck, note, tiles, tree
+from ledger.accounts import BUDGET, OUTSIDE, Account, payable, pending
 from ledger.book import BookBroken, Claim, ClaimState, Outcome, State
-from ledger.entry import Deposit, Entry, Pending, parse
+from ledger.checkpoint import Checkpoint, Sign
+from ledger.checkpoint import sign as sign_checkpoint
+from ledger.entry import Deposit, Entry, Pending, Version, parse
 from ledger.fsck import Difference, StoredEntry
-from protocol import chunks
+from ledger.note import Key
+from ledger.proof import Proven
+from ledger.tiles import Tile
+from ledger.tree import HASH_BYTES, Hash, leaf_hash
+from protocol.errors import NotFound
 from protocol.ids import Digest, NodeId
 
 PAGE_ENTRIES = 1_000
 """Entries that `rebuild` holds at a time."""
+
+NAMES_AT_ONCE = 500
+"""Names in one question: every database takes so many parameters."""
 
 metadata = sa.MetaData()
 
@@ -64,11 +77,30 @@ claims_table = sa.Table(
     sa.Column("entry_hash", sa.String(64), nullable=False),
 )
 
+tiles_table = sa.Table(
+    "ledger_tiles",
+    metadata,
+    sa.Column("level", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("width", sa.Integer, nullable=False),
+    sa.Column("hashes", sa.LargeBinary, nullable=False),
+)
+checkpoint_table = sa.Table(
+    "ledger_checkpoint",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("root", sa.LargeBinary, nullable=False),
+    sa.Column("note", sa.LargeBinary, nullable=False),
+)
+
+
 # Built once: making a statement costs more than running it.
+_names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _move_head = sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
-_deposit = sa.select(entries_table.c.content_hash).where(entries_table.c.effect == sa.bindparam("effect"))
-_claim = sa.select(claims_table).where(claims_table.c.claim_id == sa.bindparam("claim"))
-_accounts = sa.select(balances_table).where(balances_table.c.account.in_(sa.bindparam("names", expanding=True)))
+_effects = sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
+_claims = sa.select(claims_table).where(claims_table.c.claim_id.in_(_names))
+_accounts = sa.select(balances_table).where(balances_table.c.account.in_(_names))
 _set_balance = (
     sa.update(balances_table)
     .where(balances_table.c.account == sa.bindparam("name"), balances_table.c.micros == sa.bindparam("was"))
@@ -78,6 +110,13 @@ _set_state = (
     sa.update(claims_table)
     .where(claims_table.c.claim_id == sa.bindparam("claim"), claims_table.c.state == sa.bindparam("was"))
     .values(state=sa.bindparam("now"))
+)
+_place = (tiles_table.c.level == sa.bindparam("at_level"), tiles_table.c.number == sa.bindparam("at"))
+_tile = sa.select(tiles_table.c.hashes).where(*_place)
+_widen_tile = (
+    sa.update(tiles_table)
+    .where(*_place, tiles_table.c.width == sa.bindparam("was"))
+    .values(width=sa.bindparam("now"), hashes=sa.bindparam("data"))
 )
 
 
@@ -111,27 +150,77 @@ def create(conn: sa.Connection) -> None:
 
 def append(conn: sa.Connection, entry: Entry, now_ms: int) -> Outcome:
     """Apply an entry and record it, or say why it changes nothing."""
-    index = _head(conn, 1) - 1
-    before = _read_for(conn, entry)
-    changed, outcome = book.step(before, entry)
-    if outcome is not Outcome.APPLIED:
-        _head(conn, -1)
-        return outcome
-    body = entry.to_bytes()
-    conn.execute(
-        sa.insert(entries_table),
-        {
-            "index": index,
-            "content_hash": chunks.digest(body),
-            "effect": entry.effect,
-            "kind": entry.kind,
-            "body": body,
-            "recorded_ms": now_ms,
-        },
-    )
-    _write_balances(conn, before, changed)
-    _write_claims(conn, before, changed)
-    return outcome
+    return append_all(conn, [entry], now_ms)[0]
+
+
+def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> list[Outcome]:
+    """The same for many, one after the other; what is refused leaves the others as they are."""
+    size = _head(conn, 0)
+    before = _read_for(conn, entries)
+    after, refused = book.fold(enumerate(entries), before)
+    applied = [entry for number, entry in enumerate(entries) if number not in refused]
+    if applied:
+        _head(conn, len(applied))
+        _write_entries(conn, size, applied, now_ms)
+        _write_balances(conn, before, after)
+        _write_claims(conn, before, after)
+        _write_tiles(conn, size, [leaf_hash(entry.body) for entry in applied])
+    return [refused.get(number, Outcome.APPLIED) for number in range(len(entries))]
+
+
+def publish(conn: sa.Connection, key: Key, signature_of: Sign) -> bytes:
+    """The signed checkpoint of the log as it is now, after the last one was found to be true of it."""
+    size = _head(conn, 0)
+    hash_of = tiles.hashes_in(size, lambda tile: _read_tile(conn, tile))
+    last = conn.execute(sa.select(checkpoint_table)).one_or_none()
+    if last is not None:
+        if last.size > size or tree.root(last.size, hash_of) != last.root:
+            raise BookBroken(
+                f"The log does not begin with the {last.size} entries that were signed: nothing is signed."
+            )
+        if last.size == size and note.parse(last.note).of(key):
+            return bytes(last.note)
+    signed = Checkpoint(key.name, size, tree.root(size, hash_of))
+    signed_note = sign_checkpoint(signed, key, signature_of)
+    row = {"size": size, "root": signed.root, "note": signed_note}
+    conn.execute(sa.insert(checkpoint_table).values(id=0) if last is None else sa.update(checkpoint_table), row)
+    return signed_note
+
+
+def checkpoint(conn: sa.Connection) -> bytes | None:
+    """The last signed checkpoint; None before the first."""
+    return conn.execute(sa.select(checkpoint_table.c.note)).scalar()
+
+
+def read_file(conn: sa.Connection, tile: Tile) -> bytes:
+    """A tile or a bundle of the log, as wide as it is asked for."""
+    if tile.level != Tile.BUNDLE:
+        return _read_tile(conn, tile)
+    bodies = [row.body for row in _page(conn, tile.first, tile.width)]
+    if len(bodies) != tile.width:
+        raise NotFound(f"The log does not reach to the end of bundle {tile.name}.")
+    return tiles.bundle(bodies)
+
+
+def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]]:
+    """The last checkpoint, and a claim's entries with the proofs that they stand under it."""
+    last = conn.execute(sa.select(checkpoint_table)).one_or_none()
+    names = [f"pending:{claim_id}", f"settle:{claim_id}"]
+    here = entries_table.c
+    rows = conn.execute(sa.select(here.index, here.body).where(here.effect.in_(names)).order_by(here.index)).all()
+    if last is None or not rows or rows[0].index >= last.size:
+        raise NotFound(f"No published entry is about claim {claim_id[:16]}….", hint="Wait for the next checkpoint.")
+    hash_of = tiles.hashes_in(last.size, lambda tile: _read_tile(conn, tile))
+    return last.note, [
+        Proven(index=index, entry=body, proof=tuple(tree.prove(tree.inclusion_ranges(index, last.size), hash_of)))
+        for index, body in rows
+        if index < last.size
+    ]
+
+
+def size(conn: sa.Connection) -> int:
+    """How many entries there are."""
+    return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:
@@ -175,8 +264,10 @@ def rebuild(conn: sa.Connection) -> list[Difference]:
     """Fold all entries through the book and compare with the tables; holds the append lock until the caller's end."""
     size = _head(conn, 0)
     accounts = {row.account: row.micros for row in conn.execute(sa.select(balances_table))}
-    claims = {claim_id: tuple(fields) for claim_id, *fields in conn.execute(sa.select(claims_table))}
-    return fsck.differences(size, _log(conn), accounts, claims)
+    claims = {claim_id: tuple(rest) for claim_id, *rest in conn.execute(sa.select(claims_table))}
+    kept = {Tile(*place): bytes(hashes) for *place, hashes in conn.execute(sa.select(tiles_table))}
+    signed = conn.execute(sa.select(checkpoint_table.c.size, checkpoint_table.c.root)).one_or_none()
+    return fsck.differences(size, _log(conn), fsck.Kept(accounts, claims, kept, tuple(signed) if signed else None))
 
 
 def _head(conn: sa.Connection, by: int) -> int:
@@ -187,50 +278,108 @@ def _head(conn: sa.Connection, by: int) -> int:
     return size
 
 
-def _read_for(conn: sa.Connection, entry: Entry) -> State:
-    """The part of the book that `book.step` reads for this entry."""
-    node: NodeId | None = None
-    claims: dict[str, Claim] = {}
-    deposits: dict[str, Digest] = {}
-    if isinstance(entry, Deposit):
-        known = conn.execute(_deposit, {"effect": entry.effect}).scalar()
-        if known is not None:
-            deposits[entry.reference] = Digest(known)
-    else:
-        row = conn.execute(_claim, {"claim": entry.claim_id}).one_or_none()
-        if row is not None:
-            node = NodeId(row.node_id)
-            state = ClaimState(row.state)
-            claims[entry.claim_id] = Claim(node, state, row.amount_micros, row.tokens, Digest(row.entry_hash))
-        elif isinstance(entry, Pending):
-            node = entry.node_id
+def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
+    """The part of the book that `book.step` reads for these entries."""
+    effects = [entry.effect for entry in entries if isinstance(entry, Deposit | Version)]
+    once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
+    of_claims = [entry for entry in entries if not isinstance(entry, Deposit | Version)]
+    claims = {
+        row.claim_id: Claim(
+            NodeId(row.node_id), ClaimState(row.state), row.amount_micros, row.tokens, Digest(row.entry_hash)
+        )
+        for row in _rows(conn, _claims, {entry.claim_id for entry in of_claims})
+    }
+    accounts = {OUTSIDE, BUDGET} if len(of_claims) < len(entries) else {BUDGET}
+    nodes = {entry.node_id for entry in of_claims if isinstance(entry, Pending)}
+    for node in nodes.union(claim.node_id for claim in claims.values()):
+        accounts |= {pending(node), payable(node)}
+    by_name = {str(account): account for account in accounts}
+    return State({by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}, claims, once)
+
+
+def _rows(conn: sa.Connection, statement: sa.Select[Any], names: Collection[str]) -> Iterator[Any]:
+    """The rows of many names, some names at a time."""
+    waiting = list(names)
+    for start in range(0, len(waiting), NAMES_AT_ONCE):
+        yield from conn.execute(statement, {"names": waiting[start : start + NAMES_AT_ONCE]})
+
+
+def _write_entries(conn: sa.Connection, size: int, applied: list[Entry], now_ms: int) -> None:
+    conn.execute(
+        sa.insert(entries_table),
+        [
+            {
+                "index": index,
+                "content_hash": entry.content_hash,
+                "effect": entry.effect,
+                "kind": entry.kind,
+                "body": entry.body,
+                "recorded_ms": now_ms,
+            }
+            for index, entry in enumerate(applied, size)
+        ],
+    )
+
+
+def _write_balances(conn: sa.Connection, before: State, after: State) -> None:
+    made, moved = [], []
+    for account, micros in after.balances.items():
+        was = before.balances.get(account)
+        if was is None:
+            made.append({"account": str(account), "micros": micros})
+        elif was != micros:
+            moved.append({"name": str(account), "was": was, "now": micros})
+    if made:
+        conn.execute(sa.insert(balances_table), made)
+    _replace(conn, _set_balance, moved)
+
+
+def _write_claims(conn: sa.Connection, before: State, after: State) -> None:
+    made, settled = [], []
+    for claim_id, claim in after.claims.items():
+        was = before.claims.get(claim_id)
+        if was is None:
+            row = {field.name: getattr(claim, field.name) for field in fields(claim)}
+            made.append({**row, "claim_id": claim_id, "state": claim.state.value})
+        elif was.state is not claim.state:
+            settled.append({"claim": claim_id, "was": was.state.value, "now": claim.state.value})
+    if made:
+        conn.execute(sa.insert(claims_table), made)
+    _replace(conn, _set_state, settled)
+
+
+def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
+    before: dict[tuple[int, int], int] = {}
+
+    def read(tile: Tile) -> bytes:
+        before[tile.level, tile.number] = tile.width
+        return _read_tile(conn, tile)
+
+    made, widened = [], []
+    for tile, data in tiles.grown(size, leaves, read):
+        was = before.get((tile.level, tile.number))
+        if was is None:
+            made.append({"level": tile.level, "number": tile.number, "width": tile.width, "hashes": data})
         else:
-            return State()
-    names = {str(account): account for account in book.route(entry, node)}
-    rows = conn.execute(_accounts, {"names": list(names)})
-    return State({names[name]: micros for name, micros in rows}, claims, deposits)
+            place = {"at_level": tile.level, "at": tile.number}
+            widened.append({**place, "was": was, "now": tile.width, "data": data})
+    if made:
+        conn.execute(sa.insert(tiles_table), made)
+    _replace(conn, _widen_tile, widened)
 
 
-def _write_balances(conn: sa.Connection, before: State, changed: State) -> None:
-    for account, micros in changed.balances.items():
-        if account in before.balances:
-            _replace(conn, _set_balance, {"name": str(account), "was": before.balances[account], "now": micros})
-        else:
-            conn.execute(sa.insert(balances_table), {"account": str(account), "micros": micros})
+def _read_tile(conn: sa.Connection, tile: Tile) -> bytes:
+    """So many hashes of a tile; it may have grown since."""
+    data = conn.execute(_tile, {"at_level": tile.level, "at": tile.number}).scalar()
+    wanted = tile.width * HASH_BYTES
+    if data is None or len(data) < wanted:
+        raise NotFound(f"The log does not reach to the end of tile {tile.name}.")
+    return bytes(data[:wanted])
 
 
-def _write_claims(conn: sa.Connection, before: State, changed: State) -> None:
-    for claim_id, claim in changed.claims.items():
-        if claim_id in before.claims:
-            was = before.claims[claim_id].state
-            _replace(conn, _set_state, {"claim": claim_id, "was": was.value, "now": claim.state.value})
-        else:
-            conn.execute(sa.insert(claims_table), {"claim_id": claim_id, **asdict(claim), "state": claim.state.value})
-
-
-def _replace(conn: sa.Connection, statement: sa.Update, values: dict[str, str | int]) -> None:
-    """Compare and set: the row must still be the one that the decision was made on."""
-    if conn.execute(statement, values).rowcount != 1:
+def _replace(conn: sa.Connection, statement: sa.Update, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Compare and set: each row must still be the one that the decision was made on."""
+    if rows and conn.execute(statement, rows).rowcount != len(rows):
         raise BookBroken("A ledger row changed under the append lock: something else writes to the ledger's tables.")
 
 

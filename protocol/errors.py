@@ -229,6 +229,30 @@ class MetadataExpired(SwarmError):
     code, http_status, fault = "metadata_expired", 409, "coordinator"
 
 
+class LedgerForked(SwarmError):
+    """Two checkpoints with the ledger's signature that cannot both be true, and the proof of it."""
+
+    code, http_status, fault = "ledger_forked", 409, "coordinator"
+
+
+class CheckpointInvalid(SwarmError):
+    """A checkpoint of the ledger that is malformed, or signed by somebody else."""
+
+    code, http_status, fault = "checkpoint_invalid", 422, "coordinator"
+
+
+class ProofInvalid(SwarmError):
+    """A receipt, proof or tile of the ledger that does not show what it should."""
+
+    code, http_status, fault = "proof_invalid", 422, "coordinator"
+
+
+class NotWitnessed(SwarmError):
+    """A checkpoint of the ledger that too few witnesses have signed."""
+
+    code, http_status, fault = "not_witnessed", 422, "coordinator"
+
+
 class DiskFull(SwarmError):
     """No room left to store what must be stored."""
 

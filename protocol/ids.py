@@ -4,6 +4,7 @@
 - The key can be read back from the id: whoever knows an id can check its signatures.
 """
 
+from functools import lru_cache
 from typing import Annotated, NewType
 
 import base58
@@ -31,6 +32,7 @@ def node_id(public_key: bytes) -> NodeId:
     return NodeId(base58.b58encode(_IDENTITY_MULTIHASH_OF_ED25519 + public_key).decode())
 
 
+@lru_cache(maxsize=4096)
 def public_key(node: NodeId) -> bytes:
     """The raw Ed25519 public key that a node id was made from."""
     try:

@@ -18,10 +18,11 @@ The caller fetches and persists; every decision is here, in this order:
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from tuf.api.exceptions import (
     BadVersionNumberError,
@@ -30,7 +31,7 @@ from tuf.api.exceptions import (
     LengthOrHashMismatchError,
     RepositoryError,
 )
-from tuf.api.metadata import Metadata, Targets
+from tuf.api.metadata import Metadata, Root, Targets
 from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
 from tuf.ngclient.config import EnvelopeType
 
@@ -87,6 +88,36 @@ def pin(root: bytes, expected: str) -> Documents:
             hint="Copy the whole join string again; if it is right, somebody answers in the coordinator's place.",
         )
     return Documents(round_id=expected, root=root)
+
+
+LEDGER_FIELD = "x-echo-swarm-ledger"
+"""Where a root document names the ledger's key, in the form of TUF's own keys."""
+
+
+def ledger_key(root: bytes) -> bytes:
+    """The public key that a root names for the ledger; the root itself is trusted for other reasons."""
+    with _named():
+        return _ledger_key(Metadata[Root].from_bytes(root).signed)
+
+
+def ledger_keys(roots: Sequence[bytes], round_id: str) -> list[bytes]:
+    """The ledger's keys by a round's whole chain of roots, the oldest first."""
+    pin(roots[0], round_id)
+    with _named():
+        trusted = TrustedMetadataSet(roots[0], EnvelopeType.METADATA)
+        keys = [_ledger_key(trusted.root)]
+        for data in roots[1:]:
+            keys.append(_ledger_key(trusted.update_root(data)))
+    return list(dict.fromkeys(keys))
+
+
+def _ledger_key(root: Root) -> bytes:
+    field: Any = root.unrecognized_fields.get(LEDGER_FIELD)
+    with suppress(KeyError, TypeError, ValueError):
+        public = bytes.fromhex(field["keyval"]["public"])
+        if field["keytype"] == "ed25519" and len(public) == 32:
+            return public
+    raise UntrustedMetadata("The round's root names no key for its ledger.", hint="It is too old: make a new round.")
 
 
 def refresh(stored: Documents, now: datetime) -> Conversation:

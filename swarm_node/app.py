@@ -11,6 +11,7 @@ from swarm_node.engine.client import open_engine
 from swarm_node.member import cancel_on_signal, open_member
 from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
+from swarm_node.receipts import Claims
 from swarm_node.sender import Sender
 from swarm_node.worker import Worker
 
@@ -41,7 +42,7 @@ async def run(settings: Settings) -> Earnings:
     """Take part in a round until it is finished or a signal comes."""
     async with open_member(settings.member) as me:
         outbox = Outbox(me.folder / "outbox")
-        sender = Sender(me.coordinator, outbox)
+        sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"))
         async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
             worker = Worker(
                 coordinator=me.coordinator,
@@ -56,7 +57,7 @@ async def run(settings: Settings) -> Earnings:
             pulse = Pulse(me, worker)
             nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
             await pulse.register()
-            for machine in (pulse, me.policies, sender, worker):
+            for machine in (pulse, me.policies, me.log_watch, sender, worker):
                 nursery.start_soon(machine.run)
             nursery.start_soon(pulse.listen)
             await worker.finished.wait()

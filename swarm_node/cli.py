@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
+from swarm_node import cli_ledger
+from swarm_node.cli_ledger import DEFAULT_HOME
 
 app = typer.Typer(
     help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
@@ -19,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
+app.add_typer(cli_ledger.app, name="ledger")
 
 
 class Device(StrEnum):

@@ -23,6 +23,8 @@ from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.join_string import JoinString
+from swarm_node.log_reader import LogReader
+from swarm_node.log_watch import LogWatch
 from swarm_node.origins import open_origins
 from swarm_node.p2p.host import open_host
 from swarm_node.p2p.serve import ChunkServer
@@ -63,6 +65,7 @@ class Member:
     addresses: tuple[str, ...]
     """Where others may dial it; none if it does not share."""
     signals: AsyncIterator[int]
+    log_watch: LogWatch
 
 
 def round_folder(home: Path, join: JoinString) -> Path:
@@ -97,7 +100,8 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
             )
             reachable = (settings.advertise,) if settings.advertise else host.addresses
             addresses = reachable if settings.share else ()
-            yield Member(settings, me.key, folder, coordinator, server, policies, addresses, signals)
+            watch = LogWatch(LogReader(coordinator.origin), settings.join.round_id, folder / "ledger")
+            yield Member(settings, me.key, folder, coordinator, server, policies, addresses, signals, watch)
     await coordinator.close()
 
 

@@ -44,7 +44,7 @@ async def run(settings: Settings, *, tell: Callable[[Held], None]) -> None:
         pulse = Pulse(me, mirror)
         nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
         await pulse.register()
-        for machine in (pulse, me.policies, mirror):
+        for machine in (pulse, me.policies, me.log_watch, mirror):
             nursery.start_soon(machine.run)
         nursery.start_soon(pulse.listen)
         await mirror.finished.wait()

@@ -52,11 +52,11 @@ class Origin:
 
     async def document(self, name: str, max_bytes: int) -> bytes | None:
         """A trust document, unverified, or None if there is none of that name."""
-        return await self._read(document_path(name), max_bytes)
+        return await self.file(document_path(name), max_bytes)
 
     async def chunk(self, chunk: ChunkId, size_bytes: int) -> bytes:
         """A chunk, verified."""
-        data = await self._read(chunk_path(chunk), size_bytes)
+        data = await self.file(chunk_path(chunk), size_bytes)
         if data is None:
             raise UnknownChunk(f"{self.url} does not keep chunk {chunk[:12]}….")
         chunks.verify(chunk, data)
@@ -65,7 +65,8 @@ class Origin:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _read(self, path: str, max_bytes: int) -> bytes | None:
+    async def file(self, path: str, max_bytes: int) -> bytes | None:
+        """Any file below the base, unverified, or None if there is none."""
         url = f"{self.url}/{path}"
         try:
             with trio.fail_after(self._patience.grace_s + max_bytes / self._patience.rate_bytes_per_s):

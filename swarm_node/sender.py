@@ -1,6 +1,7 @@
 """The sender: brings the outbox to the coordinator and takes note of each verdict.
 
 - A rollout leaves the outbox only for a verdict on it; a lost answer means sending it again, which is harmless.
+- The claims of accepted rollouts are noted before that: by their names the owner gets receipts.
 - Every rejection is told to the owner with its code and reason.
 """
 
@@ -16,6 +17,7 @@ from protocol.ids import LeaseId
 from protocol.messages import Submission, Verdict
 from swarm_node.api_client import Coordinator
 from swarm_node.outbox import Outbox
+from swarm_node.receipts import Claims
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +35,10 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 class Sender:
     """Sends what is in the outbox; `wake` it when something was put there."""
 
-    def __init__(self, coordinator: Coordinator, outbox: Outbox) -> None:
+    def __init__(self, coordinator: Coordinator, outbox: Outbox, claims: Claims) -> None:
         self._coordinator = coordinator
         self._outbox = outbox
+        self._claims = claims
         self._woken = trio.Event()
         self._next_word = -math.inf
         self.verdicts: Counter[str] = Counter()
@@ -78,7 +81,10 @@ class Sender:
         if not waiting:
             return 0
         reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
-        for lease_id, verdict in zip(waiting, reply.verdicts, strict=True):
+        judged = list(zip(waiting, reply.verdicts, strict=True))
+        accepted = [waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"]
+        await trio.to_thread.run_sync(self._claims.add, accepted)
+        for lease_id, verdict in judged:
             self._note(lease_id, verdict)
             await trio.to_thread.run_sync(self._outbox.remove, lease_id)
         return len(waiting)

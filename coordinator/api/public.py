@@ -2,13 +2,16 @@
 
 import asyncio
 from importlib import resources
+from typing import Any
 
+import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import publish, summary
 from coordinator.api.http import ROUND, reply, reply_json
 from coordinator.mirror import IMMUTABLE
 from coordinator.round import now_ms
+from ledger import store
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
 from protocol.origin import chunk_path, may_change
@@ -27,7 +30,12 @@ _OWN_CODE_ONLY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inli
 
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
-    return reply_json({"nodes": await request.app[ROUND].database.run(summary.leaderboard)})
+    """Who earned what, by the first `ledger_size` entries of the ledger."""
+
+    def read(connection: sa.Connection) -> dict[str, Any]:
+        return {"ledger_size": store.size(connection), "nodes": summary.leaderboard(connection)}
+
+    return reply_json(await request.app[ROUND].database.run(read))
 
 
 @routes.get("/v1/status")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.role_keys import ROLES
+from coordinator.role_keys import LEDGER, ROLES
 from coordinator.signed_metadata import SignedMetadata
 from protocol import trust
 from protocol.errors import ConfigInvalid, MetadataExpired
@@ -168,7 +168,7 @@ def test_a_missing_key_is_named_with_its_place(repository: Repository) -> None:
 
 def test_private_keys_are_their_owners_alone(repository: Repository) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in repository.keys.iterdir()}
-    assert modes == {f"{role}.pem": 0o600 for role in ROLES}
+    assert modes == {f"{role}.pem": 0o600 for role in (*ROLES, LEDGER)}
 
 
 def test_no_private_key_is_among_the_public_documents(repository: Repository) -> None:

@@ -10,7 +10,7 @@ from ledger import book
 from ledger.accounts import BUDGET, OUTSIDE, payable, pending
 from ledger.book import TRANSITIONS, BookBroken, ClaimState, Outcome, State
 from ledger.entry import DEPOSITS_MAX_MICROS, KINDS, Entry
-from tests.ledger.values import claim, credit, deposit, node, post, void
+from tests.ledger.values import claim, credit, deposit, node, post, version, void
 
 EVENTS: dict[str, Entry] = {"pending": credit(1), "post": post(1), "void": void(1)}
 
@@ -33,7 +33,7 @@ def after(*entries: Entry) -> State:
 
 
 def test_the_table_is_complete() -> None:
-    claim_kinds = KINDS.keys() - {"deposit"}
+    claim_kinds = KINDS.keys() - {"deposit", "version"}
     assert set(TRANSITIONS) == set(itertools.product(ClaimState, claim_kinds))
 
 
@@ -109,6 +109,21 @@ def test_deposits_stop_before_any_balance_could_overflow() -> None:
     before = after(deposit(DEPOSITS_MAX_MICROS - 1))
     assert book.apply(before, deposit(2, "wire-2")) == (before, Outcome.DEPOSIT_LIMIT)
     assert after(deposit(DEPOSITS_MAX_MICROS - 1), deposit(1, "wire-2")).balance(OUTSIDE) == -DEPOSITS_MAX_MICROS
+
+
+def test_a_version_is_noted_once_and_moves_nothing() -> None:
+    before = after(deposit(1_000), version(1))
+    assert before.balances == after(deposit(1_000)).balances
+    assert book.apply(before, version(1)) == (before, Outcome.ALREADY_APPLIED)
+    assert book.apply(before, version(1, manifest="b")) == (before, Outcome.CONFLICT)
+
+
+def test_fold_goes_on_where_another_ended_and_leaves_that_as_it_was() -> None:
+    before = after(deposit(1_000), credit(1))
+    frozen = replace(before, balances=dict(before.balances), claims=dict(before.claims))
+    state, refused = book.fold(enumerate([credit(1), post(1)]), before)
+    assert (state, refused) == (after(deposit(1_000), credit(1), post(1)), {0: Outcome.ALREADY_APPLIED})
+    assert before == frozen
 
 
 def test_fold_is_apply_repeated() -> None:

@@ -18,10 +18,10 @@ from ledger.entry import (
 )
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
-from tests.ledger.values import claim, credit, deposit, node, post, void
+from tests.ledger.values import claim, credit, deposit, node, post, version, void
 
-ONE_OF_EACH: list[Entry] = [deposit(5), credit(1), post(1), void(1)]
-FROZEN = ["878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af"]
+ONE_OF_EACH: list[Entry] = [deposit(5), credit(1), post(1), void(1), version(1)]
+FROZEN = ["878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e"]
 
 
 @pytest.mark.parametrize("entry", ONE_OF_EACH, ids=lambda entry: entry.kind)

@@ -10,8 +10,17 @@ from ledger import store
 from ledger.accounts import BUDGET, OUTSIDE, payable, pending
 from ledger.book import BookBroken, Outcome
 from ledger.entry import Entry
-from ledger.store import NodeTotals, balances_table, claims_table, entries_table, head_table
+from ledger.store import (
+    NodeTotals,
+    balances_table,
+    checkpoint_table,
+    claims_table,
+    entries_table,
+    head_table,
+    tiles_table,
+)
 from tests.ledger.engines import sqlite_memory
+from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import claim, credit, deposit, node, post, void
 
 NOW_MS = 1_700_000_000_000
@@ -183,11 +192,19 @@ def test_the_database_itself_refuses(engine: Engine, write: Any) -> None:
         (delete(entries_table).where(entries_table.c.index == 2), "index"),
         (delete(entries_table).where(entries_table.c.index == 5), "head"),
         (update(head_table).values(size=7), "head"),
+        (update(tiles_table).values(hashes=bytes(6 * 32)), "tile 0/000.p/6"),
+        (update(tiles_table).values(width=5), "tile 0/000.p/5"),
+        (delete(tiles_table), "tile 0/000.p/6"),
+        (insert(tiles_table).values((1, 0, 1, bytes(32))), "tile 1/000.p/1"),
+        (update(checkpoint_table).values(root=bytes(32)), "checkpoint of 6 entries"),
+        (update(checkpoint_table).values(size=5), "checkpoint of 5 entries"),
+        (update(checkpoint_table).values(size=7), "checkpoint of 7 entries"),
     ],
 )
 def test_rebuild_finds_damage_and_repairs_nothing(engine: Engine, damage: Any, where: str) -> None:
     append(engine, *LIFE)
     with engine.begin() as conn:
+        store.publish(conn, KEY, PRIVATE.sign)
         conn.execute(damage)
     before = contents(engine)
     with engine.begin() as conn:
@@ -197,7 +214,6 @@ def test_rebuild_finds_damage_and_repairs_nothing(engine: Engine, damage: Any, w
 
 def test_rebuild_reads_more_than_a_page(engine: Engine) -> None:
     with engine.begin() as conn:
-        for number in range(store.PAGE_ENTRIES + 1):
-            store.append(conn, deposit(1, f"wire-{number}"), NOW_MS)
+        store.append_all(conn, [deposit(1, f"wire-{number}") for number in range(store.PAGE_ENTRIES + 1)], NOW_MS)
         assert store.rebuild(conn) == []
         assert store.balances(conn)[BUDGET] == store.PAGE_ENTRIES + 1

@@ -1,23 +1,36 @@
 """Random histories: the store, the pure book, and an auditor who never saw either, must tell the same story.
 
 - The auditor keeps a plain list of what was applied and counts it again from the start for every question.
+- The tree must be the one that the auditor makes of the list, by the RFC's words; what was signed is its beginning.
+- A transaction that dies between any two statements leaves the story as it was.
 - Histories hold duplicates, conflicts, rollbacks of the caller's transaction and reopened connections.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from ledger import book, store
 from ledger.accounts import BUDGET
 from ledger.book import Outcome, State
-from ledger.entry import Deposit, Entry, Pending, Post, Void
+from ledger.checkpoint import Checkpoint, open_checkpoint
+from ledger.entry import ClaimEntry, Deposit, Entry, Pending, Post, Version, Void, parse
+from ledger.tree import check_inclusion
+from protocol.errors import NotFound
+from tests.ledger import naive_tree
 from tests.ledger.engines import sqlite_file, sqlite_memory
-from tests.ledger.values import credit, deposit, node, post, void
+from tests.ledger.notes import KEY, PRIVATE
+from tests.ledger.values import claim, credit, deposit, node, post, version, void
+
+SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No limit by the clock: a machine may be busy."""
 
 NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
@@ -29,6 +42,7 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     ),
     st.builds(post, NUMBERS),
     st.builds(void, NUMBERS, st.sampled_from(["stale", "replay_mismatch"])),
+    st.builds(version, st.integers(1, 3), manifest=st.sampled_from("ab")),
 )
 
 
@@ -55,12 +69,32 @@ class Auditor:
 
     def allows(self, entry: Entry) -> bool:
         """Whether an honest clerk would book it."""
-        if isinstance(entry, Deposit):
-            return not any(isinstance(old, Deposit) and old.reference == entry.reference for old in self.happened)
-        same = [old for old in self.happened if not isinstance(old, Deposit) and old.claim_id == entry.claim_id]
+        if isinstance(entry, Deposit | Version):
+            return not any(old.effect == entry.effect for old in self.happened)
+        same = [old for old in self.happened if isinstance(old, ClaimEntry) and old.claim_id == entry.claim_id]
         if isinstance(entry, Pending):
             return not same and self.budget() >= entry.amount_micros
         return len(same) == 1
+
+
+class Died(Exception):
+    """The process ended here, as far as the database can tell."""
+
+
+@contextmanager
+def dying_after(statements: int, engine: Engine) -> Iterator[None]:
+    """Raise at the statement after so many."""
+    left = count(statements, -1)
+
+    def die(*_arguments: object) -> None:
+        if next(left) <= 0:
+            raise Died
+
+    event.listen(engine, "before_cursor_execute", die)
+    try:
+        yield
+    finally:
+        event.remove(engine, "before_cursor_execute", die)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -73,6 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
             store.create(conn)
         self.book = State()
         self.auditor = Auditor()
+        self.signed: Checkpoint | None = None
 
     def open_engine(self) -> Engine:
         return sqlite_memory()
@@ -91,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(entries=st.lists(ENTRIES, min_size=2, max_size=5))
     def append_in_one_transaction(self, entries: list[Entry]) -> None:
         with self.engine.begin() as conn:
-            outcomes = [store.append(conn, entry, 0) for entry in entries]
+            outcomes = store.append_all(conn, entries, 0)
         for entry, outcome in zip(entries, outcomes, strict=True):
             self._expect(entry, outcome)
 
@@ -101,6 +136,42 @@ class LedgerMachine(RuleBasedStateMachine):
             for entry in entries:
                 store.append(conn, entry, 0)
             conn.rollback()
+
+    @rule(entries=st.lists(ENTRIES, min_size=1, max_size=3), statements=st.integers(0, 12))
+    def die_in_the_middle(self, entries: list[Entry], statements: int) -> None:
+        with self.engine.connect() as conn, dying_after(statements, self.engine):
+            with suppress(Died):
+                store.append_all(conn, entries, 0)
+                store.publish(conn, KEY, PRIVATE.sign)
+            conn.rollback()
+
+    @rule()
+    def publish(self) -> None:
+        with self.engine.begin() as conn:
+            note = store.publish(conn, KEY, PRIVATE.sign)
+        bodies = [entry.body for entry in self.auditor.happened]
+        later = open_checkpoint(note, [KEY])
+        assert (later.size, later.root) == (len(bodies), naive_tree.mth(bodies))
+        if self.signed:
+            assert self.signed.root == naive_tree.mth(bodies[: self.signed.size])
+        self.signed = later
+
+    @precondition(lambda self: self.signed)
+    @rule(number=NUMBERS)
+    def prove(self, number: int) -> None:
+        assert self.signed
+        under = self.auditor.happened[: self.signed.size]
+        about = [entry for entry in under if isinstance(entry, ClaimEntry) and entry.claim_id == claim(number)]
+        try:
+            with self.engine.connect() as conn:
+                note, found = store.prove_claim(conn, claim(number))
+        except NotFound:
+            assert not about
+        else:
+            assert open_checkpoint(note, [KEY]) == self.signed
+            assert [parse(item.entry) for item in found] == about
+            for item in found:
+                check_inclusion(item.entry, item.index, self.signed.size, self.signed.root, item.proof)
 
     @precondition(lambda self: self.auditor.happened)
     @rule(data=st.data())
@@ -150,7 +221,7 @@ class LedgerOnDiskMachine(LedgerMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLedger.settings = settings(SETTINGS, max_examples=25)
 
 TestLedgerOnDisk = LedgerOnDiskMachine.TestCase
-TestLedgerOnDisk.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)
+TestLedgerOnDisk.settings = settings(SETTINGS, max_examples=6)

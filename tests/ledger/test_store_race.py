@@ -1,7 +1,6 @@
 """Two connections, one ledger: whoever comes second is told so, and nothing happens twice."""
 
 from collections import Counter
-from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
@@ -10,14 +9,14 @@ from sqlalchemy import Engine
 from ledger import store
 from ledger.book import Outcome
 from ledger.entry import Entry
-from tests.ledger.engines import sqlite_file
+from tests.ledger.conftest import Connect
 from tests.ledger.values import credit, deposit, post, void
 
 ROUNDS = 10
 """Fresh claims to fight over; each round is another chance to meet in the middle."""
 
 
-def race(path: Path, left: Entry, right: Entry) -> list[Outcome]:
+def race(connect: Connect, left: Entry, right: Entry) -> list[Outcome]:
     """Append both at once from two threads with a connection each; their outcomes in the order of the arguments."""
     barrier = Barrier(2)
     outcomes: dict[int, Outcome] = {}
@@ -28,7 +27,7 @@ def race(path: Path, left: Entry, right: Entry) -> list[Outcome]:
             outcomes[side] = store.append(conn, entry, 0)
             conn.commit()
 
-    engines = [sqlite_file(path), sqlite_file(path)]
+    engines = [connect(), connect()]
     threads = [Thread(target=run, args=(side, engines[side], entry)) for side, entry in enumerate((left, right))]
     for thread in threads:
         thread.start()
@@ -40,50 +39,47 @@ def race(path: Path, left: Entry, right: Entry) -> list[Outcome]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A file with a deposit for exactly two claims per round, and a pending claim for each round."""
-    made = tmp_path / "ledger.sqlite"
-    engine = sqlite_file(made)
+def ledger(connect: Connect) -> Connect:
+    """A deposit for exactly two claims per round, and a pending claim for each round."""
+    engine = connect()
     with engine.begin() as conn:
-        store.create(conn)
-        store.append(conn, deposit(300 * ROUNDS), 0)
-        for number in range(ROUNDS):
-            store.append(conn, credit(number, tokens=50), 0)
+        pending = [credit(number, tokens=50) for number in range(ROUNDS)]
+        store.append_all(conn, [deposit(300 * ROUNDS), *pending], 0)
     engine.dispose()
-    return made
+    return connect
 
 
-def assert_sound(path: Path, size: int) -> None:
-    engine = sqlite_file(path)
+def assert_sound(connect: Connect, size: int) -> None:
+    engine = connect()
     with engine.begin() as conn:
         assert store.rebuild(conn) == []
         assert len(store.entries(conn, 0, 1_000)) == size
     engine.dispose()
 
 
-def test_same_post_from_two_connections_pays_once(path: Path) -> None:
+def test_same_post_from_two_connections_pays_once(ledger: Connect) -> None:
     for number in range(ROUNDS):
-        assert sorted(race(path, post(number), post(number))) == [Outcome.ALREADY_POSTED, Outcome.APPLIED]
-    assert_sound(path, 1 + 2 * ROUNDS)
+        assert sorted(race(ledger, post(number), post(number))) == [Outcome.ALREADY_POSTED, Outcome.APPLIED]
+    assert_sound(ledger, 1 + 2 * ROUNDS)
 
 
-def test_post_against_void_has_one_winner_and_the_loser_hears_of_it(path: Path) -> None:
+def test_post_against_void_has_one_winner_and_the_loser_hears_of_it(ledger: Connect) -> None:
     for number in range(ROUNDS):
-        found = race(path, post(number), void(number))
+        found = race(ledger, post(number), void(number))
         assert found in ([Outcome.APPLIED, Outcome.ALREADY_POSTED], [Outcome.ALREADY_VOIDED, Outcome.APPLIED])
-    assert_sound(path, 1 + 2 * ROUNDS)
+    assert_sound(ledger, 1 + 2 * ROUNDS)
 
 
-def test_same_rollout_submitted_twice_at_once_is_credited_once(path: Path) -> None:
+def test_same_rollout_submitted_twice_at_once_is_credited_once(ledger: Connect) -> None:
     for number in range(ROUNDS, ROUNDS + 5):
-        found = race(path, credit(number), credit(number))
+        found = race(ledger, credit(number), credit(number))
         assert sorted(found) == [Outcome.ALREADY_APPLIED, Outcome.APPLIED]
-    assert_sound(path, 1 + ROUNDS + 5)
+    assert_sound(ledger, 1 + ROUNDS + 5)
 
 
-def test_last_of_the_budget_is_spent_once(path: Path) -> None:
+def test_last_of_the_budget_is_spent_once(ledger: Connect) -> None:
     """150 × ROUNDS are left and each side wants more than half of it."""
     tokens = 50 * ROUNDS - 1
-    found = race(path, credit(ROUNDS, tokens=tokens), credit(ROUNDS + 1, tokens=tokens, of=2))
+    found = race(ledger, credit(ROUNDS, tokens=tokens), credit(ROUNDS + 1, tokens=tokens, of=2))
     assert Counter(found) == {Outcome.APPLIED: 1, Outcome.BUDGET_EXHAUSTED: 1}
-    assert_sound(path, 1 + ROUNDS + 1)
+    assert_sound(ledger, 1 + ROUNDS + 1)

@@ -1,6 +1,6 @@
 """Short names for entries that tests write often."""
 
-from ledger.entry import Deposit, Pending, Post, Void, amount
+from ledger.entry import Deposit, Pending, Post, Version, Void, amount
 from protocol import ids
 from protocol.ids import NodeId
 
@@ -28,6 +28,10 @@ def credit(number: int, *, of: int = 1, tokens: int = 100, price: int = PRICE_MI
         price_micros_per_mtok=price,
         amount_micros=amount(tokens, price),
     )
+
+
+def version(number: int, *, manifest: str = "a") -> Version:
+    return Version(version=number, manifest_digest=manifest * 64)
 
 
 def post(number: int) -> Post:

@@ -1,0 +1,40 @@
+"""The ledger's public files: checkpoint, tiles and bundles as C2SP tlog-tiles has them, and receipts.
+
+- What has a full or partial width in its name never changes and may be cached for ever; the checkpoint not at all.
+- A receipt is made when it is asked for, under the last checkpoint; any will do for ever.
+"""
+
+from aiohttp import web
+
+from coordinator.api.http import MSGPACK, ROUND
+from coordinator.mirror import IMMUTABLE
+from ledger import store
+from ledger.proof import Receipt
+from ledger.tiles import Tile
+from protocol.errors import NotFound
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/v1/ledger/checkpoint")
+async def checkpoint(request: web.Request) -> web.Response:
+    note = await request.app[ROUND].database.read(store.checkpoint)
+    if note is None:
+        raise NotFound("No checkpoint is signed yet.", hint="Wait for the first one.")
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(body=note, content_type="text/plain", charset="utf-8", headers=headers)
+
+
+@routes.get("/v1/ledger/tile/{name:.{1,60}}")
+async def tile(request: web.Request) -> web.Response:
+    data = await request.app[ROUND].database.read(store.read_file, Tile.parse(request.match_info["name"]))
+    return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": IMMUTABLE})
+
+
+@routes.get("/v1/receipts/{claim:[0-9a-f]{64}}")
+async def receipt(request: web.Request) -> web.Response:
+    """What the ledger says of a claim, with its proof."""
+    here = request.app[ROUND]
+    note, entries = await here.database.read(store.prove_claim, request.match_info["claim"])
+    made = Receipt(roots=here.roots, checkpoint=note, entries=tuple(entries))
+    return web.Response(body=made.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})

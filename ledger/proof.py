@@ -1,0 +1,105 @@
+"""Files that prove something about the log for ever, to anybody who knows the round's id, without asking anybody.
+
+- A `Receipt`: these entries stand in the log, at these places, under this signed checkpoint.
+- A `Fork`: two signed checkpoints that cannot both be true. The proof makes the later one's root, and with it another
+  root for the earlier one's size than the earlier one says; for equal sizes the two roots are proof enough.
+- Each carries the round's chain of root documents: the id in the join string names the first, each signs the next, and
+  they name the ledger's keys (`protocol.trust`). So a file outlives the coordinator and its keys.
+- Any ledger key of the chain counts. Whoever stole one can make files that hold where its replacement is not known yet;
+  compare with the newest root where that matters.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ledger import tree
+from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
+from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Void, parse
+from ledger.note import NOTE_MAX_BYTES, Key
+from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
+from protocol import limits, trust
+from protocol.errors import ProofInvalid
+from protocol.message import Message
+
+PROOF_MAX_HASHES = 64
+"""One for each level of the largest tree, and the seed."""
+
+RECEIPT_MAX_ENTRIES = 16
+"""A claim has two."""
+
+_Path = Annotated[
+    tuple[Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)], ...],
+    Field(max_length=PROOF_MAX_HASHES),
+]
+_Note = Annotated[bytes, Field(max_length=NOTE_MAX_BYTES)]
+_Roots = Annotated[tuple[bytes, ...], Field(min_length=1, max_length=limits.ROOT_ROTATIONS_MAX)]
+
+
+class Proven(Message):
+    """An entry and its place."""
+
+    index: int = Field(ge=0, lt=TREE_SIZE_MAX)
+    entry: Annotated[bytes, Field(max_length=ENTRY_MAX_BYTES)]
+    proof: _Path
+
+
+class Receipt(Message):
+    """Entries that are in the log."""
+
+    kind: Literal["echo-swarm/receipt"] = "echo-swarm/receipt"
+    roots: _Roots
+    checkpoint: _Note
+    entries: Annotated[tuple[Proven, ...], Field(min_length=1, max_length=RECEIPT_MAX_ENTRIES)]
+
+
+class Fork(Message):
+    """Two checkpoints that contradict each other."""
+
+    kind: Literal["echo-swarm/fork"] = "echo-swarm/fork"
+    roots: _Roots
+    earlier: _Note
+    later: _Note
+    proof: _Path
+
+
+def ledger_keys(roots: tuple[bytes, ...], round_id: str) -> list[Key]:
+    """Every key that a round's chain of roots names for its ledger, the newest first."""
+    return [ledger_key(round_id, public) for public in reversed(trust.ledger_keys(roots, round_id))]
+
+
+def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
+    """The entries that a receipt proves, and the checkpoint that they stand under."""
+    receipt = Receipt.from_bytes(data)
+    checkpoint = open_checkpoint(receipt.checkpoint, ledger_keys(receipt.roots, round_id))
+    for item in receipt.entries:
+        tree.check_inclusion(item.entry, item.index, checkpoint.size, checkpoint.root, item.proof)
+    return checkpoint, [parse(item.entry) for item in receipt.entries]
+
+
+def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Post | Void | None]:
+    """What a receipt proves of one claim: its credit, and how it was settled, if it was by then."""
+    _, entries = check_receipt(data, round_id)
+    match entries:
+        case [Pending() as pending] if pending.claim_id == claim_id:
+            return pending, None
+        case [Pending() as pending, (Post() | Void()) as settlement] if (
+            pending.claim_id == settlement.claim_id == claim_id
+        ):
+            return pending, settlement
+    raise ProofInvalid(f"The receipt is not one of claim {claim_id[:16]}….")
+
+
+def check_fork(data: bytes, round_id: str) -> tuple[Checkpoint, Checkpoint]:
+    """The two checkpoints, if the file shows that they contradict each other."""
+    claimed = Fork.from_bytes(data)
+    keys = ledger_keys(claimed.roots, round_id)
+    earlier, later = open_checkpoint(claimed.earlier, keys), open_checkpoint(claimed.later, keys)
+    if earlier.size == later.size:
+        proved = earlier.root != later.root and not claimed.proof
+    else:
+        old_root, new_root = tree.roots_by_consistency(earlier.size, later.size, claimed.proof)
+        proved = new_root == later.root and old_root != earlier.root
+    if not proved:
+        raise ProofInvalid("These two checkpoints do not contradict each other, as far as this file shows.")
+    return earlier, later

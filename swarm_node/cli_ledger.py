@@ -1,0 +1,192 @@
+"""`swarm-node ledger`: check what the coordinator's ledger says, keep the proofs, and vouch for it.
+
+- Nothing here needs the coordinator's trust or a running agent; receipts and forks are checked without a network.
+- A round is named by its join string: where its files are, and which root they must lead back to.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from swarm_node.join_string import JoinString
+    from swarm_node.log_reader import Files
+    from swarm_node.log_verify import Verified, Witnesses
+
+app = typer.Typer(help="Check the ledger, keep its proofs, vouch for it.", no_args_is_help=True, add_completion=False)
+
+DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
+
+JoinText = Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and no progress.")]
+WitnessKeys = Annotated[
+    list[str],
+    typer.Option("--witness", default_factory=list, help="Key of a witness; repeatable. See `ledger witness`."),
+]
+EXIT_CODES = "Exit codes: 0 proved, 1 not proved, 2 wrong usage."
+
+
+@app.command(epilog=EXIT_CODES)
+def verify(
+    join_string: JoinText,
+    keys: WitnessKeys,
+    folder: Annotated[Path | None, typer.Option("--from", help="Verify files that were saved, offline.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the files, for --from and for other people.")] = None,
+    quorum: Annotated[int, typer.Option(min=0, help="How many of the witnesses must have signed.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be."""
+    import trio
+
+    from ledger.note import Key
+    from swarm_node import join_string as joining
+    from swarm_node.log_verify import Witnesses
+
+    witnesses = Witnesses(tuple(Key.parse(text) for text in keys), quorum)
+    found = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    paid = sum(micros for name, micros in found.balances.items() if name.startswith("payable:"))
+    typer.echo(
+        f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {paid} micro-units, "
+        f"and say of all {found.nodes} nodes what the leaderboard says."
+    )
+
+
+@app.command(epilog=EXIT_CODES)
+def receipts(
+    join_string: JoinText,
+    home: Annotated[Path, typer.Option(help="The node's folder; receipts are kept below it.")] = DEFAULT_HOME,
+    offline: Annotated[bool, typer.Option("--offline", help="Check those that are kept, and fetch none.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch and check a receipt for every accepted rollout of this node; they prove for ever what it is owed."""
+    import trio
+
+    from swarm_node import join_string as joining
+
+    found, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
+    if as_json:
+        typer.echo(json.dumps({"receipts": found, "unpublished": missing}))
+        return
+    for state in ("posted", "pending", "voided"):
+        amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
+        typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
+    typer.echo(f"not published yet: {len(missing)} claims")
+
+
+@app.command(epilog=EXIT_CODES)
+def check(
+    join_string: JoinText,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A receipt, or the proof of a fork.")],
+) -> None:
+    """Check a proof that somebody shows, without asking anybody: a receipt, or two histories that were both signed."""
+    from ledger import proof
+    from swarm_node import join_string as joining
+
+    round_id = joining.parse(join_string).round_id
+    if file.suffix == ".proof":
+        earlier, later = proof.check_fork(file.read_bytes(), round_id)
+        typer.echo(f"Proved: the ledger's key has signed {earlier.size} and {later.size} entries of two histories.")
+        return
+    checkpoint, entries = proof.check_receipt(file.read_bytes(), round_id)
+    typer.echo(f"Proved: under the signed root of {checkpoint.size} entries stand")
+    for entry in entries:
+        typer.echo(json.dumps(entry.model_dump()))
+
+
+@app.command(epilog=EXIT_CODES)
+def witness(
+    join_string: JoinText,
+    home: Annotated[Path, typer.Option(help="Folder of the witness's key and of what it has seen.")] = DEFAULT_HOME,
+    name: Annotated[str, typer.Option(help="What the key is called, such as an address of yours.")] = "",
+) -> None:
+    """Sign the newest checkpoint, if it continues all that this witness has seen; print the note.
+
+    Run it regularly, and publish what it prints. Its key, for `ledger verify --witness`, goes to standard error.
+    """
+    import trio
+
+    from swarm_node import join_string as joining
+
+    key, note = trio.run(_witness, joining.parse(join_string), home, name)
+    typer.echo(f"witness key: {key}", err=True)
+    typer.echo(note.decode(), nl=False)
+
+
+@asynccontextmanager
+async def _files(join: "JoinString") -> "AsyncIterator[Files]":
+    """A coordinator's public files."""
+    import httpx
+
+    from swarm_node.origin import COORDINATORS, PLAIN, Origin
+
+    async with httpx.AsyncClient(timeout=COORDINATORS.silence_s, headers=PLAIN, follow_redirects=False) as client:
+        yield Origin(f"{join.url}/v1", client, COORDINATORS)
+
+
+async def _verify(
+    join: "JoinString", folder: Path | None, save: Path | None, witnesses: "Witnesses", progress: bool
+) -> "Verified":
+    from rich.progress import Progress
+
+    from swarm_node import log_verify
+    from swarm_node.log_reader import Folder, LogReader, Saving
+
+    async with _files(join) as online:
+        files: Files = Folder(folder) if folder else online
+        reader = LogReader(Saving(files, save) if save else files)
+        with Progress(disable=not progress) as bar:
+            task = bar.add_task("verifying", total=None)
+            return await log_verify.verify(
+                reader, join.round_id, witnesses, lambda done, total: bar.update(task, completed=done, total=total)
+            )
+
+
+async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
+    from swarm_node import receipts as keeping
+    from swarm_node.log_reader import LogReader
+
+    folder = home / "rounds" / join.round_id[:16]
+    if not folder.exists():
+        raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
+    found: list[dict[str, str | int]] = []
+    missing: list[str] = []
+    async with _files(join) as online:
+        reader = None if offline else LogReader(online)
+        claims = keeping.Claims(folder / "claims")
+        async for claim_id, receipt in keeping.fetch(reader, join.round_id, claims, folder / "receipts"):
+            if receipt is None:
+                missing.append(claim_id)
+            else:
+                amount = receipt.pending.amount_micros
+                found.append({"claim_id": claim_id, "state": receipt.state, "amount_micros": amount})
+    return found, missing
+
+
+async def _witness(join: "JoinString", home: Path, name: str) -> tuple[str, bytes]:
+    import time
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from ledger import witness as witnessing
+    from ledger.note import Key, Kind
+    from swarm_node import identity
+    from swarm_node.log_reader import LogReader
+    from swarm_node.log_watch import LogWatch
+
+    private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
+    public = private.public_key().public_bytes_raw()
+    key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
+    async with _files(join) as files:
+        watch = LogWatch(LogReader(files), join.round_id, home / "witness" / join.round_id[:16])
+        note, _ = await watch.look()
+    return str(key), witnessing.cosign(note, key, private.sign, int(time.time()))

@@ -1,0 +1,139 @@
+"""The watch over the ledger: every checkpoint that this machine sees must continue the one it saw before.
+
+1. The checkpoint is signed by the ledger's key, which the round's chain of roots names.
+2. It is not shorter than the one seen before: entries do not go away.
+3. The tiles make its root, and out of the same hashes the root that was seen before. If they make another one, or two
+   roots are signed for one size, the log has a fork: one history is told here, another was told before.
+
+- What was seen is replaced after step 3, and synced: a restart forgets nothing.
+- A fork is written to a file that convinces anybody (`ledger.proof`), and stops this program for good: as long as the
+  file is there, it does not start again.
+- A coordinator that is away is waited for. One that answers and proves nothing is asked `TRIES` times.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from ledger import proof, tree
+from ledger.checkpoint import Checkpoint, open_checkpoint
+from ledger.note import Key
+from ledger.tree import EMPTY_ROOT
+from protocol.errors import CheckpointInvalid, LedgerForked, NotFound, ProofInvalid, RolledBack, SwarmError, Unreachable
+from protocol.message import Message
+from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.log_reader import LogReader
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 20.0
+
+TRIES = 3
+"""A checkpoint may be replaced while its tiles are fetched; not three times in a row."""
+
+
+TELL = "Show this to the operator and to others; remove the folder of what was seen only if you trust the round again."
+
+
+class Seen(Message):
+    """What is kept: the roots and the note, as they were served; no note before the first."""
+
+    roots: tuple[bytes, ...] = ()
+    checkpoint: bytes = b""
+
+
+class LogWatch:
+    """One log, seen from one machine."""
+
+    def __init__(self, reader: LogReader, round_id: str, folder: Path) -> None:
+        self._reader = reader
+        self._round_id = round_id
+        self._folder = folder
+        self._path = folder / "seen.msgpack"
+        if forks := sorted(folder.glob("fork-*.proof")):
+            raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL)
+        self._seen = Seen.from_bytes(self._path.read_bytes()) if self._path.exists() else Seen()
+
+    async def run(self) -> None:
+        """Look for ever; raises when the log cannot be trusted any more."""
+        failures = 0
+        while True:
+            try:
+                await self.look()
+                failures = 0
+            except (LedgerForked, RolledBack):
+                raise
+            except SwarmError as error:
+                if not self._excused(error):
+                    failures += 1
+                    log.warning("the ledger is not proved code=%s times=%d: %s", error.code, failures, error)
+                if failures >= TRIES:
+                    raise
+            await trio.sleep(LOOK_EVERY_S)
+
+    def _excused(self, error: SwarmError) -> bool:
+        """Whether the coordinator is merely away, or has not signed anything yet."""
+        return isinstance(error, Unreachable) or (isinstance(error, NotFound) and not self._seen.checkpoint)
+
+    async def look(self) -> tuple[bytes, Checkpoint]:
+        """The newest checkpoint, after it was proved to continue the last one seen."""
+        note = await self._reader.checkpoint()
+        roots, later = await self._open(note)
+        earlier = self._last()
+        if later.size < earlier.size:
+            raise RolledBack(f"The ledger had {earlier.size} entries, and is now said to have {later.size}.", hint=TELL)
+        if later.size == earlier.size:
+            if later.root != earlier.root:
+                await self._forked(roots, note, (earlier.size, later.size), [])
+        elif earlier.size:
+            await self._prove(roots, note, earlier, later)
+        if (seen := Seen(roots=roots, checkpoint=note)) != self._seen:
+            await self._write(self._path, seen.to_bytes())
+            self._seen = seen
+        return note, later
+
+    async def _open(self, note: bytes) -> tuple[tuple[bytes, ...], Checkpoint]:
+        """(1) The chain of roots, longer than before if the key was replaced since, and what the note says."""
+        roots = self._seen.roots or await self._reader.roots()
+        try:
+            return roots, open_checkpoint(note, self._newest_key(roots))
+        except CheckpointInvalid:
+            roots = await self._reader.roots(roots)
+            return roots, open_checkpoint(note, self._newest_key(roots))
+
+    def _newest_key(self, roots: tuple[bytes, ...]) -> Sequence[Key]:
+        return proof.ledger_keys(roots, self._round_id)[:1]
+
+    def _last(self) -> Checkpoint:
+        """What was seen, by whichever key it was signed then."""
+        if not self._seen.checkpoint:
+            return Checkpoint("", 0, EMPTY_ROOT)
+        return open_checkpoint(self._seen.checkpoint, proof.ledger_keys(self._seen.roots, self._round_id))
+
+    async def _prove(self, roots: tuple[bytes, ...], note: bytes, earlier: Checkpoint, later: Checkpoint) -> None:
+        """(3) Both roots out of the same tiles."""
+        ranges = tree.consistency_ranges(earlier.size, later.size)
+        nodes = [node for leaves in ranges for node in tree.nodes_of(leaves)]
+        hash_of = await self._reader.hashes(nodes, later.size)
+        old_root, new_root = tree.roots_by_consistency(earlier.size, later.size, tree.prove(ranges, hash_of))
+        if new_root != later.root:
+            raise ProofInvalid(f"The tiles do not make the signed root of {later.size} entries.")
+        if old_root != earlier.root:
+            await self._forked(roots, note, (earlier.size, later.size), tree.prove(ranges, hash_of))
+
+    async def _forked(
+        self, roots: tuple[bytes, ...], note: bytes, sizes: tuple[int, int], seeded: Sequence[bytes]
+    ) -> None:
+        """Write the proof, see that it holds, and stop."""
+        made = proof.Fork(roots=roots, earlier=self._seen.checkpoint, later=note, proof=tuple(seeded)).to_bytes()
+        proof.check_fork(made, self._round_id)
+        path = self._folder / f"fork-{sizes[0]}-{sizes[1]}.proof"
+        await self._write(path, made)
+        raise LedgerForked(f"The coordinator has signed two histories of its ledger: {path} proves it.", hint=TELL)
+
+    async def _write(self, path: Path, data: bytes) -> None:
+        with full_disk_named(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        await trio.to_thread.run_sync(lambda: write_durably(path, data, temp_folder=path.parent))

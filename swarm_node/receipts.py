@@ -1,0 +1,83 @@
+"""A node's claims, and the receipts that prove for ever what the ledger says of them.
+
+- A claim is noted when its rollout was accepted, synced, before the rollout is forgotten.
+- A receipt is checked before it is kept; one that shows no settlement yet is fetched again next time.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ledger import proof
+from ledger.entry import Pending, Post, Void
+from protocol import chunks
+from protocol.errors import NotFound
+from protocol.signing import Envelope
+from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.log_reader import LogReader
+
+
+class Claims:
+    """The names of a node's accepted claims, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, envelopes: Iterable[bytes]) -> None:
+        """Note the claims of accepted rollouts; twice is harmless."""
+        names = [chunks.digest(Envelope.from_bytes(envelope).payload) for envelope in envelopes]
+        if not names:
+            return
+        with full_disk_named(self._path.parent), self._path.open("a") as file:
+            file.write("".join(f"{name}\n" for name in names))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __iter__(self) -> Iterator[str]:
+        """Each once, the oldest first; a line that a crash cut short is passed over."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return iter(dict.fromkeys(line for line in lines if len(line) == 64))
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What is proved of one claim."""
+
+    claim_id: str
+    pending: Pending
+    settlement: Post | Void | None
+    path: Path
+
+    @property
+    def state(self) -> str:
+        return {"post": "posted", "void": "voided"}[self.settlement.kind] if self.settlement else "pending"
+
+
+async def fetch(
+    reader: LogReader | None, round_id: str, claims: Iterable[str], folder: Path
+) -> AsyncIterator[tuple[str, Receipt | None]]:
+    """A checked receipt for each claim, from the folder or else by the reader; None where there is none."""
+    for claim_id in claims:
+        path = folder / f"{claim_id}.receipt"
+        receipt = await trio.to_thread.run_sync(_kept, path, round_id)
+        if reader is not None and (receipt is None or receipt.settlement is None):
+            with suppress(NotFound):
+                data = await reader.receipt(claim_id)
+                receipt = _checked(path, data, round_id)
+                await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
+        yield claim_id, receipt
+
+
+def _kept(path: Path, round_id: str) -> Receipt | None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _checked(path, path.read_bytes(), round_id) if path.exists() else None
+
+
+def _checked(path: Path, data: bytes, round_id: str) -> Receipt:
+    pending, settlement = proof.check_claim(data, round_id, path.stem)
+    return Receipt(path.stem, pending, settlement, path)

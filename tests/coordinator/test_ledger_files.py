@@ -1,0 +1,123 @@
+"""The ledger's public files over HTTP, and a stranger who verifies all of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from typer import Typer
+from typer.testing import CliRunner, Result
+
+from coordinator.cli import app
+from ledger import proof
+from ledger.checkpoint import open_checkpoint
+from ledger.entry import Version
+from protocol import chunks
+from protocol.errors import ERRORS
+from protocol.signing import Envelope
+from swarm_node.cli import app as node_app
+from tests.coordinator.served import Served, serve
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serve(tmp_path) as here:
+        yield here
+
+
+async def earn(served: Served) -> str:
+    """Publish a version, and have a rollout accepted; its claim."""
+    await served.publish()
+    key = await served.join()
+    [lease] = await served.lease(key)
+    rollout = served.answer(key, lease)
+    [verdict] = await served.submit(key, rollout)
+    assert verdict.outcome == "accepted"
+    return chunks.digest(Envelope.from_bytes(rollout).payload)
+
+
+async def run(program: Typer, *words: str) -> Result:
+    """A command, beside the server."""
+    return await asyncio.to_thread(CliRunner().invoke, program, list(words))
+
+
+async def get(served: Served, path: str) -> bytes:
+    response = await served.client.get(path)
+    assert response.status == 200, path
+    return await response.read()
+
+
+async def test_accepted_rollout_has_a_receipt_once_it_is_published(served: Served) -> None:
+    claim_id = await earn(served)
+    early = await served.client.get(f"/v1/receipts/{claim_id}")
+    assert early.status == ERRORS["not_found"].http_status
+    await served.round.publish_checkpoint()
+    receipt = await get(served, f"/v1/receipts/{claim_id}")
+    pending, settlement = proof.check_claim(receipt, served.round.round_id, claim_id)
+    assert (pending.claim_id, settlement) == (claim_id, None)
+
+
+async def test_a_published_version_is_an_entry(served: Served) -> None:
+    await earn(served)
+    await served.round.publish_checkpoint()
+    size = open_checkpoint(await get(served, "/v1/ledger/checkpoint"), [served.round.ledger_key]).size
+    bundle = await get(served, f"/v1/ledger/tile/entries/000.p/{size}")
+    manifest = served.round.publisher.manifest(1)
+    assert manifest
+    assert Version(version=1, manifest_digest=chunks.digest(manifest.to_bytes())).body in bundle
+
+
+async def test_what_never_changes_may_be_cached_and_the_checkpoint_not(served: Served) -> None:
+    await earn(served)
+    await served.round.publish_checkpoint()
+    for path, caching in {
+        "/v1/ledger/checkpoint": "no-store",
+        "/v1/ledger/tile/0/000.p/1": "immutable",
+        "/v1/ledger/tile/entries/000.p/2": "immutable",
+    }.items():
+        response = await served.client.get(path)
+        assert response.status == 200
+        assert caching in response.headers["Cache-Control"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["checkpoint", "tile/0/000", "tile/0/000.p/200", "tile/7/000.p/1", "tile/0/x999/x999/999", "tile/entries/000.p/0",
+     "tile/0/..%2f..%2foperator.token", "tile/" + "9" * 59, "tile/%00"],
+)  # fmt: skip
+async def test_what_is_not_there_is_not_found(served: Served, path: str) -> None:
+    response = await served.client.get(f"/v1/ledger/{path}")
+    assert response.status == ERRORS["not_found"].http_status
+
+
+async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_checks_the_store(
+    served: Served, tmp_path: Path
+) -> None:
+    await earn(served)
+    await served.round.publish_checkpoint()
+    join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+    saved = tmp_path / "saved"
+
+    verified = await run(node_app, "ledger", "verify", join, "--save", str(saved), "--json")
+    assert verified.exit_code == 0, verified.output
+    assert '"entries": 3' in verified.output
+    offline = await run(node_app, "ledger", "verify", join, "--from", str(saved), "--json")
+    assert offline.output == verified.output
+
+    vouched = await run(node_app, "ledger", "witness", join, "--home", str(tmp_path / "witness"), "--name", "somebody")
+    assert vouched.exit_code == 0, vouched.output
+    assert "— somebody " in vouched.stdout
+    key = vouched.stderr.removeprefix("witness key: ").strip()
+    (saved / "ledger" / "checkpoint").write_text(vouched.stdout)
+    demanding = ["ledger", "verify", join, "--from", str(saved), "--witness", key, "--quorum"]
+    assert (await run(node_app, *demanding, "1")).exit_code == 0
+    assert (await run(node_app, *demanding, "2")).exit_code != 0
+
+    served.round.close()
+    settings = ["--set", f"round.directory={served.round.folder}"]
+    round_file = Path(__file__).parents[2] / "examples" / "demo.toml"
+    checked = await run(app, "fsck", str(round_file), *settings)
+    assert (checked.exit_code, checked.output) == (0, "3 entries, 0 differences\n")

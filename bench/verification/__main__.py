@@ -100,10 +100,11 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
 def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
     """The same leases, answered by the engine that nodes run."""
     engine, done = TorchEngine(), list[GroupDone]()
-    engine.load(folder)
+    engine.load(folder, 0)
     requests = [
         Request(
             request_id=str(place),
+            version=0,
             prompt=pack_tokens(group.prompt),
             seed=group.seed,
             samples=group.samples,

@@ -81,10 +81,11 @@ def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0
     wanted = LeaseRequest(version=version, groups=groups)
     given = round_.database.run_now(leases.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
     engine, done, claims = TorchEngine(), list[GroupDone](), list[str]()
-    engine.load(round_.publisher.uploads / str(version))
+    engine.load(round_.publisher.uploads / str(version), version)
     requests = [
         Request(
             request_id=lease.lease_id,
+            version=version,
             prompt=lease.prompt,
             seed=lease.seed + lie,
             samples=SAMPLES,

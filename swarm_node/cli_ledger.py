@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid
+from protocol.errors import CheckpointInvalid, ConfigInvalid
 
 if TYPE_CHECKING:
     from swarm_node.join_string import JoinString
@@ -39,17 +39,15 @@ def verify(
     keys: WitnessKeys,
     folder: Annotated[Path | None, typer.Option("--from", help="Verify files that were saved, offline.")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the files, for --from and for other people.")] = None,
-    quorum: Annotated[int, typer.Option(min=0, help="How many of the witnesses must have signed.")] = 0,
+    quorum: Annotated[int | None, typer.Option(min=0, help="How many of them must have signed; else all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be."""
     import trio
 
-    from ledger.note import Key
     from swarm_node import join_string as joining
-    from swarm_node.log_verify import Witnesses
 
-    witnesses = Witnesses(tuple(Key.parse(text) for text in keys), quorum)
+    witnesses = _witnesses(keys, quorum)
     found = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
@@ -75,12 +73,12 @@ def receipts(
 
     found, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
     if as_json:
-        typer.echo(json.dumps({"receipts": found, "unpublished": missing}))
+        typer.echo(json.dumps({"receipts": found, "missing": missing}))
         return
     for state in ("posted", "pending", "voided"):
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
-    typer.echo(f"not published yet: {len(missing)} claims")
+    typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -122,6 +120,20 @@ def witness(
     typer.echo(note.decode(), nl=False)
 
 
+def _witnesses(texts: list[str], quorum: int | None) -> "Witnesses":
+    """Who must have signed, as it was typed."""
+    from ledger.note import Key
+    from swarm_node.log_verify import Witnesses
+
+    try:
+        keys = tuple(Key.parse(text) for text in texts)
+    except CheckpointInvalid as error:
+        raise ConfigInvalid(error.message, hint=error.hint) from None
+    if quorum is not None and quorum > len(keys):
+        raise ConfigInvalid(f"--quorum {quorum} needs as many witnesses.", hint="Name each with --witness.")
+    return Witnesses(keys, len(keys) if quorum is None else quorum)
+
+
 @asynccontextmanager
 async def _files(join: "JoinString") -> "AsyncIterator[Files]":
     """A coordinator's public files."""
@@ -152,18 +164,20 @@ async def _verify(
 
 
 async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
+    from swarm_node import identity
     from swarm_node import receipts as keeping
     from swarm_node.log_reader import LogReader
 
     folder = home / "rounds" / join.round_id[:16]
     if not folder.exists():
         raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
+    me = identity.load_or_create(home / "node.key").key.node_id
     found: list[dict[str, str | int]] = []
     missing: list[str] = []
     async with _files(join) as online:
         reader = None if offline else LogReader(online)
         claims = keeping.Claims(folder / "claims")
-        async for claim_id, receipt in keeping.fetch(reader, join.round_id, claims, folder / "receipts"):
+        async for claim_id, receipt in keeping.fetch(reader, join.round_id, me, claims, folder / "receipts"):
             if receipt is None:
                 missing.append(claim_id)
             else:

@@ -4,12 +4,16 @@
 """
 
 import json
-from collections.abc import Sequence
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from sqlalchemy import Engine
@@ -23,7 +27,7 @@ from ledger.entry import Entry
 from ledger.note import Key, Kind
 from ledger.proof import Fork, Receipt
 from ledger.tiles import Tile
-from protocol import trust
+from protocol import chunks, trust
 from protocol.errors import (
     CheckpointInvalid,
     LedgerForked,
@@ -37,10 +41,12 @@ from protocol.errors import (
     UntrustedMetadata,
     UntrustedRoot,
 )
+from protocol.ids import NodeId
+from protocol.signing import NodeKey
 from swarm_node import receipts
 from swarm_node.log_reader import Folder, LogReader, Saving
 from swarm_node.log_verify import Verified, Witnesses, verify
-from swarm_node.log_watch import LogWatch
+from swarm_node.log_watch import LOOK_EVERY_S, LogWatch
 from swarm_node.receipts import Claims
 from tests.ledger.engines import sqlite_memory
 from tests.ledger.values import claim, credit, deposit, node, post, version, void
@@ -159,6 +165,17 @@ def watcher(tmp_path: Path, log: Log) -> Watcher:
     return made
 
 
+@contextmanager
+def no_room_for_files() -> Iterator[None]:
+    """What a quota does: no file of this process can be longer than a few bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 class TestWatch:
     """Every checkpoint continues the one before."""
 
@@ -202,6 +219,11 @@ class TestWatch:
         log.lies["ledger/tile/0/000"] = tile
         watcher.refuses(log, NotFound if tile is None else ProofInvalid)
 
+    def test_fork_is_told_of_though_its_proof_finds_no_room(self, watcher: Watcher, log: Log) -> None:
+        rewritten = Log(log.metadata, [deposit(10**9, "wire-2"), *LIFE[1:]])
+        with no_room_for_files(), pytest.raises(LedgerForked, match="no room"):
+            watcher.sees(rewritten)
+
     def test_garbage_is_refused(self, watcher: Watcher, log: Log) -> None:
         for garbage in (b"", b"\xff" * 100, b"x\n" * 8_000):
             log.lies["ledger/checkpoint"] = garbage
@@ -220,6 +242,47 @@ class TestWatch:
         forged = ledger_key(log.round_id, stolen)
         log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 9_999, bytes(32)), forged, thief.sign)
         watcher.refuses(log, CheckpointInvalid)
+
+
+class TestPatience:
+    """What ends a node that works, and what it waits for."""
+
+    def run(self, watcher: Watcher, log: Log, change: Callable[[int], None]) -> None:
+        """Let the watch run, with a change before each of ten looks."""
+
+        async def running() -> None:
+            watch = LogWatch(LogReader(log), watcher.round_id, watcher.folder)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch.run)
+                for number in range(10):
+                    change(number)
+                    await trio.testing.wait_all_tasks_blocked()
+                    await trio.sleep(LOOK_EVERY_S)
+                nursery.cancel_scope.cancel()
+
+        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0.5))
+
+    def test_disk_that_is_full_for_long_ends_nobody_and_is_told_of(
+        self, watcher: Watcher, log: Log, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log.add(MORE)
+        with no_room_for_files():
+            self.run(watcher, log, lambda _number: None)
+        assert [record.getMessage() for record in caplog.records if "disk_full" in record.getMessage()]
+        assert watcher.sees(log) == len(LIFE) + len(MORE)
+
+    def test_proxy_that_says_not_found_in_the_coordinators_place_ends_nobody(self, watcher: Watcher, log: Log) -> None:
+        def away(number: int) -> None:
+            log.lies = {"ledger/checkpoint": None} if number < 8 else {}
+
+        self.run(watcher, log, away)
+
+    def test_log_that_proves_nothing_time_after_time_ends_the_node(self, watcher: Watcher, log: Log) -> None:
+        log.add(MORE)
+        log.lies["ledger/tile/0/000"] = bytes(8192)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            self.run(watcher, log, lambda _number: None)
+        assert caught.group_contains(ProofInvalid)
 
 
 class TestProofs:
@@ -298,19 +361,41 @@ class TestReceipts:
         (tmp_path / "claims").write_text(f"{claim(1)}\n{claim(1)}\n{claim(2)[:9]}")
         assert list(claims) == [claim(1)]
 
+    @pytest.mark.parametrize("lost", [1, 9, 64, 65])
+    def test_claims_after_a_torn_one_are_kept(self, tmp_path: Path, lost: int) -> None:
+        path = tmp_path / "claims"
+        claims = Claims(path)
+        envelopes = [NodeKey(bytes(32)).seal("rollout", bytes([number])) for number in range(3)]
+        claims.add(envelopes[:2])
+        os.truncate(path, path.stat().st_size - lost)
+        claims.add(envelopes[1:])
+        assert list(claims) == [chunks.digest(bytes([number])) for number in range(3)]
+
+    def test_credit_of_this_nodes_work_to_another_node_is_no_receipt(self, log: Log, tmp_path: Path) -> None:
+        async def first(owner: NodeId) -> receipts.Receipt | None:
+            found = receipts.fetch(LogReader(log), log.round_id, owner, [claim(1)], tmp_path / "receipts")
+            return [receipt async for _, receipt in found][0]
+
+        with pytest.raises(ProofInvalid, match="another node"):
+            trio.run(first, node(2))
+        assert not list((tmp_path / "receipts").iterdir())
+        assert trio.run(first, node(1))
+
     def test_pending_ones_are_fetched_again_and_settled_ones_not(self, log: Log, tmp_path: Path) -> None:
+        log.add([credit(4)])
+
         def fetch() -> dict[str, str]:
             async def all_of_them() -> dict[str, str]:
-                names = [claim(number) for number in (1, 2, 3, 77)]
-                found = receipts.fetch(LogReader(log), log.round_id, names, tmp_path / "receipts")
+                names = [claim(number) for number in (1, 2, 4, 77)]
+                found = receipts.fetch(LogReader(log), log.round_id, node(1), names, tmp_path / "receipts")
                 return {name: receipt.state if receipt else "" async for name, receipt in found}
 
             return trio.run(all_of_them)
 
-        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(3): "pending", claim(77): ""}
-        log.add([post(3)])
+        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(4): "pending", claim(77): ""}
+        log.add([post(4)])
         log.lies[f"receipts/{claim(1)}"] = b"no more"
-        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(3): "posted", claim(77): ""}
+        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(4): "posted", claim(77): ""}
 
 
 class TestVerify:
@@ -339,6 +424,13 @@ class TestVerify:
             log.lies["leaderboard"] = json.dumps({"ledger_size": len(LIFE), "nodes": lie}).encode()
             with pytest.raises(ProofInvalid, match="leaderboard"):
                 self.verify(log)
+
+    def test_leaderboard_that_names_a_node_twice_is_refused(self, log: Log) -> None:
+        rows = log.rows()
+        boast = {**rows[0], "posted_micros": 10**9}
+        log.lies["leaderboard"] = json.dumps({"ledger_size": len(LIFE), "nodes": [boast, *rows]}).encode()
+        with pytest.raises(ProofInvalid, match="twice"):
+            self.verify(log)
 
     def test_entry_that_was_changed_left_out_or_slipped_in_is_refused(self, log: Log) -> None:
         bundle = f"ledger/tile/entries/000.p/{len(LIFE)}"

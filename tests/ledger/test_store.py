@@ -19,8 +19,8 @@ from ledger.store import (
     head_table,
     tiles_table,
 )
-from tests.ledger.engines import sqlite_memory
 from tests.ledger import notes
+from tests.ledger.engines import sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import claim, credit, deposit, node, post, void
 

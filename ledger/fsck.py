@@ -86,7 +86,7 @@ def _note_differences(size: int, root: bytes, data: bytes) -> Iterator[Differenc
         said = str(error)
     expected = Checkpoint(said.partition("\n")[0], size, root).text
     if said != expected:
-        yield Difference("checkpoint's note", expected, said)
+        yield Difference("checkpoint's note", repr(expected), repr(said))
 
 
 def _digests(kept: Mapping[Tile, bytes]) -> dict[str, str]:

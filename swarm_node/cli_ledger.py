@@ -4,9 +4,10 @@
 - A round is named by its join string: where its files are, and which root they must lead back to.
 """
 
+import fcntl
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -90,12 +91,12 @@ def check(
     from ledger import proof
     from swarm_node import join_string as joining
 
-    round_id = joining.parse(join_string).round_id
-    if file.suffix == ".proof":
-        earlier, later = proof.check_fork(file.read_bytes(), round_id)
+    round_id, data = joining.parse(join_string).round_id, file.read_bytes()
+    if proof.is_fork(data):
+        earlier, later = proof.check_fork(data, round_id)
         typer.echo(f"Proved: the ledger's key has signed {earlier.size} and {later.size} entries of two histories.")
         return
-    checkpoint, entries = proof.check_receipt(file.read_bytes(), round_id)
+    checkpoint, entries = proof.check_receipt(data, round_id)
     typer.echo(f"Proved: under the signed root of {checkpoint.size} entries stand")
     for entry in entries:
         typer.echo(json.dumps(entry.model_dump()))
@@ -115,7 +116,10 @@ def witness(
 
     from swarm_node import join_string as joining
 
-    key, note = trio.run(_witness, joining.parse(join_string), home, name)
+    join = joining.parse(join_string)
+    folder = home / "witness" / join.round_id[:16]
+    with _alone(folder):
+        key, note = trio.run(_witness, join, home, folder, name)
     typer.echo(f"witness key: {key}", err=True)
     typer.echo(note.decode(), nl=False)
 
@@ -186,7 +190,19 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
     return found, missing
 
 
-async def _witness(join: "JoinString", home: Path, name: str) -> tuple[str, bytes]:
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two at once, each after what was seen before, could vouch for two histories."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.") from None
+        yield
+
+
+async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> tuple[str, bytes]:
     import time
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -201,6 +217,6 @@ async def _witness(join: "JoinString", home: Path, name: str) -> tuple[str, byte
     public = private.public_key().public_bytes_raw()
     key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
     async with _files(join) as files:
-        watch = LogWatch(LogReader(files), join.round_id, home / "witness" / join.round_id[:16])
+        watch = LogWatch(LogReader(files), join.round_id, folder)
         note, _ = await watch.look()
     return str(key), witnessing.cosign(note, key, private.sign, int(time.time()))

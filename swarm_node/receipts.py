@@ -3,7 +3,7 @@
 - A claim is noted when its rollout was accepted, synced, before the rollout is forgotten.
 - Names begin with a newline: what a crash cut short spoils no name after it.
 - A receipt is checked before it is kept, also that it credits this node; one that shows no settlement yet is fetched
-  again next time.
+  again next time, and may say nothing else of the credit.
 """
 
 import os
@@ -71,7 +71,10 @@ async def fetch(
         if reader is not None and (receipt is None or receipt.settlement is None):
             with suppress(NotFound):
                 data = await reader.receipt(claim_id)
-                receipt = _checked(path, data, round_id, node_id)
+                fetched = _checked(path, data, round_id, node_id)
+                if receipt is not None and fetched.pending != receipt.pending:
+                    raise ProofInvalid(f"The ledger's receipt contradicts {path}.", hint="Keep it, and show it to others.")
+                receipt = fetched
                 await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
         yield claim_id, receipt
 

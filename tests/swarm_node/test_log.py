@@ -381,6 +381,20 @@ class TestReceipts:
         assert not list((tmp_path / "receipts").iterdir())
         assert trio.run(first, node(1))
 
+    def test_receipt_that_contradicts_the_kept_one_leaves_the_evidence_in_its_place(
+        self, log: Log, tmp_path: Path
+    ) -> None:
+        async def fetch(source: Log) -> None:
+            async for _ in receipts.fetch(LogReader(source), log.round_id, node(1), [claim(4)], tmp_path / "receipts"):
+                pass
+
+        log.add([credit(4)])
+        trio.run(fetch, log)
+        kept = (tmp_path / "receipts" / f"{claim(4)}.receipt").read_bytes()
+        with pytest.raises(ProofInvalid, match="contradicts"):
+            trio.run(fetch, Log(log.metadata, LIFE, [credit(4, tokens=50)]))
+        assert (tmp_path / "receipts" / f"{claim(4)}.receipt").read_bytes() == kept
+
     def test_pending_ones_are_fetched_again_and_settled_ones_not(self, log: Log, tmp_path: Path) -> None:
         log.add([credit(4)])
 

@@ -129,10 +129,8 @@ def _witnesses(texts: list[str], quorum: int | None) -> "Witnesses":
     from ledger.note import Key
     from swarm_node.log_verify import Witnesses
 
-    try:
+    with _typed():
         keys = tuple(Key.parse(text) for text in texts)
-    except CheckpointInvalid as error:
-        raise ConfigInvalid(error.message, hint=error.hint) from None
     if quorum is not None and quorum > len(keys):
         raise ConfigInvalid(f"--quorum {quorum} needs as many witnesses.", hint="Name each with --witness.")
     return Witnesses(keys, len(keys) if quorum is None else quorum)
@@ -191,6 +189,15 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
 
 
 @contextmanager
+def _typed() -> Iterator[None]:
+    """A key or a name that is none was mistyped: wrong usage, no finding."""
+    try:
+        yield
+    except CheckpointInvalid as error:
+        raise ConfigInvalid(error.message, hint=error.hint) from None
+
+
+@contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two at once, each after what was seen before, could vouch for two histories."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +222,8 @@ async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> t
 
     private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
     public = private.public_key().public_bytes_raw()
-    key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
+    with _typed():
+        key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
     async with _files(join) as files:
         watch = LogWatch(LogReader(files), join.round_id, folder)
         note, _ = await watch.look()

@@ -73,7 +73,9 @@ async def fetch(
                 data = await reader.receipt(claim_id)
                 fetched = _checked(path, data, round_id, node_id)
                 if receipt is not None and fetched.pending != receipt.pending:
-                    raise ProofInvalid(f"The ledger's receipt contradicts {path}.", hint="Keep it, and show it to others.")
+                    raise ProofInvalid(
+                        f"The ledger's receipt contradicts {path}.", hint="Keep it, and show it to others."
+                    )
                 receipt = fetched
                 await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
         yield claim_id, receipt

@@ -140,6 +140,7 @@ async def test_two_witnesses_of_one_home_cannot_vouch_for_two_histories(served: 
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert isinstance((await run(node_app, *words)).exception, ConfigInvalid)
     assert (await run(node_app, *words)).exit_code == 0
+    assert isinstance((await run(node_app, *words, "--name", "a b")).exception, ConfigInvalid)
 
 
 async def test_a_log_that_is_not_what_was_signed_stops_the_coordinator(served: Served) -> None:

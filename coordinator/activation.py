@@ -85,11 +85,11 @@ def need(asked: Load, config: Config) -> Need:
     return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else math.inf)
 
 
-def is_starved(connection: sa.Connection, asked: Load, config: Config, now_ms: int) -> bool:
+def is_starved(connection: sa.Connection, asked: Load, config: Config, *, up_since_ms: int, now_ms: int) -> bool:
     """Whether the learner's last batch is so long ago that those who work cannot be giving what they should."""
     formed_ms = connection.execute(sa.select(sa.func.max(batches.c.formed_ms))).scalar() or now_ms
     cycle_s = asked.train_s + asked.broadcast_s + asked.rollout_s
-    return now_ms - formed_ms > 1000 * (WAITS_TOO_LONG * cycle_s + config.fleet.window_s)
+    return now_ms - max(formed_ms, up_since_ms) > 1000 * (WAITS_TOO_LONG * cycle_s + config.fleet.window_s)
 
 
 def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[Candidate]:
@@ -110,8 +110,12 @@ def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: in
     return found
 
 
-def steer(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[Change]:
-    """Decide who works from now on; what that changes."""
+def steer(
+    connection: sa.Connection, config: Config, *, silent_after_ms: int, up_since_ms: int, now_ms: int
+) -> list[Change]:
+    """Decide who works from now on; what that changes. Who was silent while the coordinator was away is waited for."""
+    if 0 <= now_ms - up_since_ms < silent_after_ms:
+        return []
     cap_micros = config.fleet.budget_micros_per_hour
     is_wanted = config.fleet.gamma or cap_micros
     asked = load(connection, config, alive_since_ms=now_ms - silent_after_ms) if is_wanted else None
@@ -127,7 +131,8 @@ def steer(connection: sa.Connection, config: Config, *, silent_after_ms: int, no
     )
     before = _stored(connection, pool)
     everybody = Need(math.inf, math.inf)
-    wanted = everybody if is_starved(connection, asked, config, now_ms) else need(asked, config)
+    starved = is_starved(connection, asked, config, up_since_ms=up_since_ms, now_ms=now_ms)
+    wanted = everybody if starved else need(asked, config)
     after, changes = decide(before, pool, wanted, rules, now_s=now_ms / 1000)
     _store(connection, after, pool, {change.name: change.reason for change in changes}, now_ms)
     return changes

@@ -111,7 +111,11 @@ async def _sweep(round_: Round) -> None:
 async def _steer(round_: Round) -> None:
     """Let the fleet follow what is measured, and say what that changes."""
     changes = await round_.database.run(
-        activation.steer, round_.config, silent_after_ms=round_.silent_after_ms, now_ms=now_ms()
+        activation.steer,
+        round_.config,
+        silent_after_ms=round_.silent_after_ms,
+        up_since_ms=round_.up_since_ms,
+        now_ms=now_ms(),
     )
     for change in changes:
         log.info("node=%s %s: %s", change.name, "works" if change.works else "stands by", change.reason)

@@ -168,9 +168,10 @@ async def _verify(
 async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
     from swarm_node import identity
     from swarm_node import receipts as keeping
+    from swarm_node.join_string import round_folder
     from swarm_node.log_reader import LogReader
 
-    folder = home / "rounds" / join.round_id[:16]
+    folder = round_folder(home, join)
     if not folder.exists():
         raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
     me = identity.load_or_create(home / "node.key").key.node_id

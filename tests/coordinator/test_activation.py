@@ -41,8 +41,10 @@ def newest(connection: Any) -> int:
     return int(connection.execute(tables.versions.select().order_by(tables.versions.c.version.desc())).first()[0])
 
 
-def steer(world: World, settings: Config) -> list[Change]:
-    changes: list[Change] = world.run(activation.steer, settings, silent_after_ms=SILENT_MS, now_ms=world.now_ms)
+def steer(world: World, settings: Config, up_since_ms: int = 0) -> list[Change]:
+    changes: list[Change] = world.run(
+        activation.steer, settings, silent_after_ms=SILENT_MS, up_since_ms=up_since_ms, now_ms=world.now_ms
+    )
     return changes
 
 
@@ -124,6 +126,22 @@ def test_a_restart_changes_nothing(three: tuple[World, list[NodeKey]]) -> None:
     world.reopen()
     assert steer(world, config()) == []
     assert world.dump() == before
+
+
+def test_a_coordinator_that_was_away_for_an_hour_finds_its_fleet_as_it_was(three: tuple[World, list[NodeKey]]) -> None:
+    """Nobody could be heard of meanwhile, and no batch be formed."""
+    world, keys = three
+    steer(world, config())
+    before = at_work(world)
+    world.now_ms += 3_600_000
+    up_since_ms = world.now_ms
+    world.reopen()
+    assert steer(world, config(window_s=600.0), up_since_ms) == []
+    for key in keys:
+        beat(world, key)
+    world.now_ms += SILENT_MS
+    assert steer(world, config(window_s=600.0), up_since_ms) == []
+    assert at_work(world) == before
 
 
 def test_rejected_work_lowers_a_rate(three: tuple[World, list[NodeKey]]) -> None:

@@ -9,10 +9,9 @@ import trio
 from coordinator.signed_metadata import SignedMetadata
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.tree import inner_hash, leaf_hash
-from swarm_node.join_string import parse
+from swarm_node.join_string import parse, round_folder
 from swarm_node.log_reader import LogReader
 from swarm_node.log_watch import LogWatch
-from swarm_node.member import round_folder
 from swarm_node.origin import COORDINATORS, Origin
 from tests.ledger.values import deposit, version
 from tests.processes.impostor import Impostor

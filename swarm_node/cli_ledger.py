@@ -130,7 +130,7 @@ def _witnesses(texts: list[str], quorum: int | None) -> "Witnesses":
     from swarm_node.log_verify import Witnesses
 
     with _typed():
-        keys = tuple(Key.parse(text) for text in texts)
+        keys = tuple(dict.fromkeys(map(Key.parse, texts)))
     if quorum is not None and quorum > len(keys):
         raise ConfigInvalid(f"--quorum {quorum} needs as many witnesses.", hint="Name each with --witness.")
     return Witnesses(keys, len(keys) if quorum is None else quorum)

@@ -175,6 +175,7 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     assert isinstance((await run(node_app, *demanding, "2")).exception, ConfigInvalid)
     named = demanding[:-1]
     assert (await run(node_app, *named)).exit_code == 0
+    assert (await run(node_app, *named, "--witness", key)).exit_code == 0
     another, _ = notes.witness(9)
     not_all = await run(node_app, *named, "--witness", str(another))
     assert isinstance(not_all.exception, NotWitnessed)

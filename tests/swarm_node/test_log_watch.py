@@ -169,7 +169,7 @@ class TestPatience:
                     await trio.sleep(LOOK_EVERY_S)
                 nursery.cancel_scope.cancel()
 
-        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0.5))
+        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
     def test_disk_that_is_full_for_long_ends_nobody_and_is_told_of(
         self, watcher: Watcher, log: Log, caplog: pytest.LogCaptureFixture

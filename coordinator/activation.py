@@ -3,13 +3,17 @@
 - T_train is the median of the last updates; T_bcast the last broadcast's median; a node's rate comes from the leases
   that ended lately; its cost is its price today for as many tokens as groups have lately had.
 - Everything is read from the store at each decision, so a restart changes nothing.
+- Nobody is believed to be faster than the fastest who has proved it: a boast puts nobody out of work for long.
+- Rates are estimates, and some nodes lie: when the learner has waited for far too long, everybody works.
 - With γ = 0 and no budget per hour, and until the learner's first updates are timed, everybody works.
 - All functions are effects, `(connection, …) → outcome`.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -29,10 +33,16 @@ GROUPS_SEEN = 64
 HALF_LIVES_SEEN = 4
 """An answer older than this says less than a sixteenth of a new one."""
 
+WAITS_TOO_LONG = 2
+"""Times that an update, a broadcast and a rollout take one after the other; and `fleet.window_s` on top."""
+
 AT_WORK = (State.ACCEPTED.value, State.REJECTED.value, State.EXPIRED.value)
 """Ends of leases that took the node's time; one that was returned did not."""
 
 MICROS = 1_000_000
+
+SECONDS_MIN = 1e-3
+"""No group takes less."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,14 @@ def kappa(asked: Load | None, config: Config) -> int:
 def need(asked: Load, config: Config) -> Need:
     """In groups a second; with γ = 0 there is never enough, so that everybody works whom the budget allows."""
     floor = VISIBLE.min_rate(asked, kappa(asked, config))
-    return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else float("inf"))
+    return Need(floor, config.fleet.gamma * floor if config.fleet.gamma else math.inf)
+
+
+def is_starved(connection: sa.Connection, asked: Load, config: Config, *, up_since_ms: int, now_ms: int) -> bool:
+    """Whether the learner's last batch is so long ago that those who work cannot be giving what they should."""
+    formed_ms = connection.execute(sa.select(sa.func.max(batches.c.formed_ms))).scalar() or now_ms
+    cycle_s = asked.train_s + asked.broadcast_s + asked.rollout_s
+    return now_ms - max(formed_ms, up_since_ms) > 1000 * (WAITS_TOO_LONG * cycle_s + config.fleet.window_s)
 
 
 def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[Candidate]:
@@ -84,16 +101,21 @@ def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: in
     half_life_s = config.fleet.half_life_s
     done = _work(connection, now_ms - int(1000 * HALF_LIVES_SEEN * half_life_s))
     here = sa.select(nodes).where(nodes.c.node_id.in_(alive), nodes.c.phase != "mirroring").order_by(nodes.c.node_id)
+    rate_of = partial(measured_rate, now_s=now_ms / 1000, half_life_s=half_life_s)
+    fastest = max([1 / max(groups.seconds, SECONDS_MIN), *(rate_of(0.0, work) for work in done.values())])
     found = []
     for row in connection.execute(here):
-        claimed = row.tokens_per_s / groups.tokens
-        rate = measured_rate(claimed, done.get(row.node_id, ()), now_s=now_ms / 1000, half_life_s=half_life_s)
+        rate = rate_of(min(fastest, row.tokens_per_s / groups.tokens), done.get(row.node_id, ()))
         found.append(Candidate(row.node_id, rate, rate * groups.tokens * row.price_micros_per_mtok / MICROS))
     return found
 
 
-def steer(connection: sa.Connection, config: Config, *, silent_after_ms: int, now_ms: int) -> list[Change]:
-    """Decide who works from now on; what that changes."""
+def steer(
+    connection: sa.Connection, config: Config, *, silent_after_ms: int, up_since_ms: int, now_ms: int
+) -> list[Change]:
+    """Decide who works from now on; what that changes. Who was silent while the coordinator was away is waited for."""
+    if 0 <= now_ms - up_since_ms < silent_after_ms:
+        return []
     cap_micros = config.fleet.budget_micros_per_hour
     is_wanted = config.fleet.gamma or cap_micros
     asked = load(connection, config, alive_since_ms=now_ms - silent_after_ms) if is_wanted else None
@@ -105,10 +127,13 @@ def steer(connection: sa.Connection, config: Config, *, silent_after_ms: int, no
         window_s=config.fleet.window_s,
         margin=config.fleet.margin,
         dwell_s=config.fleet.dwell_s,
-        cost_cap=cap_micros / 3600 if cap_micros else float("inf"),
+        cost_cap=cap_micros / 3600 if cap_micros else math.inf,
     )
     before = _stored(connection, pool)
-    after, changes = decide(before, pool, need(asked, config), rules, now_s=now_ms / 1000)
+    everybody = Need(math.inf, math.inf)
+    starved = is_starved(connection, asked, config, up_since_ms=up_since_ms, now_ms=now_ms)
+    wanted = everybody if starved else need(asked, config)
+    after, changes = decide(before, pool, wanted, rules, now_s=now_ms / 1000)
     _store(connection, after, pool, {change.name: change.reason for change in changes}, now_ms)
     return changes
 
@@ -145,7 +170,7 @@ def _store(
     for one in pool:
         works, known = one.name in after.working, before.get(one.name)
         if known is not None and known.works == works:
-            since_ms, reason = known.since_ms, known.reason
+            since_ms, reason = min(now_ms, known.since_ms), known.reason
         else:
             since_ms, reason = now_ms, reasons.get(one.name, "it was there" if works else "it is not needed yet")
         rows.append(

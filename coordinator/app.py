@@ -15,6 +15,7 @@ from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.round import Round, join_string, now_ms
+from ledger.book import BookBroken
 from protocol.errors import ConfigInvalid
 from protocol.messages import Peer
 
@@ -58,10 +59,10 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
         announce(f"Join with:   swarm-node join {join_string(config, round_.round_id)}")
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_every(1.0, lambda: _sweep(round_))),
-                group.create_task(_every(STEER_S, lambda: _steer(round_))),
-                group.create_task(_every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
-                group.create_task(_every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
+                group.create_task(every(1.0, lambda: _sweep(round_))),
+                group.create_task(every(STEER_S, lambda: _steer(round_))),
+                group.create_task(every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
+                group.create_task(every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
                 group.create_task(_seeder(round_)),
             ]
             if round_.mirror:
@@ -89,11 +90,13 @@ async def _listen(runner: web.AppRunner, address: str) -> None:
         ) from error
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    """Do something regularly, beginning now; a failure is logged and tried again next time."""
+async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    """Do something regularly, beginning now; a failure is logged and tried again next time, but for a broken book."""
     while True:
         try:
             await work()
+        except BookBroken:
+            raise
         except Exception:  # one failed sweep must not end the coordinator
             log.exception("a timer failed")
         await asyncio.sleep(seconds)
@@ -108,7 +111,11 @@ async def _sweep(round_: Round) -> None:
 async def _steer(round_: Round) -> None:
     """Let the fleet follow what is measured, and say what that changes."""
     changes = await round_.database.run(
-        activation.steer, round_.config, silent_after_ms=round_.silent_after_ms, now_ms=now_ms()
+        activation.steer,
+        round_.config,
+        silent_after_ms=round_.silent_after_ms,
+        up_since_ms=round_.up_since_ms,
+        now_ms=now_ms(),
     )
     for change in changes:
         log.info("node=%s %s: %s", change.name, "works" if change.works else "stands by", change.reason)

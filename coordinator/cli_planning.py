@@ -103,7 +103,7 @@ def simulate(
     updates: Annotated[int, typer.Option(min=1, help="How many updates are played through.")] = 100,
     at_once: AtOnce = 1,
     broadcast_s: Annotated[float, _number("From publication to a node's first token.")] = 0.0,
-    gamma: Annotated[float, _number("As `fleet.gamma`; 0 lets every node work.")] = 0.0,
+    gamma: Annotated[float | None, _number("In place of `fleet.gamma`; 0 lets every node work.")] = None,
     node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
     spread: Annotated[
@@ -137,8 +137,8 @@ def simulate(
         broadcast_spread=spread,
         lease_s=config.leases.timeout_s,
         admission="overlap" if overlap else "visible",
-        gamma=gamma,
-        rules=Rules(),
+        gamma=config.fleet.gamma if gamma is None else gamma,
+        rules=Rules(config.fleet.window_s, config.fleet.margin, config.fleet.dwell_s),
         learner_price_per_hour=learner_price,
         seed=seed,
         pool=Pool(

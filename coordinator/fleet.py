@@ -8,8 +8,9 @@
 - What costs too much is mended only when another set has been cheaper by `margin` for `window_s`; then whoever has
   worked, or has stood by, for less than `dwell_s` stays where it is. So it neither flaps nor starves.
 - A node that falls silent works no more. Spending per second stays under its cap: the cap takes the dearest out, and
-  the round is slower.
-- Pure: a decision is a new state with the reasons of every change in words. Times are seconds on any one clock.
+  the round is slower. Whoever is added leaves `margin` of it free, since costs are estimates.
+- Pure: a decision is a new state with the reasons of every change in words. Times are seconds on any one clock; what a
+  clock that was set back would put into the future began now.
 """
 
 import math
@@ -117,7 +118,7 @@ def decide(
     """The fleet as it shall be from now on, and what that changes."""
     known = {one.name: one for one in candidates}
     changes = [Change(name, False, "it fell silent") for name in sorted(fleet.working - set(known))]
-    since = {name: fleet.since.get(name, -math.inf) for name in known}
+    since = {name: min(now_s, fleet.since.get(name, -math.inf)) for name in known}
     fleet = replace(fleet, working=fleet.working & set(known), since=since)
     fleet, capped = _within_cap(fleet, known, rules, now_s)
     fleet, added = _fill(fleet, known, need, rules, now_s, lost=bool(changes))
@@ -142,14 +143,15 @@ def _fill(
     rate = sum(known[name].rate for name in fleet.working)
     if rate >= need.target:
         return replace(fleet, short_since=None), []
-    begun_s = now_s if fleet.short_since is None else fleet.short_since
+    begun_s = now_s if fleet.short_since is None else min(now_s, fleet.short_since)
     fleet = replace(fleet, short_since=begun_s)
     if rate >= need.floor and not lost and now_s - begun_s < rules.window_s:
         return fleet, []
-    spare = rules.cost_cap - sum(known[name].cost for name in fleet.working)
+    spare = rules.cost_cap / (1 + rules.margin) - sum(known[name].cost for name in fleet.working)
     affordable = [one for one in known.values() if one.name not in fleet.working and one.cost <= spare]
     gap = f"{rate:.3g} of {need.target:.3g} groups/s were there"
-    why = f"{gap}, and it costs the least" if need.target < math.inf else "the budget per hour allows it"
+    everybody = "everybody is wanted" + (" whom the budget per hour allows" if rules.cost_cap < math.inf else "")
+    why = f"{gap}, and it costs the least" if need.target < math.inf else everybody
     changes = []
     for one in sorted(cheapest_cover(affordable, need.target - rate), key=_by_price):
         if one.cost <= spare:
@@ -168,7 +170,7 @@ def _save(
     enough = min(sum(one.rate for one in working), sum(one.rate for one in ideal)) >= need.target
     if not enough or cost <= least * (1 + rules.margin):
         return replace(fleet, dear_since=None), []
-    begun_s = now_s if fleet.dear_since is None else fleet.dear_since
+    begun_s = now_s if fleet.dear_since is None else min(now_s, fleet.dear_since)
     fleet = replace(fleet, dear_since=begun_s)
     if now_s - begun_s < rules.window_s:
         return fleet, []

@@ -88,6 +88,7 @@ class Round:
         self.plans = Plans()
         self.silent_after_ms = int(3000 * config.leases.heartbeat_s)
         """Who was not heard of for so long is not counted on."""
+        self.up_since_ms = now_ms()
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
         self._publishing = asyncio.Lock()

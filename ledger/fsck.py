@@ -8,8 +8,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 
-from ledger import book, tree
+from ledger import book, note, tree
 from ledger.book import BookBroken, Outcome
+from ledger.checkpoint import Checkpoint
 from ledger.entry import Entry, parse
 from ledger.tiles import Tile, grown, hashes_in
 from ledger.tree import Hash, leaf_hash
@@ -45,8 +46,8 @@ class Kept:
     balances: Mapping[str, int]
     claims: Mapping[str, tuple[object, ...]]
     tiles: Mapping[Tile, bytes]
-    signed: tuple[int, bytes] | None
-    """Size and root of the last checkpoint."""
+    signed: tuple[int, bytes, bytes] | None
+    """Size, root and note of the last checkpoint."""
 
 
 def differences(size: int, stored: Iterable[StoredEntry], kept: Kept) -> list[Difference]:
@@ -69,11 +70,23 @@ def _tree_differences(leaves: list[Hash], kept: Kept) -> list[Difference]:
     expected = dict(grown(0, leaves, lambda tile: b""))
     found = list(_compare("tile", _digests(expected), _digests(kept.tiles)))
     if kept.signed:
-        size, signed = kept.signed
+        size, signed, data = kept.signed
         root = tree.root(size, hashes_in(len(leaves), expected.__getitem__)) if size <= len(leaves) else b""
         if root != signed:
             found.append(Difference(f"checkpoint of {size} entries", root.hex(), signed.hex()))
+        found += _note_differences(size, signed, data)
     return found
+
+
+def _note_differences(size: int, root: bytes, data: bytes) -> Iterator[Difference]:
+    """Whether the note that is served says what was signed; by whose key is for those to check who know it."""
+    try:
+        said = note.parse(data).text
+    except SwarmError as error:
+        said = str(error)
+    expected = Checkpoint(said.partition("\n")[0], size, root).text
+    if said != expected:
+        yield Difference("checkpoint's note", repr(expected), repr(said))
 
 
 def _digests(kept: Mapping[Tile, bytes]) -> dict[str, str]:

@@ -52,7 +52,9 @@ class Key:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_NAME, self.name) or len(self.public) != 32:
-            raise CheckpointInvalid(f"{self.name[:80]!r} is not the name of a 32-byte key.")
+            raise CheckpointInvalid(
+                f"{self.name[:80]!r} is not the name of a 32-byte key.", hint="A name has no spaces and no plus sign."
+            )
 
     def __str__(self) -> str:
         return f"{self.name}+{self.id.hex()}+{_encode(bytes([self.kind]) + self.public)}"

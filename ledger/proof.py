@@ -18,7 +18,7 @@ from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
 from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Void, parse
 from ledger.note import NOTE_MAX_BYTES, Key
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
-from protocol import limits, trust
+from protocol import canonical, limits, trust
 from protocol.errors import ProofInvalid
 from protocol.message import Message
 
@@ -88,6 +88,12 @@ def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Pos
         ):
             return pending, settlement
     raise ProofInvalid(f"The receipt is not one of claim {claim_id[:16]}….")
+
+
+def is_fork(data: bytes) -> bool:
+    """Whether a file says of itself that it is the proof of a fork."""
+    value = canonical.decode(data, max_bytes=limits.MESSAGE_MAX_BYTES)
+    return isinstance(value, dict) and value.get("kind") == "echo-swarm/fork"
 
 
 def check_fork(data: bytes, round_id: str) -> tuple[Checkpoint, Checkpoint]:

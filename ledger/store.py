@@ -266,7 +266,8 @@ def rebuild(conn: sa.Connection) -> list[Difference]:
     accounts = {row.account: row.micros for row in conn.execute(sa.select(balances_table))}
     claims = {claim_id: tuple(rest) for claim_id, *rest in conn.execute(sa.select(claims_table))}
     kept = {Tile(*place): bytes(hashes) for *place, hashes in conn.execute(sa.select(tiles_table))}
-    signed = conn.execute(sa.select(checkpoint_table.c.size, checkpoint_table.c.root)).one_or_none()
+    here = checkpoint_table.c
+    signed = conn.execute(sa.select(here.size, here.root, here.note)).one_or_none()
     return fsck.differences(size, _log(conn), fsck.Kept(accounts, claims, kept, tuple(signed) if signed else None))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ledger.tree import HASH_BYTES, Hash, Node, inner_hash
+from ledger.tree import HASH_BYTES, TREE_SIZE_MAX, Hash, Node, inner_hash
 from protocol.errors import NotFound, ProofInvalid
 
 LEVELS_PER_TILE = 8
@@ -54,12 +54,12 @@ class Tile:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The tile of a name; there is one name for each."""
+        """The tile of a name; there is one name for each, and none beyond the largest tree."""
         match = _NAME.fullmatch(name)
         if match:
             level = Tile.BUNDLE if match[1] == "entries" else int(match[1])
             tile = cls(level, int(re.sub(r"[x/]", "", match[2])), int(match[3] or TILE_HASHES))
-            if tile.name == name:
+            if tile.name == name and tile.first < TREE_SIZE_MAX:
                 return tile
         raise NotFound(f"{name[:80]!r} is not the name of a tile.")
 

@@ -13,8 +13,8 @@ from protocol.errors import ConfigInvalid
 from protocol.manifest import Sampler, open_manifest
 from swarm_node import assemble
 from swarm_node.engine.client import open_engine
-from swarm_node.join_string import JoinString
-from swarm_node.member import POLICIES, TRUST_FILE, round_folder
+from swarm_node.join_string import JoinString, round_folder
+from swarm_node.member import POLICIES, TRUST_FILE
 from swarm_node.throughput import Throughput, Work, measure
 from swarm_node.updater import saved
 

@@ -4,16 +4,17 @@
 - A round is named by its join string: where its files are, and which root they must lead back to.
 """
 
+import fcntl
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid
+from protocol.errors import CheckpointInvalid, ConfigInvalid
 
 if TYPE_CHECKING:
     from swarm_node.join_string import JoinString
@@ -39,17 +40,15 @@ def verify(
     keys: WitnessKeys,
     folder: Annotated[Path | None, typer.Option("--from", help="Verify files that were saved, offline.")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the files, for --from and for other people.")] = None,
-    quorum: Annotated[int, typer.Option(min=0, help="How many of the witnesses must have signed.")] = 0,
+    quorum: Annotated[int | None, typer.Option(min=0, help="How many of them must have signed; else all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be."""
     import trio
 
-    from ledger.note import Key
     from swarm_node import join_string as joining
-    from swarm_node.log_verify import Witnesses
 
-    witnesses = Witnesses(tuple(Key.parse(text) for text in keys), quorum)
+    witnesses = _witnesses(keys, quorum)
     found = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
@@ -75,12 +74,12 @@ def receipts(
 
     found, missing = trio.run(_receipts, joining.parse(join_string), home, offline)
     if as_json:
-        typer.echo(json.dumps({"receipts": found, "unpublished": missing}))
+        typer.echo(json.dumps({"receipts": found, "missing": missing}))
         return
     for state in ("posted", "pending", "voided"):
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
-    typer.echo(f"not published yet: {len(missing)} claims")
+    typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -92,12 +91,12 @@ def check(
     from ledger import proof
     from swarm_node import join_string as joining
 
-    round_id = joining.parse(join_string).round_id
-    if file.suffix == ".proof":
-        earlier, later = proof.check_fork(file.read_bytes(), round_id)
+    round_id, data = joining.parse(join_string).round_id, file.read_bytes()
+    if proof.is_fork(data):
+        earlier, later = proof.check_fork(data, round_id)
         typer.echo(f"Proved: the ledger's key has signed {earlier.size} and {later.size} entries of two histories.")
         return
-    checkpoint, entries = proof.check_receipt(file.read_bytes(), round_id)
+    checkpoint, entries = proof.check_receipt(data, round_id)
     typer.echo(f"Proved: under the signed root of {checkpoint.size} entries stand")
     for entry in entries:
         typer.echo(json.dumps(entry.model_dump()))
@@ -117,9 +116,24 @@ def witness(
 
     from swarm_node import join_string as joining
 
-    key, note = trio.run(_witness, joining.parse(join_string), home, name)
+    join = joining.parse(join_string)
+    folder = home / "witness" / join.round_id[:16]
+    with _alone(folder):
+        key, note = trio.run(_witness, join, home, folder, name)
     typer.echo(f"witness key: {key}", err=True)
     typer.echo(note.decode(), nl=False)
+
+
+def _witnesses(texts: list[str], quorum: int | None) -> "Witnesses":
+    """Who must have signed, as it was typed."""
+    from ledger.note import Key
+    from swarm_node.log_verify import Witnesses
+
+    with _typed():
+        keys = tuple(dict.fromkeys(map(Key.parse, texts)))
+    if quorum is not None and quorum > len(keys):
+        raise ConfigInvalid(f"--quorum {quorum} needs as many witnesses.", hint="Name each with --witness.")
+    return Witnesses(keys, len(keys) if quorum is None else quorum)
 
 
 @asynccontextmanager
@@ -152,18 +166,21 @@ async def _verify(
 
 
 async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:
+    from swarm_node import identity
     from swarm_node import receipts as keeping
+    from swarm_node.join_string import round_folder
     from swarm_node.log_reader import LogReader
 
-    folder = home / "rounds" / join.round_id[:16]
+    folder = round_folder(home, join)
     if not folder.exists():
         raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
+    me = identity.load_or_create(home / "node.key").key.node_id
     found: list[dict[str, str | int]] = []
     missing: list[str] = []
     async with _files(join) as online:
         reader = None if offline else LogReader(online)
         claims = keeping.Claims(folder / "claims")
-        async for claim_id, receipt in keeping.fetch(reader, join.round_id, claims, folder / "receipts"):
+        async for claim_id, receipt in keeping.fetch(reader, join.round_id, me, claims, folder / "receipts"):
             if receipt is None:
                 missing.append(claim_id)
             else:
@@ -172,7 +189,28 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
     return found, missing
 
 
-async def _witness(join: "JoinString", home: Path, name: str) -> tuple[str, bytes]:
+@contextmanager
+def _typed() -> Iterator[None]:
+    """A key or a name that is none was mistyped: wrong usage, no finding."""
+    try:
+        yield
+    except CheckpointInvalid as error:
+        raise ConfigInvalid(error.message, hint=error.hint) from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two at once, each after what was seen before, could vouch for two histories."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.") from None
+        yield
+
+
+async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> tuple[str, bytes]:
     import time
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -185,8 +223,9 @@ async def _witness(join: "JoinString", home: Path, name: str) -> tuple[str, byte
 
     private = Ed25519PrivateKey.from_private_bytes(identity.load_or_create(home / "witness.key").seed)
     public = private.public_key().public_bytes_raw()
-    key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
+    with _typed():
+        key = Key(name or f"witness/{public.hex()[:16]}", public, Kind.WITNESS)
     async with _files(join) as files:
-        watch = LogWatch(LogReader(files), join.round_id, home / "witness" / join.round_id[:16])
+        watch = LogWatch(LogReader(files), join.round_id, folder)
         note, _ = await watch.look()
     return str(key), witnessing.cosign(note, key, private.sign, int(time.time()))

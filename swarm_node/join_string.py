@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from protocol.errors import ConfigInvalid
@@ -13,6 +14,11 @@ class JoinString:
 
     url: str
     round_id: str
+
+
+def round_folder(home: Path, join: JoinString) -> Path:
+    """Where a home keeps what belongs to one round."""
+    return home / "rounds" / join.round_id[:16]
 
 
 def parse(text: str) -> JoinString:

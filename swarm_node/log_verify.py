@@ -138,6 +138,8 @@ def _check_leaderboard(state: State, shown: _Leaderboard) -> None:
     """(3) Every node's row against the claims."""
     nothing = _Row(node_id="", posted_micros=0, pending_micros=0, voided_micros=0, validated_tokens=0)
     rows = {row.node_id: row for row in shown.nodes}
+    if len(rows) < len(shown.nodes):
+        raise ProofInvalid("The leaderboard names a node twice.")
     expected: dict[str, _Row] = {name: nothing.model_copy(update={"node_id": name}) for name in rows}
     for claim in state.claims.values():
         row = expected.setdefault(claim.node_id, nothing.model_copy(update={"node_id": claim.node_id}))

@@ -8,7 +8,8 @@
 - What was seen is replaced after step 3, and synced: a restart forgets nothing.
 - A fork is written to a file that convinces anybody (`ledger.proof`), and stops this program for good: as long as the
   file is there, it does not start again.
-- A coordinator that is away is waited for. One that answers and proves nothing is asked `TRIES` times.
+- A coordinator that is away is waited for, also where a proxy says "not found" in its place; so is room on the disk.
+  One that answers and proves nothing is asked `TRIES` times.
 """
 
 import logging
@@ -21,7 +22,16 @@ from ledger import proof, tree
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.note import Key
 from ledger.tree import EMPTY_ROOT
-from protocol.errors import CheckpointInvalid, LedgerForked, NotFound, ProofInvalid, RolledBack, SwarmError, Unreachable
+from protocol.errors import (
+    CheckpointInvalid,
+    DiskFull,
+    LedgerForked,
+    NotFound,
+    ProofInvalid,
+    RolledBack,
+    SwarmError,
+    Unreachable,
+)
 from protocol.message import Message
 from swarm_node.disk import full_disk_named, write_durably
 from swarm_node.log_reader import LogReader
@@ -33,8 +43,7 @@ LOOK_EVERY_S = 20.0
 TRIES = 3
 """A checkpoint may be replaced while its tiles are fetched; not three times in a row."""
 
-
-TELL = "Show this to the operator and to others; remove the folder of what was seen only if you trust the round again."
+TELL = "Show this to the operator and to others. Remove {} only if you trust the round again."
 
 
 class Seen(Message):
@@ -53,29 +62,30 @@ class LogWatch:
         self._folder = folder
         self._path = folder / "seen.msgpack"
         if forks := sorted(folder.glob("fork-*.proof")):
-            raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL)
+            raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(folder))
         self._seen = Seen.from_bytes(self._path.read_bytes()) if self._path.exists() else Seen()
 
     async def run(self) -> None:
         """Look for ever; raises when the log cannot be trusted any more."""
-        failures = 0
+        failures, trouble = 0, ""
         while True:
             try:
                 await self.look()
-                failures = 0
+                failures, trouble = 0, ""
             except (LedgerForked, RolledBack):
                 raise
+            except Unreachable:
+                pass  # the heartbeat tells the owner
+            except (NotFound, DiskFull) as error:
+                if error.code != trouble and (self._seen.checkpoint or isinstance(error, DiskFull)):
+                    log.warning("the ledger is not followed code=%s: %s", error.code, error)
+                trouble = error.code
             except SwarmError as error:
-                if not self._excused(error):
-                    failures += 1
-                    log.warning("the ledger is not proved code=%s times=%d: %s", error.code, failures, error)
+                failures += 1
+                log.warning("the ledger is not proved code=%s times=%d: %s", error.code, failures, error)
                 if failures >= TRIES:
                     raise
             await trio.sleep(LOOK_EVERY_S)
-
-    def _excused(self, error: SwarmError) -> bool:
-        """Whether the coordinator is merely away, or has not signed anything yet."""
-        return isinstance(error, Unreachable) or (isinstance(error, NotFound) and not self._seen.checkpoint)
 
     async def look(self) -> tuple[bytes, Checkpoint]:
         """The newest checkpoint, after it was proved to continue the last one seen."""
@@ -83,7 +93,10 @@ class LogWatch:
         roots, later = await self._open(note)
         earlier = self._last()
         if later.size < earlier.size:
-            raise RolledBack(f"The ledger had {earlier.size} entries, and is now said to have {later.size}.", hint=TELL)
+            raise RolledBack(
+                f"The ledger had {earlier.size} entries, and is now said to have {later.size}.",
+                hint=TELL.format(self._folder),
+            )
         if later.size == earlier.size:
             if later.root != earlier.root:
                 await self._forked(roots, note, (earlier.size, later.size), [])
@@ -126,12 +139,16 @@ class LogWatch:
     async def _forked(
         self, roots: tuple[bytes, ...], note: bytes, sizes: tuple[int, int], seeded: Sequence[bytes]
     ) -> None:
-        """Write the proof, see that it holds, and stop."""
+        """See that the proof holds, write it, and stop; without room for it, too."""
         made = proof.Fork(roots=roots, earlier=self._seen.checkpoint, later=note, proof=tuple(seeded)).to_bytes()
         proof.check_fork(made, self._round_id)
         path = self._folder / f"fork-{sizes[0]}-{sizes[1]}.proof"
-        await self._write(path, made)
-        raise LedgerForked(f"The coordinator has signed two histories of its ledger: {path} proves it.", hint=TELL)
+        said, hint = "The coordinator has signed two histories of its ledger", TELL.format(self._folder)
+        try:
+            await self._write(path, made)
+        except DiskFull as error:
+            raise LedgerForked(f"{said}, and there is no room for the proof: {error.message}", hint=hint) from error
+        raise LedgerForked(f"{said}: {path} proves it.", hint=hint)
 
     async def _write(self, path: Path, data: bytes) -> None:
         with full_disk_named(path.parent):

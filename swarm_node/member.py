@@ -22,7 +22,7 @@ from swarm_node import identity
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.join_string import JoinString
+from swarm_node.join_string import JoinString, round_folder
 from swarm_node.log_reader import LogReader
 from swarm_node.log_watch import LogWatch
 from swarm_node.origins import open_origins
@@ -66,11 +66,6 @@ class Member:
     """Where others may dial it; none if it does not share."""
     signals: AsyncIterator[int]
     log_watch: LogWatch
-
-
-def round_folder(home: Path, join: JoinString) -> Path:
-    """Where a home keeps what belongs to one round."""
-    return home / "rounds" / join.round_id[:16]
 
 
 @asynccontextmanager

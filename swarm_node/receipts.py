@@ -1,7 +1,9 @@
 """A node's claims, and the receipts that prove for ever what the ledger says of them.
 
 - A claim is noted when its rollout was accepted, synced, before the rollout is forgotten.
-- A receipt is checked before it is kept; one that shows no settlement yet is fetched again next time.
+- Names begin with a newline: what a crash cut short spoils no name after it.
+- A receipt is checked before it is kept, also that it credits this node; one that shows no settlement yet is fetched
+  again next time, and may say nothing else of the credit.
 """
 
 import os
@@ -16,7 +18,8 @@ import trio
 from ledger import proof
 from ledger.entry import Pending, Post, Void
 from protocol import chunks
-from protocol.errors import NotFound
+from protocol.errors import NotFound, ProofInvalid
+from protocol.ids import NodeId
 from protocol.signing import Envelope
 from swarm_node.disk import full_disk_named, write_durably
 from swarm_node.log_reader import LogReader
@@ -34,7 +37,7 @@ class Claims:
         if not names:
             return
         with full_disk_named(self._path.parent), self._path.open("a") as file:
-            file.write("".join(f"{name}\n" for name in names))
+            file.write("".join(f"\n{name}" for name in names))
             file.flush()
             os.fsync(file.fileno())
 
@@ -59,25 +62,32 @@ class Receipt:
 
 
 async def fetch(
-    reader: LogReader | None, round_id: str, claims: Iterable[str], folder: Path
+    reader: LogReader | None, round_id: str, node_id: NodeId, claims: Iterable[str], folder: Path
 ) -> AsyncIterator[tuple[str, Receipt | None]]:
     """A checked receipt for each claim, from the folder or else by the reader; None where there is none."""
     for claim_id in claims:
         path = folder / f"{claim_id}.receipt"
-        receipt = await trio.to_thread.run_sync(_kept, path, round_id)
+        receipt = await trio.to_thread.run_sync(_kept, path, round_id, node_id)
         if reader is not None and (receipt is None or receipt.settlement is None):
             with suppress(NotFound):
                 data = await reader.receipt(claim_id)
-                receipt = _checked(path, data, round_id)
+                fetched = _checked(path, data, round_id, node_id)
+                if receipt is not None and fetched.pending != receipt.pending:
+                    raise ProofInvalid(
+                        f"The ledger's receipt contradicts {path}.", hint="Keep it, and show it to others."
+                    )
+                receipt = fetched
                 await trio.to_thread.run_sync(partial(write_durably, path, data, temp_folder=folder))
         yield claim_id, receipt
 
 
-def _kept(path: Path, round_id: str) -> Receipt | None:
+def _kept(path: Path, round_id: str, node_id: NodeId) -> Receipt | None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _checked(path, path.read_bytes(), round_id) if path.exists() else None
+    return _checked(path, path.read_bytes(), round_id, node_id) if path.exists() else None
 
 
-def _checked(path: Path, data: bytes, round_id: str) -> Receipt:
+def _checked(path: Path, data: bytes, round_id: str, node_id: NodeId) -> Receipt:
     pending, settlement = proof.check_claim(data, round_id, path.stem)
+    if pending.node_id != node_id:
+        raise ProofInvalid(f"The ledger credits claim {path.stem[:16]}… of this node to another node.")
     return Receipt(path.stem, pending, settlement, path)

@@ -1,5 +1,6 @@
 """What is told of a run: figures once the pipeline is full, beside what the capacity model foretells."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ WARM_UP = 0.2
 def figures(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
     """Everything that is reported, for scripts."""
     kappa, load, rule = scenario.interval, scenario.load, scenario.rule
+    least = rule.min_rate(load, kappa)
     pool_rate = scenario.pool.nodes * scenario.pool.at_once / scenario.pool.group_s
     done = outcome.steps[int(WARM_UP * len(outcome.steps)) :]
     waited_s = sum(step.waited_s for step in done[1:])
@@ -25,7 +27,7 @@ def figures(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
         "finished": len(outcome.steps) == scenario.updates,
         "hours": outcome.ended_s / 3600,
         "kappa": kappa,
-        "least_groups_per_s": rule.min_rate(load, kappa),
+        "least_groups_per_s": least if least < math.inf else None,
         "pool_groups_per_s": pool_rate,
         "bubble": waited_s / span_s if span_s else 1.0,
         "bubble_foretold": rule.bubble(load, kappa, pool_rate),
@@ -43,13 +45,13 @@ def figures(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
 
 def text(scenario: Scenario, found: dict[str, Any]) -> str:
     """The same in words."""
-    pool = scenario.pool
+    pool, least = scenario.pool, found["least_groups_per_s"]
+    enough = "no pool is enough" if least is None else f"the learner needs {least:.4g}"
     lines = [
         f"{pool.nodes} nodes, {found['updates']} updates of {scenario.groups_per_update} groups, "
         f"{found['hours']:.2f} hours of the swarm's time, {found['events']:,} events",
         f"S = {scenario.staleness}, kappa = {found['kappa']}, admission {scenario.admission}",
-        f"throughput       {found['pool_groups_per_s']:.4g} groups/s in the pool; "
-        f"the learner needs {found['least_groups_per_s']:.4g}",
+        f"throughput       {found['pool_groups_per_s']:.4g} groups/s in the pool; {enough}",
         f"learner idle     {found['bubble']:.1%}; foretold for everybody at work: {found['bubble_foretold']:.1%}",
         f"age trained on   mean {found['age_mean']:.2f}, p99 {found['age_p99']}, max {found['age_max']} updates",
         f"sampled in vain  {found['discarded_share']:.2%}"

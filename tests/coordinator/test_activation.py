@@ -1,5 +1,6 @@
 """The fleet of a running round, on a real store: who stands by, why, and that a restart changes nothing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def newest(connection: Any) -> int:
     return int(connection.execute(tables.versions.select().order_by(tables.versions.c.version.desc())).first()[0])
 
 
-def steer(world: World, settings: Config) -> list[Change]:
-    changes: list[Change] = world.run(activation.steer, settings, silent_after_ms=SILENT_MS, now_ms=world.now_ms)
+def steer(world: World, settings: Config, up_since_ms: int = 0) -> list[Change]:
+    changes: list[Change] = world.run(
+        activation.steer, settings, silent_after_ms=SILENT_MS, up_since_ms=up_since_ms, now_ms=world.now_ms
+    )
     return changes
 
 
@@ -125,6 +128,22 @@ def test_a_restart_changes_nothing(three: tuple[World, list[NodeKey]]) -> None:
     assert world.dump() == before
 
 
+def test_a_coordinator_that_was_away_for_an_hour_finds_its_fleet_as_it_was(three: tuple[World, list[NodeKey]]) -> None:
+    """Nobody could be heard of meanwhile, and no batch be formed."""
+    world, keys = three
+    steer(world, config())
+    before = at_work(world)
+    world.now_ms += 3_600_000
+    up_since_ms = world.now_ms
+    world.reopen()
+    assert steer(world, config(window_s=600.0), up_since_ms) == []
+    for key in keys:
+        beat(world, key)
+    world.now_ms += SILENT_MS
+    assert steer(world, config(window_s=600.0), up_since_ms) == []
+    assert at_work(world) == before
+
+
 def test_rejected_work_lowers_a_rate(three: tuple[World, list[NodeKey]]) -> None:
     world, (cheap, *_) = three
     rates = {one["node_id"]: one["groups_per_s"] for one in _rated(world)}
@@ -134,6 +153,45 @@ def test_rejected_work_lowers_a_rate(three: tuple[World, list[NodeKey]]) -> None
         world.expire()
         assert lease.lease_id
     assert {one["node_id"]: one["groups_per_s"] for one in _rated(world)}[cheap.node_id] < 0.9 * rates[cheap.node_id]
+
+
+@pytest.mark.parametrize("boast", [1e6, 1e30, 1e308])
+def test_who_boasts_of_its_speed_takes_the_place_of_one_node_and_not_of_all(
+    three: tuple[World, list[NodeKey]], boast: float
+) -> None:
+    world, (cheap, middling, dear) = three
+    liar = world.join(9, price=0)
+    beat(world, liar, tokens_per_s=boast)
+    steer(world, config())
+    world.now_ms += 1000
+    steer(world, config())
+    assert [at_work(world)[key.node_id] for key in (cheap, middling, dear)] == [True, False, False]
+    rates = {one["node_id"]: one["groups_per_s"] for one in world.rows(tables.fleet)}
+    assert rates[liar.node_id] <= max(rates[cheap.node_id], rates[middling.node_id])
+    json.dumps(world.run(summary.status, config=config(), alive_since_ms=0), allow_nan=False)
+
+
+def test_a_learner_that_waits_far_too_long_has_everybody_at_work(three: tuple[World, list[NodeKey]]) -> None:
+    """Whoever was counted on gives nothing: it asks for no work, returns what it gets, or lets it expire."""
+    world, (cheap, middling, dear) = three
+    steer(world, config())
+    assert not at_work(world)[dear.node_id]
+    world.now_ms += 59_000
+    assert steer(world, config(window_s=60.0)) == []
+    called = []
+    for _ in range(3):
+        world.now_ms += 30_000
+        for key in (cheap, middling, dear):
+            beat(world, key)
+        called.append([change.name for change in steer(world, config(window_s=60.0)) if change.works])
+    assert called == [[dear.node_id], [], []]
+    for key in (cheap, middling, dear):
+        sample(world, key)
+    world.train(3)
+    for key in (cheap, middling, dear):
+        beat(world, key)
+    steer(world, config())
+    assert not at_work(world)[dear.node_id]
 
 
 def _rated(world: World) -> list[dict[str, Any]]:

@@ -127,6 +127,32 @@ def test_at_the_cap_the_round_is_slower_and_not_dearer() -> None:
     assert "budget per hour" in clock.changes[-1].reason
 
 
+def test_estimates_that_tremble_at_the_cap_move_nobody_in_and_out() -> None:
+    clock, chance = Clock(rules=replace(CALM, cost_cap=6.0)), Random(7)
+    for _ in range(300):
+        clock.pass_(10, [replace(one, cost=one.cost * chance.uniform(0.97, 1.03)) for one in POOL], Need(9.0, 10.0))
+    assert clock.fleet.working >= {"a", "b"}
+    assert len(clock.changes) <= 5, clock.changes
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
+    clock = Clock(now_s=1e6)
+    clock.pass_(10, POOL)
+    clock.pass_(10, POOL, Need(2.9, 3.1))  # a small shortfall, just noticed
+    clock.now_s = 0.0
+    assert clock.pass_(70, POOL, Need(2.9, 3.1)) == {"a", "b", "c", "d"}
+    clock.pass_(10, POOL, Need(4.5, 5.0))
+    clock.now_s = -1e6
+    assert clock.pass_(400, POOL) == {"a", "b", "c"}
+
+
+def test_the_reason_names_no_budget_that_nobody_set() -> None:
+    clock = Clock()
+    clock.pass_(10, POOL, Need(math.inf, math.inf))
+    assert len(clock.changes) == 5
+    assert not any("budget" in change.reason for change in clock.changes)
+
+
 def test_everybody_works_if_all_together_are_too_few() -> None:
     assert Clock().pass_(10, POOL, Need(100, 110)) == set("abcde")
 

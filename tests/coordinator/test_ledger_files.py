@@ -1,6 +1,7 @@
 """The ledger's public files over HTTP, and a stranger who verifies all of them."""
 
 import asyncio
+import fcntl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import pytest_asyncio
 from typer import Typer
 from typer.testing import CliRunner, Result
 
+from coordinator.app import every
 from coordinator.cli import app
 from ledger import proof
+from ledger.book import BookBroken
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Version
+from ledger.store import checkpoint_table
 from protocol import chunks
-from protocol.errors import ERRORS
+from protocol.errors import ERRORS, ConfigInvalid, NotWitnessed
 from protocol.signing import Envelope
 from swarm_node.cli import app as node_app
 from tests.coordinator.served import Served, serve
+from tests.ledger import notes
 
 pytestmark = pytest.mark.asyncio
 
@@ -86,11 +91,64 @@ async def test_what_never_changes_may_be_cached_and_the_checkpoint_not(served: S
 @pytest.mark.parametrize(
     "path",
     ["checkpoint", "tile/0/000", "tile/0/000.p/200", "tile/7/000.p/1", "tile/0/x999/x999/999", "tile/entries/000.p/0",
+     "tile/0/x999/x999/x999/x999/x999/x999/999", "tile/entries/x999/x999/x999/x999/x999/999",
      "tile/0/..%2f..%2foperator.token", "tile/" + "9" * 59, "tile/%00"],
 )  # fmt: skip
 async def test_what_is_not_there_is_not_found(served: Served, path: str) -> None:
     response = await served.client.get(f"/v1/ledger/{path}")
     assert response.status == ERRORS["not_found"].http_status
+
+
+async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Served, tmp_path: Path) -> None:
+    claim_id = await earn(served)
+    join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+    folder = tmp_path / "home" / "rounds" / served.round.round_id[:16]
+    words = ["ledger", "receipts", join, "--home", str(tmp_path / "home")]
+    assert isinstance((await run(node_app, *words)).exception, ConfigInvalid)
+    folder.mkdir(parents=True)
+    (tmp_path / "home" / "node.key").write_text((1).to_bytes(32).hex())
+    (folder / "claims").write_text(claim_id)
+
+    early = await run(node_app, *words)
+    assert early.output.splitlines()[-1] == "no receipt published yet: 1 claims"
+    await served.round.publish_checkpoint()
+    assert (await run(node_app, *words, "--offline")).output.splitlines()[-1] == "no receipt here yet: 1 claims"
+    found = await run(node_app, *words)
+    assert found.output.splitlines() == [
+        "posted: 0 claims, 0 micro-units, proved",
+        "pending: 1 claims, 6 micro-units, proved",
+        "voided: 0 claims, 0 micro-units, proved",
+        "no receipt published yet: 0 claims",
+    ]
+    shown = tmp_path / "as-it-was-mailed.proof"
+    shown.write_bytes((folder / "receipts" / f"{claim_id}.receipt").read_bytes())
+    checked = await run(node_app, "ledger", "check", join, str(shown))
+    assert (checked.exit_code, checked.output.splitlines()[0]) == (
+        0,
+        "Proved: under the signed root of 3 entries stand",
+    )
+    assert f'"claim_id": "{claim_id}"' in checked.output
+
+
+async def test_two_witnesses_of_one_home_cannot_vouch_for_two_histories(served: Served, tmp_path: Path) -> None:
+    await served.round.publish_checkpoint()
+    join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+    folder = tmp_path / "witness" / served.round.round_id[:16]
+    folder.mkdir(parents=True)
+    words = ["ledger", "witness", join, "--home", str(tmp_path)]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert isinstance((await run(node_app, *words)).exception, ConfigInvalid)
+    assert (await run(node_app, *words)).exit_code == 0
+    assert isinstance((await run(node_app, *words, "--name", "a b")).exception, ConfigInvalid)
+
+
+async def test_a_log_that_is_not_what_was_signed_stops_the_coordinator(served: Served) -> None:
+    """Other failures of a timer pass; this one would go on crediting on a damaged book."""
+    await served.round.publish_checkpoint()
+    served.round.database.run_now(lambda connection: connection.execute(checkpoint_table.update().values(size=99)))
+    with pytest.raises(BookBroken):
+        await every(0.0, served.round.publish_checkpoint)
 
 
 async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_checks_the_store(
@@ -114,7 +172,15 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     (saved / "ledger" / "checkpoint").write_text(vouched.stdout)
     demanding = ["ledger", "verify", join, "--from", str(saved), "--witness", key, "--quorum"]
     assert (await run(node_app, *demanding, "1")).exit_code == 0
-    assert (await run(node_app, *demanding, "2")).exit_code != 0
+    assert isinstance((await run(node_app, *demanding, "2")).exception, ConfigInvalid)
+    named = demanding[:-1]
+    assert (await run(node_app, *named)).exit_code == 0
+    assert (await run(node_app, *named, "--witness", key)).exit_code == 0
+    another, _ = notes.witness(9)
+    not_all = await run(node_app, *named, "--witness", str(another))
+    assert isinstance(not_all.exception, NotWitnessed)
+    mistyped = await run(node_app, *named, "--witness", key[:-1])
+    assert isinstance(mistyped.exception, ConfigInvalid)
 
     served.round.close()
     settings = ["--set", f"round.directory={served.round.folder}"]

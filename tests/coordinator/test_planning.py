@@ -109,3 +109,27 @@ def test_the_simulation_is_told_as_text_and_json() -> None:
     one, again = (CliRunner().invoke(app, ["simulate", *small, "--seed", "3", "--json"]).output for _ in range(2))
     assert one == again
     assert json.loads(one)["updates"] == 12
+
+
+def test_what_no_pool_can_give_is_null_and_not_infinity() -> None:
+    """With S = 0 the learner always waits; JSON knows no infinity."""
+    impossible = [*OPTIONS, "--set", "staleness.max_updates=0", "--set", "staleness.publish_every=0"]
+    impossible += ["--nodes", "3", "--updates", "2", "--broadcast-s", "20"]
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    found = json.loads(CliRunner().invoke(app, ["simulate", *impossible, "--json"]).output, parse_constant=refuse)
+    assert found["least_groups_per_s"] is None
+    told = CliRunner().invoke(app, ["simulate", *impossible])
+    assert "no pool is enough" in told.output
+
+
+def test_the_simulation_follows_the_fleets_own_settings() -> None:
+    small = [*OPTIONS, "--nodes", "12", "--updates", "30", "--at-once", "8"]
+    outcomes = [
+        json.loads(CliRunner().invoke(app, ["simulate", *small, *more, "--json"]).output)["working_mean"]
+        for more in ([], ["--gamma", "1.1"], ["--set", "fleet.gamma=1.1"], ["--set", "fleet.gamma=1.1", "--gamma", "0"])
+    ]
+    everybody, asked, configured, overruled = outcomes
+    assert asked == configured < everybody == overruled

@@ -19,6 +19,7 @@ from ledger.store import (
     head_table,
     tiles_table,
 )
+from tests.ledger import notes
 from tests.ledger.engines import sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import claim, credit, deposit, node, post, void
@@ -199,6 +200,8 @@ def test_the_database_itself_refuses(engine: Engine, write: Any) -> None:
         (update(checkpoint_table).values(root=bytes(32)), "checkpoint of 6 entries"),
         (update(checkpoint_table).values(size=5), "checkpoint of 5 entries"),
         (update(checkpoint_table).values(size=7), "checkpoint of 7 entries"),
+        (update(checkpoint_table).values(note=notes.checkpoint(6)), "checkpoint's note"),
+        (update(checkpoint_table).values(note=b"?"), "checkpoint's note"),
     ],
 )
 def test_rebuild_finds_damage_and_repairs_nothing(engine: Engine, damage: Any, where: str) -> None:

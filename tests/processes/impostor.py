@@ -1,4 +1,4 @@
-"""Somebody in the coordinator's place: passes every request on, but may answer for trust metadata himself.
+"""Somebody in the coordinator's place: passes every request on, but may answer for any file himself.
 
 - What he serves is a folder, byte for byte: an older copy, a frozen one, or one that others have signed.
 - He counts what was asked of him, so that "no work was done" is a number.
@@ -22,6 +22,8 @@ class Impostor:
     def __init__(self, coordinator_address: str) -> None:
         self.metadata: Path | None = None
         """The folder whose documents he serves; None passes those of the coordinator on."""
+        self.lies: dict[str, bytes] = {}
+        """What he says in place of single files, by path."""
         self.blocked = ""
         """Paths that begin so are answered as by a proxy that is broken; nothing is blocked at first."""
         self.asked: Counter[str] = Counter()
@@ -35,6 +37,9 @@ class Impostor:
                 impostor.asked[self.path] += 1
                 if impostor.blocked and self.path.startswith(impostor.blocked):
                     self._answer(502, b"")
+                    return
+                if self.path in impostor.lies:
+                    self._answer(200, impostor.lies[self.path])
                     return
                 if impostor.metadata is not None and self.path.startswith(METADATA):
                     document = impostor.metadata / self.path.removeprefix(METADATA)

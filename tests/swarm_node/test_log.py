@@ -1,119 +1,41 @@
-"""The node and the ledger: what it sees must continue what it saw, and everything can be rebuilt from public files.
-
-- A coordinator's real store and keys, its files as a real coordinator names them, and one that lies.
-"""
+"""Receipts and forks convince or are refused, and everything can be rebuilt from a round's public files."""
 
 import json
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import os
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from sqlalchemy import Engine
 
 from coordinator import rotation
 from coordinator.role_keys import LEDGER, RoleKeys
 from coordinator.signed_metadata import SignedMetadata
-from ledger import proof, store, witness
-from ledger.checkpoint import Checkpoint, ledger_key, sign
-from ledger.entry import Entry
+from ledger import proof, witness
 from ledger.note import Key, Kind
 from ledger.proof import Fork, Receipt
-from ledger.tiles import Tile
-from protocol import trust
+from protocol import chunks, trust
 from protocol.errors import (
     CheckpointInvalid,
-    LedgerForked,
     MalformedMessage,
     NotCanonical,
-    NotFound,
     NotWitnessed,
     ProofInvalid,
-    RolledBack,
     SwarmError,
     UntrustedMetadata,
     UntrustedRoot,
 )
+from protocol.ids import NodeId
+from protocol.signing import NodeKey
 from swarm_node import receipts
 from swarm_node.log_reader import Folder, LogReader, Saving
 from swarm_node.log_verify import Verified, Witnesses, verify
-from swarm_node.log_watch import LogWatch
 from swarm_node.receipts import Claims
-from tests.ledger.engines import sqlite_memory
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from tests.ledger.values import claim, credit, node, post, void
+from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 
-NOW = datetime.now(UTC)
 NOBODY = Witnesses()
-LIFE: list[Entry] = [deposit(10**9), version(1), credit(1), credit(2), credit(3, of=2), post(1), void(2)]
-MORE: list[Entry] = [credit(number) for number in range(10, 600)]
-
-
-class Log:
-    """A round's public files, made anew from its store whenever they are asked for."""
-
-    def __init__(self, metadata: SignedMetadata, *histories: Sequence[Entry]) -> None:
-        self.metadata = metadata
-        self.round_id = metadata.round_id
-        self.lies: dict[str, bytes | None] = {}
-        self.engine: Engine = sqlite_memory()
-        with self.engine.begin() as conn:
-            store.create(conn)
-        for history in histories:
-            self.add(history)
-
-    @property
-    def key(self) -> Key:
-        return ledger_key(self.round_id, self.metadata.ledger_public())
-
-    def add(self, entries: Sequence[Entry]) -> None:
-        with self.engine.begin() as conn:
-            store.append_all(conn, entries, 0)
-            store.publish(conn, self.key, self.metadata.sign_for_ledger)
-
-    def sign(self, size: int, root: bytes) -> None:
-        """Sign what is not so."""
-        lie = Checkpoint(self.key.name, size, root)
-        self.lies["ledger/checkpoint"] = sign(lie, self.key, self.metadata.sign_for_ledger)
-
-    async def file(self, path: str, max_bytes: int) -> bytes | None:
-        data = self.lies[path] if path in self.lies else self._honest(path)
-        assert data is None or len(data) <= max_bytes
-        return data
-
-    def _honest(self, path: str) -> bytes | None:
-        shelf, _, name = path.partition("/")
-        with self.engine.begin() as conn:
-            if path == "ledger/checkpoint":
-                return store.checkpoint(conn)
-            if path == "leaderboard":
-                return json.dumps({"ledger_size": store.size(conn), "nodes": self.rows()}).encode()
-            try:
-                if shelf == "ledger":
-                    return store.read_file(conn, Tile.parse(name.removeprefix("tile/")))
-                if shelf == "receipts":
-                    note, entries = store.prove_claim(conn, name)
-                    made = Receipt(roots=self.metadata.roots(), checkpoint=note, entries=tuple(entries))
-                    return made.to_bytes()
-            except NotFound:
-                return None
-        return self.metadata.read(name)
-
-    def rows(self) -> list[dict[str, str | int]]:
-        with self.engine.begin() as conn:
-            return [
-                {
-                    "node_id": total.node_id,
-                    "posted_micros": total.posted_micros,
-                    "pending_micros": total.pending_micros,
-                    "voided_micros": total.voided_micros,
-                    "validated_tokens": total.posted_tokens,
-                    "name": "not the ledger's affair",
-                }
-                for total in store.node_totals(conn)
-            ]
 
 
 @pytest.fixture
@@ -124,102 +46,6 @@ def metadata(tmp_path: Path) -> SignedMetadata:
 @pytest.fixture
 def log(metadata: SignedMetadata) -> Log:
     return Log(metadata, LIFE)
-
-
-class Watcher:
-    """A machine that remembers over restarts."""
-
-    def __init__(self, folder: Path, round_id: str) -> None:
-        self.folder = folder
-        self.round_id = round_id
-
-    def sees(self, log: Log) -> int:
-        return trio.run(LogWatch(LogReader(log), self.round_id, self.folder).look)[1].size
-
-    def refuses(self, log: Log, error: type[SwarmError]) -> SwarmError:
-        before = self.seen()
-        with pytest.raises(SwarmError) as caught:
-            self.sees(log)
-        assert type(caught.value) is error, caught.value
-        assert self.seen() == before
-        return caught.value
-
-    def seen(self) -> bytes:
-        path = self.folder / "seen.msgpack"
-        return path.read_bytes() if path.exists() else b""
-
-    def forks(self) -> list[Path]:
-        return sorted(self.folder.glob("fork-*"))
-
-
-@pytest.fixture
-def watcher(tmp_path: Path, log: Log) -> Watcher:
-    made = Watcher(tmp_path / "node", log.round_id)
-    assert made.sees(log) == len(LIFE)
-    return made
-
-
-class TestWatch:
-    """Every checkpoint continues the one before."""
-
-    def test_a_log_that_grows_is_followed(self, watcher: Watcher, log: Log) -> None:
-        assert watcher.sees(log) == len(LIFE)
-        log.add(MORE)
-        assert watcher.sees(log) == len(LIFE) + len(MORE)
-        assert not watcher.forks()
-
-    @pytest.mark.parametrize("more", [[], MORE, MORE[:1]], ids=["same size", "many more", "one more"])
-    def test_rewritten_history_stops_and_is_proved_to_anybody(
-        self, watcher: Watcher, log: Log, more: list[Entry]
-    ) -> None:
-        rewritten = Log(log.metadata, [deposit(10**9, "wire-2"), *LIFE[1:]], more)
-        said = watcher.refuses(rewritten, LedgerForked)
-        [path] = watcher.forks()
-        assert str(path) in str(said)
-        earlier, later = proof.check_fork(path.read_bytes(), log.round_id)
-        assert (earlier.size, later.size) == (len(LIFE), len(LIFE) + len(more))
-        watcher.refuses(log, LedgerForked)  # for good, whatever is served next
-
-    def test_truncated_log_is_refused(self, watcher: Watcher, log: Log) -> None:
-        watcher.refuses(Log(log.metadata, LIFE[:4]), RolledBack)
-        assert not watcher.forks()
-
-    def test_checkpoint_signed_by_somebody_else_is_refused(self, watcher: Watcher, log: Log) -> None:
-        thief = Ed25519PrivateKey.from_private_bytes(bytes(32))
-        forged = ledger_key(log.round_id, thief.public_key().public_bytes_raw())
-        log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 99, bytes(32)), forged, thief.sign)
-        watcher.refuses(log, CheckpointInvalid)
-
-    def test_signed_root_that_no_tiles_make_is_refused(self, watcher: Watcher, log: Log) -> None:
-        log.add(MORE)
-        log.sign(len(LIFE) + len(MORE), bytes(32))
-        watcher.refuses(log, ProofInvalid)
-        assert not watcher.forks()
-
-    @pytest.mark.parametrize("tile", [b"", bytes(32), bytes(8192), None], ids=["empty", "short", "wrong", "withheld"])
-    def test_tampered_or_withheld_tiles_prove_nothing(self, watcher: Watcher, log: Log, tile: bytes | None) -> None:
-        log.add(MORE)
-        log.lies["ledger/tile/0/000"] = tile
-        watcher.refuses(log, NotFound if tile is None else ProofInvalid)
-
-    def test_garbage_is_refused(self, watcher: Watcher, log: Log) -> None:
-        for garbage in (b"", b"\xff" * 100, b"x\n" * 8_000):
-            log.lies["ledger/checkpoint"] = garbage
-            watcher.refuses(log, CheckpointInvalid)
-
-    def test_replaced_key_is_followed_and_the_old_one_refused(self, watcher: Watcher, log: Log, tmp_path: Path) -> None:
-        stolen, old = log.metadata.ledger_public(), (tmp_path / "keys" / "ledger.pem").read_bytes()
-        keys = RoleKeys(tmp_path / "keys")
-        rotation.install(log.metadata, keys, rotation.prepare(log.metadata, keys, LEDGER, 1, 1, NOW), NOW)
-        assert not (tmp_path / "keys" / "ledger.pem").exists()
-        assert log.metadata.ledger_public() != stolen
-        log.add(MORE)
-        assert watcher.sees(log) == len(LIFE) + len(MORE)
-        thief = load_pem_private_key(old, password=None)
-        assert isinstance(thief, Ed25519PrivateKey)
-        forged = ledger_key(log.round_id, stolen)
-        log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 9_999, bytes(32)), forged, thief.sign)
-        watcher.refuses(log, CheckpointInvalid)
 
 
 class TestProofs:
@@ -298,19 +124,55 @@ class TestReceipts:
         (tmp_path / "claims").write_text(f"{claim(1)}\n{claim(1)}\n{claim(2)[:9]}")
         assert list(claims) == [claim(1)]
 
+    @pytest.mark.parametrize("lost", [1, 9, 64, 65])
+    def test_claims_after_a_torn_one_are_kept(self, tmp_path: Path, lost: int) -> None:
+        path = tmp_path / "claims"
+        claims = Claims(path)
+        envelopes = [NodeKey(bytes(32)).seal("rollout", bytes([number])) for number in range(3)]
+        claims.add(envelopes[:2])
+        os.truncate(path, path.stat().st_size - lost)
+        claims.add(envelopes[1:])
+        assert list(claims) == [chunks.digest(bytes([number])) for number in range(3)]
+
+    def test_credit_of_this_nodes_work_to_another_node_is_no_receipt(self, log: Log, tmp_path: Path) -> None:
+        async def first(owner: NodeId) -> receipts.Receipt | None:
+            found = receipts.fetch(LogReader(log), log.round_id, owner, [claim(1)], tmp_path / "receipts")
+            return [receipt async for _, receipt in found].pop()
+
+        with pytest.raises(ProofInvalid, match="another node"):
+            trio.run(first, node(2))
+        assert not list((tmp_path / "receipts").iterdir())
+        assert trio.run(first, node(1))
+
+    def test_receipt_that_contradicts_the_kept_one_leaves_the_evidence_in_its_place(
+        self, log: Log, tmp_path: Path
+    ) -> None:
+        async def fetch(source: Log) -> None:
+            async for _ in receipts.fetch(LogReader(source), log.round_id, node(1), [claim(4)], tmp_path / "receipts"):
+                pass
+
+        log.add([credit(4)])
+        trio.run(fetch, log)
+        kept = (tmp_path / "receipts" / f"{claim(4)}.receipt").read_bytes()
+        with pytest.raises(ProofInvalid, match="contradicts"):
+            trio.run(fetch, Log(log.metadata, LIFE, [credit(4, tokens=50)]))
+        assert (tmp_path / "receipts" / f"{claim(4)}.receipt").read_bytes() == kept
+
     def test_pending_ones_are_fetched_again_and_settled_ones_not(self, log: Log, tmp_path: Path) -> None:
+        log.add([credit(4)])
+
         def fetch() -> dict[str, str]:
             async def all_of_them() -> dict[str, str]:
-                names = [claim(number) for number in (1, 2, 3, 77)]
-                found = receipts.fetch(LogReader(log), log.round_id, names, tmp_path / "receipts")
+                names = [claim(number) for number in (1, 2, 4, 77)]
+                found = receipts.fetch(LogReader(log), log.round_id, node(1), names, tmp_path / "receipts")
                 return {name: receipt.state if receipt else "" async for name, receipt in found}
 
             return trio.run(all_of_them)
 
-        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(3): "pending", claim(77): ""}
-        log.add([post(3)])
+        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(4): "pending", claim(77): ""}
+        log.add([post(4)])
         log.lies[f"receipts/{claim(1)}"] = b"no more"
-        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(3): "posted", claim(77): ""}
+        assert fetch() == {claim(1): "posted", claim(2): "voided", claim(4): "posted", claim(77): ""}
 
 
 class TestVerify:
@@ -339,6 +201,13 @@ class TestVerify:
             log.lies["leaderboard"] = json.dumps({"ledger_size": len(LIFE), "nodes": lie}).encode()
             with pytest.raises(ProofInvalid, match="leaderboard"):
                 self.verify(log)
+
+    def test_leaderboard_that_names_a_node_twice_is_refused(self, log: Log) -> None:
+        rows = log.rows()
+        boast = {**rows[0], "posted_micros": 10**9}
+        log.lies["leaderboard"] = json.dumps({"ledger_size": len(LIFE), "nodes": [boast, *rows]}).encode()
+        with pytest.raises(ProofInvalid, match="twice"):
+            self.verify(log)
 
     def test_entry_that_was_changed_left_out_or_slipped_in_is_refused(self, log: Log) -> None:
         bundle = f"ledger/tile/entries/000.p/{len(LIFE)}"

@@ -1,0 +1,80 @@
+"""A running node is told another history than before: it says so, keeps a proof that convinces anybody, and ends."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from coordinator.signed_metadata import SignedMetadata
+from ledger.checkpoint import Checkpoint, ledger_key, sign
+from ledger.tree import inner_hash, leaf_hash
+from swarm_node.join_string import parse, round_folder
+from swarm_node.log_reader import LogReader
+from swarm_node.log_watch import LogWatch
+from swarm_node.origin import COORDINATORS, Origin
+from tests.ledger.values import deposit, version
+from tests.processes.impostor import Impostor
+from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
+from tests.processes.rounds import Coordinator, join
+
+pytestmark = pytest.mark.processes
+
+
+def ends(program: Program) -> int:
+    code: int = program.process.wait(timeout=PATIENCE_S)
+    return code
+
+
+def sees_the_log(join_string: str, home: Path) -> int:
+    """What a node does while it runs: look once, and remember; how many entries there were."""
+    place = parse(join_string)
+
+    async def look() -> int:
+        async with httpx.AsyncClient() as client:
+            reader = LogReader(Origin(f"{place.url}/v1", client, COORDINATORS))
+            return (await LogWatch(reader, place.round_id, round_folder(home, place) / "ledger").look())[1].size
+
+    return trio.run(look)
+
+
+def rewritten(coordinator: Coordinator) -> dict[str, bytes]:
+    """Another history, longer and signed with the ledger's own key, as public files."""
+    metadata = SignedMetadata(coordinator.folder / "keys", coordinator.folder / "metadata", 600.0)
+    key = ledger_key(metadata.round_id, metadata.ledger_public())
+    leaves = [leaf_hash(entry.body) for entry in (deposit(10**9), version(1))]
+    checkpoint = Checkpoint(key.name, len(leaves), inner_hash(*leaves))
+    return {
+        "/v1/ledger/checkpoint": sign(checkpoint, key, metadata.sign_for_ledger),
+        "/v1/ledger/tile/0/000.p/2": b"".join(leaves),
+    }
+
+
+def test_running_node_that_is_shown_a_rewritten_log_says_so_keeps_the_proof_and_ends(swarm: Swarm) -> None:
+    coordinator = Coordinator(swarm, {}).start()
+    impostor = Impostor(coordinator.address)
+    swarm.at_end(impostor.close)
+    address = coordinator.join_string.replace(coordinator.url, impostor.url)
+    home = swarm.folder / "node"
+    until("a signed checkpoint", lambda: coordinator.http.get("/v1/ledger/checkpoint").is_success)
+    assert sees_the_log(address, home) == 1
+
+    impostor.lies = rewritten(coordinator)
+    node = join(swarm, "node", address, home=home)
+    assert ends(node) == 1
+    assert "registered" in node.log
+    assert "[ledger_forked]" in node.log
+    assert "Traceback" not in node.log
+    [proof] = (round_folder(home, parse(address)) / "ledger").glob("fork-*.proof")
+    assert str(proof) in node.log
+
+    told = swarm.start("check", script("swarm-node"), "ledger", "check", address, str(proof))
+    assert (ends(told), told.output) == (
+        0,
+        "Proved: the ledger's key has signed 1 and 2 entries of two histories.\n",
+    )
+    impostor.lies = {}
+    again = join(swarm, "node", address, home=home)
+    assert ends(again) == 1
+    assert str(proof) in again.log
+    assert "registered" not in again.log

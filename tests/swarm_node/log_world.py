@@ -1,0 +1,87 @@
+"""A round's log for the node's tests: a real store and real keys, its files as a coordinator names them, and lies."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine
+
+from coordinator.signed_metadata import SignedMetadata
+from ledger import store
+from ledger.checkpoint import Checkpoint, ledger_key, sign
+from ledger.entry import Entry
+from ledger.note import Key
+from ledger.proof import Receipt
+from ledger.tiles import Tile
+from protocol.errors import NotFound
+from tests.ledger.engines import sqlite_memory
+from tests.ledger.values import credit, deposit, post, version, void
+
+NOW = datetime.now(UTC)
+LIFE: list[Entry] = [deposit(10**9), version(1), credit(1), credit(2), credit(3, of=2), post(1), void(2)]
+MORE: list[Entry] = [credit(number) for number in range(10, 600)]
+
+
+class Log:
+    """A round's public files, made anew from its store whenever they are asked for."""
+
+    def __init__(self, metadata: SignedMetadata, *histories: Sequence[Entry]) -> None:
+        self.metadata = metadata
+        self.round_id = metadata.round_id
+        self.lies: dict[str, bytes | None] = {}
+        self.engine: Engine = sqlite_memory()
+        with self.engine.begin() as conn:
+            store.create(conn)
+        for history in histories:
+            self.add(history)
+
+    @property
+    def key(self) -> Key:
+        return ledger_key(self.round_id, self.metadata.ledger_public())
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        with self.engine.begin() as conn:
+            store.append_all(conn, entries, 0)
+            store.publish(conn, self.key, self.metadata.sign_for_ledger)
+
+    def sign(self, size: int, root: bytes) -> None:
+        """Sign what is not so."""
+        lie = Checkpoint(self.key.name, size, root)
+        self.lies["ledger/checkpoint"] = sign(lie, self.key, self.metadata.sign_for_ledger)
+
+    async def file(self, path: str, max_bytes: int) -> bytes | None:
+        data = self.lies[path] if path in self.lies else self._honest(path)
+        assert data is None or len(data) <= max_bytes
+        return data
+
+    def _honest(self, path: str) -> bytes | None:
+        shelf, _, name = path.partition("/")
+        with self.engine.begin() as conn:
+            if path == "ledger/checkpoint":
+                return store.checkpoint(conn)
+            if path == "leaderboard":
+                return json.dumps({"ledger_size": store.size(conn), "nodes": self.rows()}).encode()
+            try:
+                if shelf == "ledger":
+                    return store.read_file(conn, Tile.parse(name.removeprefix("tile/")))
+                if shelf == "receipts":
+                    note, entries = store.prove_claim(conn, name)
+                    made = Receipt(roots=self.metadata.roots(), checkpoint=note, entries=tuple(entries))
+                    return made.to_bytes()
+            except NotFound:
+                return None
+        return self.metadata.read(name)
+
+    def rows(self) -> list[dict[str, str | int]]:
+        with self.engine.begin() as conn:
+            return [
+                {
+                    "node_id": total.node_id,
+                    "posted_micros": total.posted_micros,
+                    "pending_micros": total.pending_micros,
+                    "voided_micros": total.voided_micros,
+                    "validated_tokens": total.posted_tokens,
+                    "name": "not the ledger's affair",
+                }
+                for total in store.node_totals(conn)
+            ]

@@ -1,0 +1,194 @@
+"""What a node sees of the ledger must continue what it saw before."""
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from coordinator import rotation
+from coordinator.role_keys import LEDGER, RoleKeys
+from coordinator.signed_metadata import SignedMetadata
+from ledger import proof
+from ledger.checkpoint import Checkpoint, ledger_key, sign
+from ledger.entry import Entry
+from protocol.errors import (
+    CheckpointInvalid,
+    LedgerForked,
+    NotFound,
+    ProofInvalid,
+    RolledBack,
+    SwarmError,
+)
+from swarm_node.log_reader import LogReader
+from swarm_node.log_watch import LOOK_EVERY_S, LogWatch
+from tests.ledger.values import deposit
+from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> SignedMetadata:
+    return SignedMetadata.create(tmp_path / "keys", tmp_path / "metadata", 3600.0, NOW)
+
+
+@pytest.fixture
+def log(metadata: SignedMetadata) -> Log:
+    return Log(metadata, LIFE)
+
+
+class Watcher:
+    """A machine that remembers over restarts."""
+
+    def __init__(self, folder: Path, round_id: str) -> None:
+        self.folder = folder
+        self.round_id = round_id
+
+    def sees(self, log: Log) -> int:
+        return trio.run(LogWatch(LogReader(log), self.round_id, self.folder).look)[1].size
+
+    def refuses(self, log: Log, error: type[SwarmError]) -> SwarmError:
+        before = self.seen()
+        with pytest.raises(SwarmError) as caught:
+            self.sees(log)
+        assert type(caught.value) is error, caught.value
+        assert self.seen() == before
+        return caught.value
+
+    def seen(self) -> bytes:
+        path = self.folder / "seen.msgpack"
+        return path.read_bytes() if path.exists() else b""
+
+    def forks(self) -> list[Path]:
+        return sorted(self.folder.glob("fork-*"))
+
+
+@pytest.fixture
+def watcher(tmp_path: Path, log: Log) -> Watcher:
+    made = Watcher(tmp_path / "node", log.round_id)
+    assert made.sees(log) == len(LIFE)
+    return made
+
+
+@contextmanager
+def no_room_for_files() -> Iterator[None]:
+    """What a quota does: no file of this process can be longer than a few bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class TestWatch:
+    """Every checkpoint continues the one before."""
+
+    def test_a_log_that_grows_is_followed(self, watcher: Watcher, log: Log) -> None:
+        assert watcher.sees(log) == len(LIFE)
+        log.add(MORE)
+        assert watcher.sees(log) == len(LIFE) + len(MORE)
+        assert not watcher.forks()
+
+    @pytest.mark.parametrize("more", [[], MORE, MORE[:1]], ids=["same size", "many more", "one more"])
+    def test_rewritten_history_stops_and_is_proved_to_anybody(
+        self, watcher: Watcher, log: Log, more: list[Entry]
+    ) -> None:
+        rewritten = Log(log.metadata, [deposit(10**9, "wire-2"), *LIFE[1:]], more)
+        said = watcher.refuses(rewritten, LedgerForked)
+        [path] = watcher.forks()
+        assert str(path) in str(said)
+        earlier, later = proof.check_fork(path.read_bytes(), log.round_id)
+        assert (earlier.size, later.size) == (len(LIFE), len(LIFE) + len(more))
+        watcher.refuses(log, LedgerForked)  # for good, whatever is served next
+
+    def test_truncated_log_is_refused(self, watcher: Watcher, log: Log) -> None:
+        watcher.refuses(Log(log.metadata, LIFE[:4]), RolledBack)
+        assert not watcher.forks()
+
+    def test_checkpoint_signed_by_somebody_else_is_refused(self, watcher: Watcher, log: Log) -> None:
+        thief = Ed25519PrivateKey.from_private_bytes(bytes(32))
+        forged = ledger_key(log.round_id, thief.public_key().public_bytes_raw())
+        log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 99, bytes(32)), forged, thief.sign)
+        watcher.refuses(log, CheckpointInvalid)
+
+    def test_signed_root_that_no_tiles_make_is_refused(self, watcher: Watcher, log: Log) -> None:
+        log.add(MORE)
+        log.sign(len(LIFE) + len(MORE), bytes(32))
+        watcher.refuses(log, ProofInvalid)
+        assert not watcher.forks()
+
+    @pytest.mark.parametrize("tile", [b"", bytes(32), bytes(8192), None], ids=["empty", "short", "wrong", "withheld"])
+    def test_tampered_or_withheld_tiles_prove_nothing(self, watcher: Watcher, log: Log, tile: bytes | None) -> None:
+        log.add(MORE)
+        log.lies["ledger/tile/0/000"] = tile
+        watcher.refuses(log, NotFound if tile is None else ProofInvalid)
+
+    def test_fork_is_told_of_though_its_proof_finds_no_room(self, watcher: Watcher, log: Log) -> None:
+        rewritten = Log(log.metadata, [deposit(10**9, "wire-2"), *LIFE[1:]])
+        with no_room_for_files(), pytest.raises(LedgerForked, match="no room"):
+            watcher.sees(rewritten)
+
+    def test_garbage_is_refused(self, watcher: Watcher, log: Log) -> None:
+        for garbage in (b"", b"\xff" * 100, b"x\n" * 8_000):
+            log.lies["ledger/checkpoint"] = garbage
+            watcher.refuses(log, CheckpointInvalid)
+
+    def test_replaced_key_is_followed_and_the_old_one_refused(self, watcher: Watcher, log: Log, tmp_path: Path) -> None:
+        stolen, old = log.metadata.ledger_public(), (tmp_path / "keys" / "ledger.pem").read_bytes()
+        keys = RoleKeys(tmp_path / "keys")
+        rotation.install(log.metadata, keys, rotation.prepare(log.metadata, keys, LEDGER, 1, 1, NOW), NOW)
+        assert not (tmp_path / "keys" / "ledger.pem").exists()
+        assert log.metadata.ledger_public() != stolen
+        log.add(MORE)
+        assert watcher.sees(log) == len(LIFE) + len(MORE)
+        thief = load_pem_private_key(old, password=None)
+        assert isinstance(thief, Ed25519PrivateKey)
+        forged = ledger_key(log.round_id, stolen)
+        log.lies["ledger/checkpoint"] = sign(Checkpoint(forged.name, 9_999, bytes(32)), forged, thief.sign)
+        watcher.refuses(log, CheckpointInvalid)
+
+
+class TestPatience:
+    """What ends a node that works, and what it waits for."""
+
+    def run(self, watcher: Watcher, log: Log, change: Callable[[int], None]) -> None:
+        """Let the watch run, with a change before each of ten looks."""
+
+        async def running() -> None:
+            watch = LogWatch(LogReader(log), watcher.round_id, watcher.folder)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch.run)
+                for number in range(10):
+                    change(number)
+                    await trio.testing.wait_all_tasks_blocked()
+                    await trio.sleep(LOOK_EVERY_S)
+                nursery.cancel_scope.cancel()
+
+        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0.05))
+
+    def test_disk_that_is_full_for_long_ends_nobody_and_is_told_of(
+        self, watcher: Watcher, log: Log, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log.add(MORE)
+        with no_room_for_files():
+            self.run(watcher, log, lambda _number: None)
+        assert [record.getMessage() for record in caplog.records if "disk_full" in record.getMessage()]
+        assert watcher.sees(log) == len(LIFE) + len(MORE)
+
+    def test_proxy_that_says_not_found_in_the_coordinators_place_ends_nobody(self, watcher: Watcher, log: Log) -> None:
+        def away(number: int) -> None:
+            log.lies = {"ledger/checkpoint": None} if number < 8 else {}
+
+        self.run(watcher, log, away)
+
+    def test_log_that_proves_nothing_time_after_time_ends_the_node(self, watcher: Watcher, log: Log) -> None:
+        log.add(MORE)
+        log.lies["ledger/tile/0/000"] = bytes(8192)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            self.run(watcher, log, lambda _number: None)
+        assert caught.group_contains(ProofInvalid)

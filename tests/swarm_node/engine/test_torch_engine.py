@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from protocol.errors import EngineFailed
 from protocol.rollout import Sample, pack_tokens, unpack_tokens
-from protocol.sampling import pick, uniforms
+from protocol.sampling import pick, uniform_table, uniforms
+from swarm_node.engine import qwen3, torch_engine
 from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.tiny_policy import make_other_policy, with_canary
@@ -366,6 +367,93 @@ def test_a_group_whose_probabilities_are_no_numbers_fails_alone(policy: Path, tm
     assert (failed.request_id, failed.code) == ("seed 7", "engine_failed")
     assert "no numbers" in failed.message
     assert not engine.busy
+
+
+def test_probabilities_that_are_no_numbers_leave_nothing_behind_in_the_slots(grouped: Path, tmp_path: Path) -> None:
+    """A masked NaN is still one: who comes next into these slots must not meet it. With these seeds none draws 300."""
+    folder, embedding = shutil.copytree(grouped, tmp_path / "policy"), "model.embed_tokens.weight"  # not tied
+    part = folder / json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"][embedding]
+    tensors = load_file(part)
+    tensors[embedding][300] = float("nan")
+    save_file(tensors, part, metadata={"format": "pt"})
+    (folder / "canary.json").unlink()
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    bad = asked([300, *range(10, 30)], 1)
+    last = asked([300, 5], 5, max_new_tokens=1)  # ends with the same draw
+    good, long, short = asked(PROMPTS[1], 2, max_new_tokens=1), asked(range(10, 22), 6), asked([19], 8)
+    for requests in ([bad], [good, bad, last], [long, short]):
+        for wanted in requests:
+            engine.add(wanted)
+        answers = engine.step()
+        while engine.busy:
+            answers += engine.step()
+        kinds = sorted((answer.request_id, isinstance(answer, GroupDone)) for answer in answers)
+        assert kinds == sorted((one.request_id, one not in (bad, last)) for one in requests)
+
+
+def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, left = TorchEngine(), [1, 0]
+    engine.load(policy, 1)
+
+    def scarce(*arguments: Any) -> Any:
+        if left.pop():
+            return uniform_table(*arguments)
+        raise MemoryError
+
+    monkeypatch.setattr(torch_engine, "uniform_table", scarce)
+    engine.add(asked(PROMPTS[1], 1, max_new_tokens=40))
+    engine.step()
+    engine.add(asked(PROMPTS[2], 2))
+    engine.step()
+    monkeypatch.undo()
+    answers = []
+    while engine.busy:
+        answers += engine.step()
+    assert {answer.request_id: type(answer) for answer in answers} == {"seed 1": GroupDone, "seed 2": GroupDone}
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({}, True),
+        ({"rope_scaling": {"rope_type": "default"}}, True),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, False),  # transformers lets it win over the new form
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, False),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, False),
+        ({"partial_rotary_factor": 0.5}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, False),
+        ({"use_sliding_window": True}, False),
+        ({"attention_bias": True}, False),
+        ({"hidden_act": "gelu"}, False),
+        ({"model_type": "qwen3_moe"}, False),
+    ],
+)
+def test_what_our_decoder_does_not_compute_goes_the_generic_way(
+    policy: Path, changes: dict[str, Any], known: bool
+) -> None:
+    config = json.loads((policy / "config.json").read_bytes())
+    assert qwen3.supports(config | changes) is known
+
+
+def test_an_end_token_of_number_zero_ends_a_completion(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    (group,) = sample(engine, asked(PROMPTS[1], samples=32, max_new_tokens=60)).values()
+    ends = {(bool(unpack_tokens(one.tokens)[-1] == 0), one.finish) for one in group}
+    assert ends == {(True, "stop"), (False, "length")}
+
+
+def test_a_foreign_policy_that_lacks_a_tensor_is_refused_not_made_up(foreign: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(foreign, tmp_path / "policy")
+    damaged(folder, "a tensor too few")
+    (folder / "canary.json").unlink()
+    with pytest.raises(EngineFailed, match="cannot be loaded"):
+        TorchEngine().load(folder, 1)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def supports(config: dict[str, Any]) -> bool:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """What is said of rotary positions, in the old form of config.json, which goes first in transformers, or the new."""
+    """What config.json says of rotary positions: its old form goes before the new one, as in transformers."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 

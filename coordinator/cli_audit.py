@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import load
-from protocol.errors import ConfigInvalid, SwarmError
+from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
 
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive
@@ -51,7 +51,7 @@ def replay(
     from coordinator.audit.case import RoundArchive
 
     if source.is_dir():
-        case, report = _audit(source, tolerance)
+        case, report = _audit(source, tolerance, claim)
     else:
         with closing(RoundArchive(load(source, settings))) as archive, tempfile.TemporaryDirectory() as folder:
             archive.export(claim, Path(folder), neighbours=neighbours)
@@ -118,13 +118,15 @@ def _probes(archive: "RoundArchive", node: str) -> "list[Measured]":
     return [measured for found in replays if not isinstance(found, SwarmError) for measured in found.values()]
 
 
-def _audit(folder: Path, tolerance: str) -> "tuple[Case, Report]":
-    """The verdict on the case in a folder."""
+def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, Report]":
+    """The verdict on the case in a folder, if it is that of this claim."""
     from coordinator.audit import calibration
     from coordinator.audit.case import POLICIES, open_case
     from coordinator.audit.check import audit
 
     case = open_case(folder)
+    if claim not in ("", case.claim_id):
+        raise AuditFailed(f"{folder} holds another claim: {case.claim_id}.")
     score = _scores(folder / POLICIES, case.sampler.temperature)
     (report,) = audit([case], score, calibration.read(folder / calibration.FILE), tolerance)
     return case, report

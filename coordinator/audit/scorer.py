@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
@@ -44,20 +43,21 @@ class Scorer:
     """One policy version, ready to score."""
 
     def __init__(self, folder: Path, *, temperature: float, dtype: torch.dtype = torch.float32) -> None:
-        try:
-            # No network and no code from the folder, whatever its configuration says.
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise AuditFailed(f"The policy in {folder} cannot be loaded: {error}") from error
         self._temperature = temperature
-        self._body, self._head = model.eval().base_model, model.get_output_embeddings()
-        self._require_plain_head(model, folder)
+        try:
+            model = _load(folder, dtype)
+            self._body, self._head = model.base_model, model.get_output_embeddings()
+            self._require_plain_head(model, folder)
+        except AuditFailed:
+            raise
+        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+            raise AuditFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
 
     def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
         """For every claim the replay of each of its completions."""
-        found: dict[tuple[int, int], Scored] = {}
+        vocabulary, found = self._head.weight.shape[0], dict[tuple[int, int], Scored]()
+        if any(int(part.max()) >= vocabulary for claim in claims for part in (claim.prompt, *claim.completions)):
+            raise AuditFailed(f"A claim has tokens beyond this version's vocabulary of {vocabulary}.")
         with torch.inference_mode():
             for batch in _batches(claims):
                 self._score(claims, batch, found)
@@ -136,6 +136,22 @@ class Scorer:
             parts = self._head(self._body(input_ids=probe, use_cache=False).last_hidden_state).float()
         if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
             raise AuditFailed(f"The policy in {folder} changes its logits behind its head.", hint="No replay knows it.")
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of a policy folder: no network, and no code or pickle from the folder, whatever it says."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    model, report = loaded
+    if missing := report["missing_keys"]:  # it would make them up
+        raise AuditFailed(f"The policy in {folder} lacks tensors: {', '.join(sorted(missing)[:5])}.")
+    return model.eval()
 
 
 def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:

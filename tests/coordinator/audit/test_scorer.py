@@ -75,7 +75,13 @@ def test_nothing_to_score_is_nothing(policy: Path) -> None:
     assert Scorer(policy, temperature=1.0).score([]) == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "nan"])
+def test_tokens_beyond_a_versions_vocabulary_are_a_named_error(policy: Path) -> None:
+    claim = Prefill(np.array([19], np.uint32), [np.array([400], np.uint32)], 1)
+    with pytest.raises(AuditFailed, match="vocabulary"):
+        Scorer(policy, temperature=1.0).score([claim])
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "nan", "a tensor too few", "pickled", "config"])
 def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(policy, folder)
@@ -84,6 +90,15 @@ def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage:
         weights.unlink()
     elif damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "a tensor too few":
+        tensors = load_file(weights)
+        del tensors["model.norm.weight"]
+        save_file(tensors, weights, {"format": "pt"})
+    elif damage == "pickled":
+        torch.save(load_file(weights), folder / "pytorch_model.bin")
+        weights.unlink()
+    elif damage == "config":
+        (folder / "config.json").write_text('{"model_type": "qwen3", "num_attention_heads": "many"}')
     else:
         save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     with pytest.raises(AuditFailed):

@@ -44,7 +44,9 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     },
     LeaseRequest: {"version": 1, "groups": 1},
     PlanRequest: {"version": 1},
-    Plan: {"stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "probe": PEER},
+    Plan: {
+        "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER
+    },
     Receipt: {
         "round_id": ROUND, "version": 1, "seconds": 1.0,
         "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],

@@ -29,6 +29,7 @@ from protocol.signing import NodeKey
 from protocol.tasks import task
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
+from tests.tiny_policy import with_canary
 
 SAMPLES, NEW_TOKENS, GROUPS = 64, 64, 3
 SETTINGS = f"""
@@ -64,6 +65,7 @@ def publish_policy(round_: Round, version: int, policy: Path) -> None:
     weights = folder / "model.safetensors"
     moved = {name: tensor + 0.002 * version * torch.ones_like(tensor) for name, tensor in load_file(weights).items()}
     save_file(moved, weights, {"format": "pt"})
+    with_canary(folder)
     uploads = [Upload(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in folder.iterdir()]
     manifest, name = round_.publisher.publish(Publication(version=version, update=version - 1, files=tuple(uploads)))
     round_.database.run_now(publish.record, manifest, name, now_ms=1)

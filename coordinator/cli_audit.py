@@ -114,7 +114,7 @@ def _probes(archive: "RoundArchive", node: str) -> "list[Measured]":
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         cases = [case for claim in archive.claims_of(node) if (case := archive.case(claim, folder)) is not None]
-        replays = replay(cases, _scores(folder, cases[0].sampler.temperature)) if cases else []
+        replays = replay(cases, _scores(folder))
     return [measured for found in replays if not isinstance(found, SwarmError) for measured in found.values()]
 
 
@@ -127,16 +127,15 @@ def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, Report
     case = open_case(folder)
     if claim not in ("", case.claim_id):
         raise AuditFailed(f"{folder} holds another claim: {case.claim_id}.")
-    score = _scores(folder / POLICIES, case.sampler.temperature)
-    (report,) = audit([case], score, calibration.read(folder / calibration.FILE), tolerance)
+    (report,) = audit([case], _scores(folder / POLICIES), calibration.read(folder / calibration.FILE), tolerance)
     return case, report
 
 
-def _scores(policies: Path, temperature: float) -> "Score":
+def _scores(policies: Path) -> "Score":
     """The model of each version, from a folder of policy folders."""
     from coordinator.audit.scorer import Scorer
 
-    return lambda version, claims: Scorer(policies / str(version), temperature=temperature).score(claims)
+    return lambda version, claims: Scorer(policies / str(version)).score(claims)
 
 
 def _print(case: "Case", report: "Report", command: str, as_json: bool) -> None:

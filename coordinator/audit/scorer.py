@@ -37,13 +37,13 @@ class _Row:
     number: int
     tokens: torch.Tensor  # [T]
     uniforms: torch.Tensor  # [T]
+    temperature: float
 
 
 class Scorer:
     """One policy version, ready to score."""
 
-    def __init__(self, folder: Path, *, temperature: float, dtype: torch.dtype = torch.float32) -> None:
-        self._temperature = temperature
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
         try:
             model = _load(folder, dtype)
             self._body, self._head = model.base_model, model.get_output_embeddings()
@@ -104,18 +104,16 @@ class Scorer:
     def _scored(self, row: _Row, states: torch.Tensor) -> Scored:
         """One sample's states [T, H] through the head, a slice of positions at a time."""
         step = max(1, HEAD_LOGITS_MAX // self._head.weight.shape[0])
-        parts = [
-            self._slice(
-                states[start : start + step], row.tokens[start : start + step], row.uniforms[start : start + step]
-            )
-            for start in range(0, len(states), step)
-        ]
+        places = [slice(start, start + step) for start in range(0, len(states), step)]
+        parts = [self._slice(states[at], row.tokens[at], row.uniforms[at], row.temperature) for at in places]
         logprobs, below, upto, dictated = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         return Scored(logprobs, below, upto, dictated)
 
-    def _slice(self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _slice(
+        self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, ...]:
         """`replay.score` of some positions: states [t, H] → log-probability, below, up to, dictated, [t] each."""
-        scores = torch.log_softmax(self._head(states).float() / self._temperature, dim=-1)  # [t, V]
+        scores = torch.log_softmax(self._head(states).float() / temperature, dim=-1)  # [t, V]
         cumulative = scores.exp().double().cumsum(-1)
         total = cumulative[:, -1:]
         if not torch.isfinite(total).all():
@@ -158,7 +156,8 @@ def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:
     for place in batch:
         for number, tokens in enumerate(claims[place].completions):
             drawn = torch.from_numpy(tokens.astype(np.int64))
-            yield _Row(place, number, drawn, torch.from_numpy(uniforms(claims[place].seed, number, len(tokens))))
+            chances = torch.from_numpy(uniforms(claims[place].seed, number, len(tokens)))
+            yield _Row(place, number, drawn, chances, claims[place].temperature)
 
 
 def _batches(claims: Sequence[Prefill]) -> Iterator[list[int]]:

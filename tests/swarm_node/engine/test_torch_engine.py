@@ -347,6 +347,13 @@ def test_a_canary_that_is_none_is_refused(policy: Path, tmp_path: Path, canary: 
         TorchEngine().load(folder, 1)
 
 
+def test_a_canary_beyond_the_vocabulary_is_refused_before_it_reaches_the_device(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "canary.json").write_text('{"tokens": [1, 320, 3], "logprobs": [-1.0, -1.0]}')
+    with pytest.raises(EngineFailed, match="token 320, the vocabulary only 320"):
+        TorchEngine().load(folder, 1)
+
+
 def test_a_policy_without_a_canary_is_loaded(policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "policy")
     (folder / "canary.json").unlink()

@@ -45,7 +45,7 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Qwen3."""
+    """The sizes of a Qwen3; what config.json leaves out is as in transformers."""
 
     vocabulary: int
     hidden: int
@@ -66,8 +66,8 @@ class Shape:
             hidden=int(config["hidden_size"]),
             layers=int(config["num_hidden_layers"]),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head=int(config.get("head_dim") or config["hidden_size"] // heads),
+            kv_heads=int(config.get("num_key_value_heads", 32) or heads),
+            head=int(config.get("head_dim", 128)),
             intermediate=int(config["intermediate_size"]),
             epsilon=float(config.get("rms_norm_eps", 1e-6)),
             rope_base=float(_rope(config).get("rope_theta", config.get("rope_theta", 10_000.0))),

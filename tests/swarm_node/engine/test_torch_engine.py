@@ -445,6 +445,14 @@ def test_what_our_decoder_does_not_compute_goes_the_generic_way(
     assert qwen3.supports(config | changes) is known
 
 
+def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for() -> None:
+    given = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
+    ours, theirs = qwen3.Shape.of(given), Qwen3Config(**given)
+    expected = (theirs.head_dim, theirs.num_key_value_heads, theirs.tie_word_embeddings)
+    assert (ours.head, ours.kv_heads, ours.tied) == expected
+    assert (ours.epsilon, ours.rope_base) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+
+
 def test_an_end_token_of_number_zero_ends_a_completion(policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "policy")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import load
-from protocol.errors import ConfigInvalid, SwarmError
+from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
 
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive
@@ -51,7 +51,7 @@ def replay(
     from coordinator.audit.case import RoundArchive
 
     if source.is_dir():
-        case, report = _audit(source, tolerance)
+        case, report = _audit(source, tolerance, claim)
     else:
         with closing(RoundArchive(load(source, settings))) as archive, tempfile.TemporaryDirectory() as folder:
             archive.export(claim, Path(folder), neighbours=neighbours)
@@ -114,27 +114,28 @@ def _probes(archive: "RoundArchive", node: str) -> "list[Measured]":
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         cases = [case for claim in archive.claims_of(node) if (case := archive.case(claim, folder)) is not None]
-        replays = replay(cases, _scores(folder, cases[0].sampler.temperature)) if cases else []
+        replays = replay(cases, _scores(folder))
     return [measured for found in replays if not isinstance(found, SwarmError) for measured in found.values()]
 
 
-def _audit(folder: Path, tolerance: str) -> "tuple[Case, Report]":
-    """The verdict on the case in a folder."""
+def _audit(folder: Path, tolerance: str, claim: str = "") -> "tuple[Case, Report]":
+    """The verdict on the case in a folder, if it is that of this claim."""
     from coordinator.audit import calibration
     from coordinator.audit.case import POLICIES, open_case
     from coordinator.audit.check import audit
 
     case = open_case(folder)
-    score = _scores(folder / POLICIES, case.sampler.temperature)
-    (report,) = audit([case], score, calibration.read(folder / calibration.FILE), tolerance)
+    if claim not in ("", case.claim_id):
+        raise AuditFailed(f"{folder} holds another claim: {case.claim_id}.")
+    (report,) = audit([case], _scores(folder / POLICIES), calibration.read(folder / calibration.FILE), tolerance)
     return case, report
 
 
-def _scores(policies: Path, temperature: float) -> "Score":
+def _scores(policies: Path) -> "Score":
     """The model of each version, from a folder of policy folders."""
     from coordinator.audit.scorer import Scorer
 
-    return lambda version, claims: Scorer(policies / str(version), temperature=temperature).score(claims)
+    return lambda version, claims: Scorer(policies / str(version)).score(claims)
 
 
 def _print(case: "Case", report: "Report", command: str, as_json: bool) -> None:

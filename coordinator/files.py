@@ -4,6 +4,7 @@
   disk works through them at its own speed.
 - An upload is written as it comes and hashed on the way. It is not synced: whoever uses it checks its digest again.
 - A full disk has a name, and what could not be written whole leaves nothing behind.
+- What a stranger may have made is read with `read_at_most`.
 """
 
 import errno
@@ -150,3 +151,14 @@ def mapped(path: Path) -> memoryview:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")  # which cannot be mapped
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def read_at_most(path: Path, max_bytes: int) -> bytes:
+    """A file's bytes, if it is a plain one and no larger than this."""
+    if not path.is_file():  # a pipe would keep us waiting
+        raise ValueError(f"{path} is no file")
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes} bytes")
+    return data

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tokenizers import Tokenizer
 
-from protocol.rollout import PolicyBounds
+from protocol.rollout import PolicyBounds, end_tokens
 from protocol.tasks import Task
 
 
@@ -38,7 +38,4 @@ def policy_bounds(read_file: Callable[[str], bytes], max_new_tokens: int) -> Pol
     """What a policy's files say about its tokens."""
     config = json.loads(read_file("config.json"))
     generation = json.loads(read_file("generation_config.json"))
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
-    return PolicyBounds(
-        int(config["vocab_size"]), frozenset(ends if isinstance(ends, list) else [ends]), max_new_tokens
-    )
+    return PolicyBounds(int(config["vocab_size"]), end_tokens(config, generation), max_new_tokens)

@@ -21,7 +21,7 @@ class Lease(Message):
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     seed: int = Field(ge=0, lt=2**63)
     samples: int = Field(ge=1, le=limits.SAMPLES_MAX)
-    prompt: bytes = Field(max_length=4 * limits.TOKENS_MAX)
+    prompt: bytes = Field(min_length=4, max_length=4 * limits.TOKENS_MAX)
     """Token ids, 32-bit little-endian."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     expires_ms: int

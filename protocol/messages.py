@@ -114,7 +114,7 @@ no money; the end."""
 class LeaseReply(Message):
     """Work, or why there is none and when to ask again; with the same hint as a heartbeat's reply."""
 
-    leases: tuple[Lease, ...]
+    leases: tuple[Lease, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
     newest_version: int = Field(ge=0, le=limits.VERSION_MAX)
     reason: Reason
     retry_s: float

@@ -5,8 +5,9 @@
 - Counted is what is checked: tokens are decoded once, here, and everybody uses that array.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,17 @@ class RolloutClaim(Message):
     version: int
     seed: int
     samples: tuple[Sample, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
+
+
+def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
+    """The tokens that end a completion: those of generation_config.json if it names any, else those of config.json."""
+    named = generation.get("eos_token_id")
+    if named is None:
+        named = config.get("eos_token_id")
+    tokens = named if isinstance(named, list) else [named]
+    if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
+        raise TokensInvalid(f"The policy's files name no end token, but {str(named)[:60]}.")
+    return frozenset(tokens)
 
 
 @dataclass(frozen=True)

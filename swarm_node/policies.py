@@ -141,11 +141,14 @@ class PolicyFollower:
 
     async def usable(self) -> Policy:
         """The version to work with, once there is one and nothing speaks against it."""
-        while True:
-            self._expire()
-            if self.ready is not None and self.distrust is None:
-                return self.ready
+        while (policy := self.usable_now()) is None:
             await self._changed.wait()
+        return policy
+
+    def usable_now(self) -> Policy | None:
+        """The version to work with, if there is one and nothing speaks against it."""
+        self._expire()
+        return self.ready if self.distrust is None else None
 
     def _expire(self) -> None:
         """Proof has an end: when no newer one came, for whatever reason, work stops and it is asked for again."""

@@ -132,8 +132,7 @@ class Worker:
             len(self._open) <= self._groups_per_request // 2
             and len(self._outbox) < OUTBOX_MAX
             and trio.current_time() >= self._ask_at
-            and self._policies.ready == self._loaded
-            and self._policies.distrust is None
+            and self._policies.usable_now() == self._loaded
         )
 
     def _pause(self, seconds: float) -> None:
@@ -145,7 +144,7 @@ class Worker:
         if not self._open:
             self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
             await trio.sleep_until(self._ask_at)
-        policy = await self._policies.usable()
+        policy = await self._policies.usable()  # at once if anything is open, see `_is_hungry`
         if policy != self._loaded and not self._open:
             await self._load(policy)
         elif len(self._outbox) >= OUTBOX_MAX:
@@ -214,9 +213,12 @@ class Worker:
         request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request - len(self._open))
         reply = await self._coordinator.lease(request)
         self._policies.hint(reply.newest_version)
-        if any(lease.version != policy.manifest.version for lease in reply.leases):
-            await self._give_back([lease.lease_id for lease in reply.leases])
-            raise LeaseClosed("The coordinator offers leases for a version that this node did not ask for.")
+        new = {lease.lease_id for lease in reply.leases} - self._open.keys()
+        if not len(new) == len(reply.leases) <= request.groups or any(
+            lease.version != request.version for lease in reply.leases
+        ):
+            await self._give_back(sorted(new))
+            raise LeaseClosed("The coordinator offers leases that this node did not ask for, or one of them twice.")
         if reply.reason == "finished":
             self.finished.set()
         elif not reply.leases:

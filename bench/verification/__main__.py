@@ -72,7 +72,7 @@ class Trial:
 
 
 def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
-    return Scorer(folder, temperature=1.0, dtype=dtype)
+    return Scorer(folder, dtype=dtype)
 
 
 def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:

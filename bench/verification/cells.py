@@ -72,7 +72,7 @@ def replayed(scorer: Scorer, groups: Sequence[Group], said: Said) -> list[Measur
 
 
 def prefill(group: Group, completions: Sequence[Completion]) -> Prefill:
-    return Prefill(np.array(group.prompt, np.uint32), [said.tokens for said in completions], group.seed)
+    return Prefill(np.array(group.prompt, np.uint32), [said.tokens for said in completions], group.seed, 1.0)
 
 
 def judged(

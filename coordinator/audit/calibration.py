@@ -20,13 +20,18 @@ from securesystemslib.signer import Signer
 from tuf.api.metadata import Root
 
 from coordinator.audit.replay import Floats, Measured, joined
+from coordinator.files import read_at_most
 from protocol.errors import AuditFailed
+from protocol.limits import MIB
 
 PAYLOAD_TYPE = "application/vnd.echo-swarm.tolerances+json"
 FILE = "tolerances.json"
 SHIPPED = Path(__file__).with_name(FILE)
 ROLE = "targets"
 """The keys that vouch for policies vouch for how they are judged."""
+
+FILE_MAX_BYTES = MIB
+"""A class takes half a kilobyte."""
 
 QUANTILE = 0.999
 WIDER = 2.0
@@ -123,8 +128,9 @@ def load(folder: Path, root: Root) -> Calibration:
         return read(SHIPPED)
     role = root.roles[ROLE]
     keys = [root.keys[keyid] for keyid in role.keyids]
+    data = _read(path)
     try:
-        envelope = Envelope.from_dict(json.loads(path.read_bytes()))
+        envelope = Envelope.from_dict(json.loads(data))
         envelope.verify(list(keys), role.threshold)
     except (SigningError, ValueError, KeyError, TypeError, AttributeError) as error:  # as JSON of any shape may raise
         raise AuditFailed(
@@ -137,7 +143,7 @@ def load(folder: Path, root: Root) -> Calibration:
 
 def read(path: Path) -> Calibration:
     """A file that needs no signature, because it came with the code or was checked before it was copied."""
-    return _parse(path.read_bytes(), path)
+    return _parse(_read(path), path)
 
 
 def sign(calibration: Calibration, signers: Sequence[Signer]) -> bytes:
@@ -146,6 +152,13 @@ def sign(calibration: Calibration, signers: Sequence[Signer]) -> bytes:
     for signer in signers:
         envelope.sign(signer)
     return json.dumps(envelope.to_dict(), indent=2).encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_at_most(path, FILE_MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise AuditFailed(f"There are no tolerances: {error}.") from None
 
 
 def _parse(data: bytes, path: Path) -> Calibration:

@@ -2,10 +2,12 @@
 
 - A case folder is `case` (canonical bytes: lease, signed rollout, sampler), `tolerances.json`, and `policies/VERSION/`
   in hub format: the claimed version, and those to compare it with. Whoever holds the folder can repeat the verdict.
-- The signature is checked whenever a case is opened, so evidence is always what the node signed.
+- The signature is checked whenever a case is opened, so evidence is always what the node signed. All else in a folder
+  is the word of whoever made it: prompt, sampler, tolerances and weights.
 - The round's store is only read, so a coordinator may be running meanwhile.
 """
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +17,31 @@ import sqlalchemy as sa
 
 from coordinator.audit import calibration
 from coordinator.config import Config
+from coordinator.files import read_at_most
 from coordinator.policy_text import policy_bounds
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
 from coordinator.tables import leases, rollouts
 from protocol import chunks, limits
-from protocol.errors import AuditFailed
+from protocol.errors import AuditFailed, TokensInvalid
 from protocol.ids import Hex64
 from protocol.lease import Lease
 from protocol.manifest import Sampler
 from protocol.message import Message
-from protocol.rollout import PolicyBounds, RolloutClaim
+from protocol.rollout import PolicyBounds, RolloutClaim, unpack_tokens
 from protocol.signing import open_envelope
 
 FILE = "case"
 POLICIES = "policies"
+
+CASE_MAX_BYTES = 2 * limits.REQUEST_MAX_BYTES
+"""A rollout and its lease."""
+
+CONFIG_MAX_BYTES = limits.MIB
+"""Configurations have a few kilobytes."""
+
+NEIGHBOURS_MAX = 17
+"""Versions that a claim is compared with, each of them loaded: as many before it as an export may have, one after."""
 
 
 class CaseFile(Message):
@@ -142,28 +154,41 @@ class RoundArchive:
 
 def open_case(folder: Path) -> Case:
     """A case from its folder."""
-    if not (folder / FILE).is_file():
-        raise AuditFailed(f"{folder} holds no case.", hint="Make one with `swarm-coordinator audit export`.")
-    file = CaseFile.from_bytes((folder / FILE).read_bytes(), max_bytes=2 * limits.REQUEST_MAX_BYTES)
+    try:
+        data = read_at_most(folder / FILE, CASE_MAX_BYTES)
+    except (OSError, ValueError) as error:
+        hint = "Make one with `swarm-coordinator audit export`."
+        raise AuditFailed(f"{folder} holds no case: {error}.", hint=hint) from None
+    file = CaseFile.from_bytes(data, max_bytes=CASE_MAX_BYTES)
     lease = Lease.from_bytes(file.lease)
     policy = folder / POLICIES / str(lease.version)
     if not policy.is_dir():
         raise AuditFailed(f"{folder} lacks version {lease.version}, which the rollout claims.")
-    versions = sorted(int(path.name) for path in policy.parent.iterdir() if path.name.isdigit())
-    return _opened(file, policy, [version for version in versions if version != lease.version])
+    names = (path.name for path in policy.parent.iterdir() if re.fullmatch("[1-9][0-9]*", path.name))
+    neighbours = sorted({int(name) for name in names} - {lease.version})
+    if len(neighbours) > NEIGHBOURS_MAX:
+        raise AuditFailed(f"{folder} compares with {len(neighbours)} versions; {NEIGHBOURS_MAX} are enough.")
+    return _opened(file, policy, neighbours)
 
 
 def _opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     """A case whose signature was checked."""
     signed = open_envelope("rollout", file.rollout)
+    lease = Lease.from_bytes(file.lease)
+    try:
+        bounds = policy_bounds(lambda name: read_at_most(policy / name, CONFIG_MAX_BYTES), file.sampler.max_new_tokens)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, TokensInvalid) as error:
+        raise AuditFailed(f"{policy} is no policy: {error!r}"[:300]) from None  # as JSON of any shape may raise
+    if int(unpack_tokens(lease.prompt).max()) >= bounds.vocab_size:
+        raise AuditFailed(f"The lease's prompt has tokens beyond the vocabulary of {bounds.vocab_size}.")
     return Case(
         claim_id=chunks.digest(signed.payload),
         node=signed.signer,
         round_id=file.round_id,
-        lease=Lease.from_bytes(file.lease),
+        lease=lease,
         claim=RolloutClaim.from_bytes(signed.payload),
         sampler=file.sampler,
-        bounds=policy_bounds(lambda name: (policy / name).read_bytes(), file.sampler.max_new_tokens),
+        bounds=bounds,
         neighbours=tuple(neighbours),
     )
 

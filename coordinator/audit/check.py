@@ -58,4 +58,5 @@ def _versions(case: Case) -> tuple[int, ...]:
 
 
 def _prefill(case: Case, completions: Sequence[Completion]) -> Prefill:
-    return Prefill(unpack_tokens(case.lease.prompt), [completion.tokens for completion in completions], case.lease.seed)
+    tokens = [completion.tokens for completion in completions]
+    return Prefill(unpack_tokens(case.lease.prompt), tokens, case.lease.seed, case.sampler.temperature)

@@ -28,11 +28,12 @@ MARGIN_MAX = 100.0
 
 @dataclass(frozen=True)
 class Prefill:
-    """One claim to score: its prompt, its completions, and the lease's seed."""
+    """One claim to score: its prompt, its completions, and how its lease has them drawn."""
 
     prompt: Tokens
     completions: Sequence[Tokens]
     seed: int
+    temperature: float
 
 
 @dataclass(frozen=True)

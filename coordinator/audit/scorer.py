@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
@@ -38,26 +37,27 @@ class _Row:
     number: int
     tokens: torch.Tensor  # [T]
     uniforms: torch.Tensor  # [T]
+    temperature: float
 
 
 class Scorer:
     """One policy version, ready to score."""
 
-    def __init__(self, folder: Path, *, temperature: float, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
         try:
-            # No network and no code from the folder, whatever its configuration says.
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise AuditFailed(f"The policy in {folder} cannot be loaded: {error}") from error
-        self._temperature = temperature
-        self._body, self._head = model.eval().base_model, model.get_output_embeddings()
-        self._require_plain_head(model, folder)
+            model = _load(folder, dtype)
+            self._body, self._head = model.base_model, model.get_output_embeddings()
+            self._require_plain_head(model, folder)
+        except AuditFailed:
+            raise
+        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+            raise AuditFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
 
     def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
         """For every claim the replay of each of its completions."""
-        found: dict[tuple[int, int], Scored] = {}
+        vocabulary, found = self._head.weight.shape[0], dict[tuple[int, int], Scored]()
+        if any(int(part.max()) >= vocabulary for claim in claims for part in (claim.prompt, *claim.completions)):
+            raise AuditFailed(f"A claim has tokens beyond this version's vocabulary of {vocabulary}.")
         with torch.inference_mode():
             for batch in _batches(claims):
                 self._score(claims, batch, found)
@@ -104,18 +104,16 @@ class Scorer:
     def _scored(self, row: _Row, states: torch.Tensor) -> Scored:
         """One sample's states [T, H] through the head, a slice of positions at a time."""
         step = max(1, HEAD_LOGITS_MAX // self._head.weight.shape[0])
-        parts = [
-            self._slice(
-                states[start : start + step], row.tokens[start : start + step], row.uniforms[start : start + step]
-            )
-            for start in range(0, len(states), step)
-        ]
+        places = [slice(start, start + step) for start in range(0, len(states), step)]
+        parts = [self._slice(states[at], row.tokens[at], row.uniforms[at], row.temperature) for at in places]
         logprobs, below, upto, dictated = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         return Scored(logprobs, below, upto, dictated)
 
-    def _slice(self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _slice(
+        self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, ...]:
         """`replay.score` of some positions: states [t, H] → log-probability, below, up to, dictated, [t] each."""
-        scores = torch.log_softmax(self._head(states).float() / self._temperature, dim=-1)  # [t, V]
+        scores = torch.log_softmax(self._head(states).float() / temperature, dim=-1)  # [t, V]
         cumulative = scores.exp().double().cumsum(-1)
         total = cumulative[:, -1:]
         if not torch.isfinite(total).all():
@@ -138,11 +136,28 @@ class Scorer:
             raise AuditFailed(f"The policy in {folder} changes its logits behind its head.", hint="No replay knows it.")
 
 
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of a policy folder: no network, and no code or pickle from the folder, whatever it says."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    model, report = loaded
+    if missing := report["missing_keys"]:  # it would make them up
+        raise AuditFailed(f"The policy in {folder} lacks tensors: {', '.join(sorted(missing)[:5])}.")
+    return model.eval()
+
+
 def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:
     for place in batch:
         for number, tokens in enumerate(claims[place].completions):
             drawn = torch.from_numpy(tokens.astype(np.int64))
-            yield _Row(place, number, drawn, torch.from_numpy(uniforms(claims[place].seed, number, len(tokens))))
+            chances = torch.from_numpy(uniforms(claims[place].seed, number, len(tokens)))
+            yield _Row(place, number, drawn, chances, claims[place].temperature)
 
 
 def _batches(claims: Sequence[Prefill]) -> Iterator[list[int]]:

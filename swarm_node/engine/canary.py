@@ -26,6 +26,8 @@ def check(decoder: Decoder, folder: Path) -> None:
     if not file.exists():
         return
     canary = Canary.from_value(json.loads(file.read_bytes()))
+    if (largest := max(canary.tokens)) >= decoder.vocab_size:
+        raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {decoder.vocab_size}.")
     expected = torch.tensor(canary.logprobs)
     error = float((score(decoder, canary.tokens) - expected[None]).abs().mean())
     tolerance = TOLERANCE_NATS[decoder.dtype]

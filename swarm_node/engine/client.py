@@ -146,8 +146,8 @@ class EngineClient:
         """Make sure of a child; true if it is a new one."""
         if self._process is not None and self._process.poll() is None:
             return False
-        if self._unanswered:
-            raise await self._gone()
+        if self._process is not None and self._unanswered:
+            raise await _gone(self._process)
         await self.close()
         try:
             self._process = await trio.lowlevel.open_process(
@@ -177,14 +177,15 @@ class EngineClient:
             self._early.append(answer)
 
     async def _send(self, body: Load | Generate | Cancel | Measure) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
         with self._deadline(self._answer_timeout_s, "take a command"):
             try:
                 async with self._pipe:
-                    await self._process.stdin.send_all(frame(Command(body=body)))
-            except trio.BrokenResourceError as error:
-                raise await self._gone() from error
+                    await process.stdin.send_all(frame(Command(body=body)))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise await _gone(process) from error
 
     async def _receive(self, timeout_s: float) -> Ended | Reply:
         with self._deadline(timeout_s, "answer"):
@@ -194,13 +195,17 @@ class EngineClient:
             return Answer.from_bytes(await self._read(size_bytes)).body
 
     async def _read(self, size_bytes: int) -> bytes:
-        assert self._process is not None
-        assert self._process.stdout is not None
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
         parts = bytearray()
         while len(parts) < size_bytes:
-            part = await self._process.stdout.receive_some(size_bytes - len(parts))
+            try:
+                part = await process.stdout.receive_some(size_bytes - len(parts))
+            except trio.ClosedResourceError as error:  # `cancel` found it broken
+                raise await _gone(process) from error
             if not part:
-                raise await self._gone()
+                raise await _gone(process)
             parts += part
         return bytes(parts)
 
@@ -222,14 +227,6 @@ class EngineClient:
                 hint="It is started again; if this repeats, take fewer leases at once.",
             ) from error
 
-    async def _gone(self) -> EngineFailed:
-        assert self._process is not None
-        with trio.move_on_after(GRACE_S):
-            await self._process.wait()
-        code = self._process.returncode
-        died = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        return EngineFailed(f"The engine ended {died}.", hint="It is started again; its log says more.")
-
 
 class _Reported(Exception):
     """The child itself said that the command failed: it is alive and in step."""
@@ -249,6 +246,15 @@ async def open_engine(
         yield client
     finally:
         await client.close()
+
+
+async def _gone(process: trio.Process) -> EngineFailed:
+    """What to say of a child that ended, or is about to."""
+    with trio.move_on_after(GRACE_S):
+        await process.wait()
+    code = process.returncode
+    died = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+    return EngineFailed(f"The engine ended {died}.", hint="It is started again; its log says more.")
 
 
 async def _kill(process: trio.Process) -> None:

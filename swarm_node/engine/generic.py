@@ -21,9 +21,17 @@ class Generic:
     joins_midway = False
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
+        model, report = loaded
+        if missing := report["missing_keys"]:  # it would make them up
+            raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
         self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
         config = self._model.config.get_text_config()

@@ -30,21 +30,22 @@ def supports(config: dict[str, Any]) -> bool:
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("attention_bias")
         and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
         and not config.get("quantization_config")
-        and _rope(config)[0] == "default"
+        and config.get("partial_rotary_factor") is None
+        and _rope(config).keys() <= {"rope_type", "type", "rope_theta"}
+        and all(_rope(config).get(name, "default") == "default" for name in ("rope_type", "type"))
     )
 
 
-def _rope(config: dict[str, Any]) -> tuple[str, float]:
-    """The kind of rotary positions and their base, in the old form of config.json or the new one."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = given.get("rope_type", given.get("type", "default"))
-    return kind, float(given.get("rope_theta", config.get("rope_theta", 10_000.0)))
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says of rotary positions: its old form goes before the new one, as in transformers."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Qwen3."""
+    """The sizes of a Qwen3; what config.json leaves out is as in transformers."""
 
     vocabulary: int
     hidden: int
@@ -65,11 +66,11 @@ class Shape:
             hidden=int(config["hidden_size"]),
             layers=int(config["num_hidden_layers"]),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head=int(config.get("head_dim") or config["hidden_size"] // heads),
+            kv_heads=int(config.get("num_key_value_heads", 32) or heads),
+            head=int(config.get("head_dim", 128)),
             intermediate=int(config["intermediate_size"]),
             epsilon=float(config.get("rms_norm_eps", 1e-6)),
-            rope_base=_rope(config)[1],
+            rope_base=float(_rope(config).get("rope_theta", config.get("rope_theta", 10_000.0))),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
 
@@ -133,6 +134,8 @@ class Qwen3:
             query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             self._cache[number, 0, first:last, :, :longest] = key[owners]
             self._cache[number, 1, first:last, :, :longest] = value[owners]
+            # What an earlier sample left behind is masked, but a masked NaN is still one.
+            self._cache[number, :, first:last, :, longest:] = 0
             mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             hidden = self._finish(layer, hidden, mixed.transpose(1, 2).flatten(2))
         self._lengths[first:last] = lengths[owners]
@@ -219,7 +222,7 @@ class Qwen3:
         if width > had_width:
             width = max(width + WIDTH_STEP, had_width * 3 // 2)
         shape, old = self._shape, self._cache
-        # Zeros, not garbage: a masked place still takes part in a product, where a NaN would stay one.
+        # Zeros, not garbage, for the same reason as in `prefill`.
         self._cache = torch.zeros(
             shape.layers, 2, max(rows, had_rows), shape.kv_heads, max(width, had_width), shape.head,
             dtype=self.dtype, device=self.device,

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.sampling import uniform_table
 from swarm_node.engine import canary, qwen3, sampler, weights
 from swarm_node.engine.decoder import Decoder
@@ -60,7 +60,7 @@ class Running:
 
     group: Group
     number: int
-    uniforms: NDArray[np.float64]
+    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -96,7 +96,7 @@ class TorchEngine:
         decoder, self._decoder = self._decoder, None
         try:
             config = weights.read_config(folder)
-            ends = frozenset(weights.end_tokens(folder, config))
+            ends = end_tokens(config, weights.read_generation_config(folder))
             rebuilt = decoder is None or config != self._config or not decoder.swap(folder)
             if decoder is None or rebuilt:
                 decoder = None  # before the next is made: two may not fit
@@ -174,8 +174,9 @@ class TorchEngine:
         samples = [(group, number) for group, numbers in entering for number in numbers]
         longest = max(group.request.max_new_tokens for group, _ in entering)
         seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
-        uniforms = uniform_table(seeds, numbers, longest)
-        self._running += [Running(*sample, row) for sample, row in zip(samples, uniforms, strict=True)]
+        self._running += [Running(*sample) for sample in samples]  # before anything that memory may not suffice for
+        for one, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
+            one.uniforms = row
         prompts, copies = [group.prompt for group, _ in entering], [len(numbers) for _, numbers in entering]
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._spent["prompt_tokens"] += sum(map(len, prompts))
@@ -212,19 +213,19 @@ class TorchEngine:
         temperatures = torch.tensor([one.group.request.temperature for one in drawn], device=logits.device)
         uniforms = torch.tensor([one.uniforms[len(one.tokens)] for one in drawn], device=logits.device)
         tokens, logprobs = sampler.draw(logits, temperatures, uniforms)
-        now, finished = time.monotonic(), []
+        now, leaving, broken = time.monotonic(), [], dict[Group, None]()
         for row, (one, token, logprob) in enumerate(zip(drawn, tokens.tolist(), logprobs.tolist(), strict=True), first):
             group = one.group
             group.first_token_at = group.first_token_at or now
             one.tokens.append(token)
             one.logprobs.append(logprob)
-            if token in self._ends or len(one.tokens) == group.request.max_new_tokens:
-                finished.append(row)
+            if math.isnan(logprob):
+                broken[group] = None
+            elif token in self._ends or len(one.tokens) == group.request.max_new_tokens:
+                leaving.append(row)
                 self._end(one, now)
-        self._vacate(finished)
-        broken = dict.fromkeys(one.group for one in drawn if math.isnan(one.logprobs[-1]))
         self._answers += [_failed(group, "The policy gives probabilities that are no numbers.") for group in broken]
-        self._remove(broken)
+        self._remove(broken, leaving)
 
     def _end(self, one: Running, now: float) -> None:
         """Keep a finished sample, and hand over its group if it was the last."""
@@ -241,18 +242,20 @@ class TorchEngine:
                 GroupDone(request_id=group.request.request_id, samples=samples, first_token_ago_s=ago_s)
             )
 
-    def _remove(self, groups: Collection[Group]) -> None:
-        """Forget groups, wherever they are."""
+    def _remove(self, groups: Collection[Group], rows: Collection[int] = ()) -> None:
+        """Forget groups, wherever they are, and take out these samples besides."""
+        leaving = set(rows)
         if groups:
             self._queue = deque(group for group in self._queue if group not in groups)
-            self._vacate([row for row, one in enumerate(self._running) if one.group in groups])
+            leaving.update(row for row, one in enumerate(self._running) if one.group in groups)
+        self._vacate(leaving)
 
-    def _vacate(self, rows: Sequence[int]) -> None:
+    def _vacate(self, gone: set[int]) -> None:
         """Take samples out; the last ones move into the slots that fall free."""
-        if not rows:
+        if not gone:
             return
-        left, gone = len(self._running) - len(rows), set(rows)
-        holes = [row for row in rows if row < left]
+        left = len(self._running) - len(gone)
+        holes = sorted(row for row in gone if row < left)
         movers = [row for row in range(left, len(self._running)) if row not in gone]
         for hole, mover in zip(holes, movers, strict=True):
             self._running[hole] = self._running[mover]

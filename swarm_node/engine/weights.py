@@ -1,4 +1,4 @@
-"""The files of a policy folder: its configuration, its end tokens, and its tensors without a copy.
+"""The files of a policy folder: its configuration, and its tensors without a copy.
 
 - Nothing here needs `transformers`, whose import takes seconds of every start.
 - What a file says of itself (names, shapes, length) is checked before the first byte of a tensor is read.
@@ -20,21 +20,20 @@ Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What config.json says."""
-    config = json.loads((folder / "config.json").read_bytes())
-    if not isinstance(config, dict):
-        raise ValueError("config.json is no object")
-    return config
+    return _read_object(folder / "config.json")
 
 
-def end_tokens(folder: Path, config: dict[str, Any]) -> list[int]:
-    """The tokens that end a completion; a policy may have several, and may name them in either of two files."""
-    named = config.get("eos_token_id")
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        named = json.loads(generation.read_bytes()).get("eos_token_id") or named
-    if named is None:
-        raise ValueError("neither config.json nor generation_config.json names an end token")
-    return [named] if isinstance(named, int) else [int(token) for token in named]
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """What generation_config.json says, which not every policy has."""
+    file = folder / "generation_config.json"
+    return _read_object(file) if file.exists() else {}
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    value = json.loads(file.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError(f"{file.name} is no object")
+    return value
 
 
 @contextmanager

@@ -42,7 +42,9 @@ def policy(version: int) -> Policy:
 class World:
     """Coordinator, policies, engine, outbox and sender at once; `log` is what they were asked, in order."""
 
-    def __init__(self, *, leases: int, offered_version: int | None = None) -> None:
+    def __init__(
+        self, *, leases: int, offered_version: int | None = None, at_least: int = 0, repeat: bool = False
+    ) -> None:
         self.log: list[str] = []
         self.ready: Policy | None = policy(1)
         self.distrust = None
@@ -53,7 +55,8 @@ class World:
         """Raised once, instead of what would be logged under this name."""
         self.before_end: Callable[[], None] = lambda: None
         self.on_give_back: Callable[[], None] = lambda: None
-        self._offered_version = offered_version
+        self.proof_ended = False
+        self._offered_version, self.at_least, self._repeat = offered_version, at_least, repeat
         self._engine: deque[Request] = deque()
         everything = cast(Any, self)
         self.worker = Worker(
@@ -79,8 +82,14 @@ class World:
         self.log.append(what)
 
     async def usable(self) -> Policy:
+        if self.proof_ended:
+            self.note("wait for proof")
+            self.proof_ended = False
         assert self.ready is not None
         return self.ready
+
+    def usable_now(self) -> Policy | None:
+        return None if self.proof_ended else self.ready
 
     def hint(self, newest_version: int) -> None:
         pass
@@ -89,9 +98,9 @@ class World:
         await trio.lowlevel.checkpoint()
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
-        count = min(request.groups, self.finished_after - self.given)
+        count = min(max(request.groups, self.at_least), self.finished_after - self.given)
         self.note(f"lease v{request.version}")
-        numbers = range(self.given, self.given + count)
+        numbers = [0] * count if self._repeat else range(self.given, self.given + count)
         self.given += count
         version = self._offered_version or request.version
         leases = tuple(
@@ -189,6 +198,36 @@ async def test_a_coordinator_that_is_away_costs_nothing_that_is_being_sampled() 
 async def test_leases_for_another_version_go_back_unanswered() -> None:
     world = World(leases=4, offered_version=7)
     assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3", "lease v1"]
+
+
+async def test_more_leases_than_asked_for_are_refused_and_cost_no_group_that_runs() -> None:
+    world = World(leases=8, at_least=8)
+    assert await world.run() == ["load v1", "lease v1", "back 0 1 2 3 4 5 6 7", "lease v1"]
+    world = World(leases=12)
+
+    def offer_more() -> None:
+        world.at_least = 4
+
+    world.before_end = offer_more
+    log = await world.run()
+    assert log[3:8] == [*answered(0, 1), "lease v1"]
+    assert log[8:14] == ["back 4 5 6 7", *answered(2, 3), "lease v1"]
+
+
+async def test_a_lease_that_is_offered_twice_is_sampled_by_nobody() -> None:
+    assert await World(leases=4, repeat=True).run() == ["load v1", "lease v1", "back 0", "lease v1"]
+
+
+async def test_proof_that_ends_lets_no_group_wait_that_runs_and_no_other_begin() -> None:
+    world = World(leases=8)
+
+    def end_proof() -> None:
+        world.proof_ended = True
+        world.before_end = lambda: None
+
+    world.before_end = end_proof
+    log = await world.run()
+    assert log[3:14] == [*answered(0, 1, 2, 3), "wait for proof", "lease v1", "submit 4 5 6 7"]
 
 
 async def test_a_group_that_fails_goes_back_alone() -> None:

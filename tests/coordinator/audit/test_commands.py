@@ -173,6 +173,8 @@ def test_what_is_not_there_is_named(played: Played, tmp_path: Path) -> None:
     with pytest.raises(AuditFailed, match="No tolerances are known"):
         played.run("audit", "replay", str(played.file), played.claims[0], "--tolerance", "x/y/z")
     played.run("audit", "export", str(played.file), played.claims[0], str(tmp_path / "case"), "--neighbours", "0")
+    with pytest.raises(AuditFailed, match="another claim"):
+        played.run("audit", "replay", str(tmp_path / "case"), played.claims[1])
     shutil.rmtree(tmp_path / "case" / "policies" / "2")
     with pytest.raises(AuditFailed, match="lacks version 2"):
         played.run("audit", "replay", str(tmp_path / "case"))

@@ -24,18 +24,18 @@ def prefills() -> list[Prefill]:
     for seed, prompt in enumerate(PROMPTS):
         chance = np.random.Generator(np.random.Philox(seed))
         completions = [chance.integers(0, 320, length).astype(np.uint32) for length in LENGTHS]
-        made.append(Prefill(np.array(prompt, np.uint32), completions, seed))
+        made.append(Prefill(np.array(prompt, np.uint32), completions, seed, temperature=(1.0, 0.6)[seed % 2]))
     made[0].completions[1][:] = 0  # the first token of the vocabulary has nothing below it
     return made
 
 
-def expected(policy: Path, claim: Prefill, number: int, temperature: float) -> Scored:
+def expected(policy: Path, claim: Prefill, number: int) -> Scored:
     model = AutoModelForCausalLM.from_pretrained(policy)
     tokens = claim.completions[number]
     with torch.inference_mode():
         row = torch.tensor([[*claim.prompt.tolist(), *tokens.tolist()]])
         logits = model(row).logits[0, len(claim.prompt) - 1 : -1].numpy()
-    return score(logits, uniforms(claim.seed, number, len(tokens)), tokens.tolist(), temperature)
+    return score(logits, uniforms(claim.seed, number, len(tokens)), tokens.tolist(), claim.temperature)
 
 
 def same(left: Scored, right: Scored) -> bool:
@@ -45,37 +45,42 @@ def same(left: Scored, right: Scored) -> bool:
     return all(close) and bool((left.dictated == right.dictated).all())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_scores_are_those_of_the_definition(policy: Path, temperature: float) -> None:
+def test_scores_are_those_of_the_definition_at_each_claims_own_temperature(policy: Path) -> None:
     claims = prefills()
-    for claim, found in zip(claims, Scorer(policy, temperature=temperature).score(claims), strict=True):
+    for claim, found in zip(claims, Scorer(policy).score(claims), strict=True):
         for number, scored in enumerate(found):
-            assert same(scored, expected(policy, claim, number, temperature))
+            assert same(scored, expected(policy, claim, number))
 
 
 @pytest.mark.parametrize(("body", "head"), [(1, 1), (64, 3 * 320), (10**6, 10**9)])
 def test_slices_and_batches_change_nothing(policy: Path, monkeypatch: pytest.MonkeyPatch, body: int, head: int) -> None:
-    whole = Scorer(policy, temperature=1.0).score(prefills())
+    whole = Scorer(policy).score(prefills())
     monkeypatch.setattr(module, "BODY_TOKENS_MAX", body)
     monkeypatch.setattr(module, "HEAD_LOGITS_MAX", head)
-    parts = Scorer(policy, temperature=1.0).score(prefills())
+    parts = Scorer(policy).score(prefills())
     assert all(same(a, b) for left, right in zip(whole, parts, strict=True) for a, b in zip(left, right, strict=True))
 
 
 def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest input of the head is a slice, however many tokens there are."""
     monkeypatch.setattr(module, "HEAD_LOGITS_MAX", 4 * 320)
-    scorer, seen = Scorer(policy, temperature=1.0), list[int]()
+    scorer, seen = Scorer(policy), list[int]()
     scorer._head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
     scorer.score(prefills())
     assert 0 < max(seen) <= 4 * 320
 
 
 def test_nothing_to_score_is_nothing(policy: Path) -> None:
-    assert Scorer(policy, temperature=1.0).score([]) == []
+    assert Scorer(policy).score([]) == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "nan"])
+def test_tokens_beyond_a_versions_vocabulary_are_a_named_error(policy: Path) -> None:
+    claim = Prefill(np.array([19], np.uint32), [np.array([400], np.uint32)], 1, 1.0)
+    with pytest.raises(AuditFailed, match="vocabulary"):
+        Scorer(policy).score([claim])
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "nan", "a tensor too few", "pickled", "config"])
 def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(policy, folder)
@@ -84,7 +89,16 @@ def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage:
         weights.unlink()
     elif damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "a tensor too few":
+        tensors = load_file(weights)
+        del tensors["model.norm.weight"]
+        save_file(tensors, weights, {"format": "pt"})
+    elif damage == "pickled":
+        torch.save(load_file(weights), folder / "pytorch_model.bin")
+        weights.unlink()
+    elif damage == "config":
+        (folder / "config.json").write_text('{"model_type": "qwen3", "num_attention_heads": "many"}')
     else:
         save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     with pytest.raises(AuditFailed):
-        Scorer(folder, temperature=1.0).score(prefills())
+        Scorer(folder).score(prefills())

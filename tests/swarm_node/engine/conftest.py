@@ -1,16 +1,19 @@
-"""One tiny policy for all tests of the engine."""
+"""Tiny policies for all tests of the engine; nobody changes them."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, Qwen3Config
 
-from tests.tiny_policy import make_tiny_policy
+from swarm_node.engine.torch_engine import TorchEngine
+from tests.swarm_node.engine.asking import SIZES
+from tests.tiny_policy import make_other_policy, make_tiny_policy
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy folder; nobody changes it."""
+    """A policy folder as the demo has it."""
     return make_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
@@ -18,3 +21,29 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_thread() -> None:
     """Tiny matrices gain nothing from threads, and threads that wait for each other on a busy machine lose much."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Path) -> TorchEngine:
+    engine = TorchEngine()
+    engine.load(policy, 1)
+    return engine
+
+
+@pytest.fixture(scope="session")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 with grouped queries, a head of its own, bf16 weights and several files."""
+    folder = tmp_path_factory.mktemp("grouped")
+    config = Qwen3Config(
+        **SIZES, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
+    )
+    made = make_other_policy(folder, config, dtype=torch.bfloat16, part_size="20KB")
+    assert len(list(made.glob("*.safetensors"))) > 1
+    return made
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An architecture that only transformers knows."""
+    config = LlamaConfig(**SIZES, tie_word_embeddings=False)
+    return make_other_policy(tmp_path_factory.mktemp("foreign"), config, dtype=torch.float32)

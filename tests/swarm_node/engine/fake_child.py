@@ -56,6 +56,12 @@ def misbehave(fault: str) -> None:
     match fault:
         case "hangs":
             threading.Event().wait()
+        case "leaves its output open":
+            if os.fork() == 0:
+                os.close(0)
+                threading.Event().wait(5)
+                os._exit(0)
+            os._exit(9)
         case "dies":
             os.kill(os.getpid(), 9)
         case "prints":

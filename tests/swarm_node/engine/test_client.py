@@ -151,6 +151,32 @@ async def test_a_call_that_is_given_up_half_way_costs_the_child(policy: Path) ->
             assert not psutil.pid_exists(pid)
 
 
+async def test_a_cancel_that_finds_the_child_dead_ends_whoever_waits_for_a_group_by_name() -> None:
+    """The child is gone, but somebody else holds its output open: only the one who writes can notice."""
+    caught: list[str] = []
+
+    async def wait(engine: EngineClient) -> None:
+        try:
+            await ends(engine)
+        except EngineFailed as error:
+            caught.append(error.code)
+
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(fake("leaves its output open")) as engine, trio.open_nursery() as nursery:
+            await engine.submit([request("first"), ENDLESS])
+            assert await engine.finished()
+            nursery.start_soon(wait, engine)
+            await trio.testing.wait_all_tasks_blocked()
+            while True:
+                try:
+                    await engine.cancel(["endless"])
+                    await trio.lowlevel.checkpoint()
+                except EngineFailed as error:
+                    caught.append(error.code)
+                    break
+    assert caught == ["engine_failed", "engine_failed"]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [(fake("dies at once"), "exit code 3"), (["/nowhere/swarm-node", "engine"], "does not start")],

@@ -14,41 +14,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from protocol.errors import EngineFailed
-from protocol.rollout import Sample, pack_tokens, unpack_tokens
-from protocol.sampling import pick, uniforms
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from protocol.rollout import unpack_tokens
+from protocol.sampling import pick, uniform_table, uniforms
+from swarm_node.engine import torch_engine
+from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
-from tests.tiny_policy import make_other_policy, with_canary
+from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
+from tests.tiny_policy import with_canary
 
-END = 2
 DEADLINE_S = 120.0
-PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
-"""Of unequal length, so that all but one are padded."""
-SIZES: dict[str, Any] = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 40_960, "eos_token_id": END, "pad_token_id": 0,
-}  # fmt: skip  # one word after the other
-
-
-def asked(prompt: Sequence[int], seed: int = 7, **changes: Any) -> Request:
-    fields: dict[str, Any] = {
-        "request_id": f"seed {seed}",
-        "version": 1,
-        "samples": 5,
-        "max_new_tokens": 12,
-        "temperature": 1.0,
-    }
-    return Request(prompt=pack_tokens(list(prompt)), seed=seed, **(fields | changes))
-
-
-def sample(engine: TorchEngine, *requests: Request) -> dict[str, tuple[Sample, ...]]:
-    groups: list[GroupDone] = []
-    engine.generate(requests, groups.append)
-    assert sorted(group.request_id for group in groups) == sorted(wanted.request_id for wanted in requests)
-    return {group.request_id: group.samples for group in groups}
 
 
 @cache
@@ -63,32 +40,6 @@ def reference(policy: Path, prompt: Sequence[int], tokens: Sequence[int], temper
         logits = plain(policy)(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
     scores: torch.Tensor = torch.log_softmax(logits / temperature, dim=-1)
     return scores
-
-
-@pytest.fixture(scope="module")
-def engine(policy: Path) -> TorchEngine:
-    engine = TorchEngine()
-    engine.load(policy, 1)
-    return engine
-
-
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 with grouped queries, a head of its own, bf16 weights and several files."""
-    folder = tmp_path_factory.mktemp("grouped")
-    config = Qwen3Config(
-        **SIZES, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
-    )
-    made = make_other_policy(folder, config, dtype=torch.bfloat16, part_size="20KB")
-    assert len(list(made.glob("*.safetensors"))) > 1
-    return made
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An architecture that only transformers knows."""
-    config = LlamaConfig(**SIZES, tie_word_embeddings=False)
-    return make_other_policy(tmp_path_factory.mktemp("foreign"), config, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -268,104 +219,27 @@ def test_another_configuration_is_built_anew(policy: Path, grouped: Path) -> Non
     assert engine.load(grouped, 2).rebuilt
 
 
-def damaged(folder: Path, how: str) -> None:
-    """Damage the weights of a policy folder, of the same configuration."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    match how:
-        case "truncated":
-            file.write_bytes(file.read_bytes()[:-1000])
-            return
-        case "garbage":
-            file.write_bytes(b"\xff" * 5000)
-            return
-        case "gone":
-            file.unlink()
-            return
-        case "a tensor too few":
-            del tensors["model.norm.weight"]
-        case "a tensor too many":
-            tensors["model.extra.weight"] = torch.ones(3)
-        case "another shape":  # of the last tensor: those before it must not have been copied
-            tensors["model.norm.weight"] = torch.ones(31)
-        case "twice":
-            save_file({"model.norm.weight": tensors["model.norm.weight"]}, folder / "more.safetensors")
-        case "not a number":
-            tensors["model.norm.weight"][0] = float("nan")
-        case "queries for keys":
-            for kind, other in (("q", "k"), ("k", "q")):
-                name = "model.layers.1.self_attn.{}_proj.weight"
-                tensors[name.format(kind)] = load_file(file)[name.format(other)]
-        case "one layer of another version":
-            tensors["model.layers.0.mlp.down_proj.weight"] *= 1.1
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
-DAMAGES = (
-    "truncated", "garbage", "gone", "a tensor too few", "a tensor too many", "another shape", "twice",
-    "not a number", "queries for keys", "one layer of another version",
-)  # fmt: skip  # one word after the other
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_version_is_never_sampled_from_and_a_sound_one_loads_after_it(
-    policy: Path, tmp_path: Path, how: str
+def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = shutil.copytree(policy, tmp_path / "bad")
-    damaged(bad, how)
-    engine, fresh = TorchEngine(), TorchEngine()
-    for before in (None, policy):  # as the first version, and as a swap
-        if before:
-            engine.load(before, 1)
-        with pytest.raises(EngineFailed, match=r"cannot be loaded|does not give its canary"):
-            engine.load(bad, 2)
-        for version in (1, 2):
-            with pytest.raises(EngineFailed, match="No policy is loaded"):
-                engine.add(asked(PROMPTS[0], version=version))
-    assert engine.load(policy, 1).rebuilt
-    fresh.load(policy, 1)
-    assert sample(engine, asked(PROMPTS[0])) == sample(fresh, asked(PROMPTS[0]))
+    engine, left = TorchEngine(), [1, 0]
+    engine.load(policy, 1)
 
+    def scarce(*arguments: Any) -> Any:
+        if left.pop():
+            return uniform_table(*arguments)
+        raise MemoryError
 
-@pytest.mark.parametrize(
-    "config", [b"", b"[]", b"{}", b'{"model_type": "qwen3"}', b'{"model_type": "nothing", "eos_token_id": 2}']
-)
-def test_a_folder_that_is_no_policy_is_refused(policy: Path, tmp_path: Path, config: bytes) -> None:
-    folder = shutil.copytree(policy, tmp_path / "policy")
-    (folder / "config.json").write_bytes(config)
-    for bad in (folder, tmp_path / "absent"):
-        with pytest.raises(EngineFailed, match="cannot be loaded"):
-            TorchEngine().load(bad, 1)
-
-
-@pytest.mark.parametrize("canary", [b"", b"[]", b'{"tokens": [1, 2, 3], "logprobs": [1.0]}'])
-def test_a_canary_that_is_none_is_refused(policy: Path, tmp_path: Path, canary: bytes) -> None:
-    folder = shutil.copytree(policy, tmp_path / "policy")
-    (folder / "canary.json").write_bytes(canary)
-    with pytest.raises(EngineFailed, match="cannot be loaded"):
-        TorchEngine().load(folder, 1)
-
-
-def test_a_policy_without_a_canary_is_loaded(policy: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(policy, tmp_path / "policy")
-    (folder / "canary.json").unlink()
-    assert TorchEngine().load(folder, 1).rebuilt
-
-
-def test_a_group_whose_probabilities_are_no_numbers_fails_alone(policy: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(policy, tmp_path / "policy")
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.embed_tokens.weight"][300] = float("nan")  # tied: also a logit, but that of one token
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "canary.json").unlink()
-    engine = TorchEngine()
-    engine.load(folder, 1)
-    engine.add(asked([300, 5]))
-    (failed,) = engine.step()
-    assert isinstance(failed, GroupFailed)
-    assert (failed.request_id, failed.code) == ("seed 7", "engine_failed")
-    assert "no numbers" in failed.message
-    assert not engine.busy
+    monkeypatch.setattr(torch_engine, "uniform_table", scarce)
+    engine.add(asked(PROMPTS[1], 1, max_new_tokens=40))
+    engine.step()
+    engine.add(asked(PROMPTS[2], 2))
+    engine.step()
+    monkeypatch.undo()
+    answers = []
+    while engine.busy:
+        answers += engine.step()
+    assert {answer.request_id: type(answer) for answer in answers} == {"seed 1": GroupDone, "seed 2": GroupDone}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""Policies that are damaged, foreign, or say odd things of themselves: computed rightly, or refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config
+
+from protocol.errors import EngineFailed
+from protocol.rollout import unpack_tokens
+from swarm_node.engine import qwen3
+from swarm_node.engine.messages import GroupDone, GroupFailed
+from swarm_node.engine.torch_engine import TorchEngine
+from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
+
+
+def damaged(folder: Path, how: str) -> None:
+    """Damage the weights of a policy folder, of the same configuration."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    match how:
+        case "truncated":
+            file.write_bytes(file.read_bytes()[:-1000])
+            return
+        case "garbage":
+            file.write_bytes(b"\xff" * 5000)
+            return
+        case "gone":
+            file.unlink()
+            return
+        case "a tensor too few":
+            del tensors["model.norm.weight"]
+        case "a tensor too many":
+            tensors["model.extra.weight"] = torch.ones(3)
+        case "another shape":  # of the last tensor: those before it must not have been copied
+            tensors["model.norm.weight"] = torch.ones(31)
+        case "twice":
+            save_file({"model.norm.weight": tensors["model.norm.weight"]}, folder / "more.safetensors")
+        case "not a number":
+            tensors["model.norm.weight"][0] = float("nan")
+        case "queries for keys":
+            for kind, other in (("q", "k"), ("k", "q")):
+                name = "model.layers.1.self_attn.{}_proj.weight"
+                tensors[name.format(kind)] = load_file(file)[name.format(other)]
+        case "one layer of another version":
+            tensors["model.layers.0.mlp.down_proj.weight"] *= 1.1
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+DAMAGES = (
+    "truncated", "garbage", "gone", "a tensor too few", "a tensor too many", "another shape", "twice",
+    "not a number", "queries for keys", "one layer of another version",
+)  # fmt: skip  # one word after the other
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_version_is_never_sampled_from_and_a_sound_one_loads_after_it(
+    policy: Path, tmp_path: Path, how: str
+) -> None:
+    bad = shutil.copytree(policy, tmp_path / "bad")
+    damaged(bad, how)
+    engine, fresh = TorchEngine(), TorchEngine()
+    for before in (None, policy):  # as the first version, and as a swap
+        if before:
+            engine.load(before, 1)
+        with pytest.raises(EngineFailed, match=r"cannot be loaded|does not give its canary"):
+            engine.load(bad, 2)
+        for version in (1, 2):
+            with pytest.raises(EngineFailed, match="No policy is loaded"):
+                engine.add(asked(PROMPTS[0], version=version))
+    assert engine.load(policy, 1).rebuilt
+    fresh.load(policy, 1)
+    assert sample(engine, asked(PROMPTS[0])) == sample(fresh, asked(PROMPTS[0]))
+
+
+@pytest.mark.parametrize(
+    "config", [b"", b"[]", b"{}", b'{"model_type": "qwen3"}', b'{"model_type": "nothing", "eos_token_id": 2}']
+)
+def test_a_folder_that_is_no_policy_is_refused(policy: Path, tmp_path: Path, config: bytes) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "config.json").write_bytes(config)
+    for bad in (folder, tmp_path / "absent"):
+        with pytest.raises(EngineFailed, match="cannot be loaded"):
+            TorchEngine().load(bad, 1)
+
+
+@pytest.mark.parametrize("canary", [b"", b"[]", b'{"tokens": [1, 2, 3], "logprobs": [1.0]}'])
+def test_a_canary_that_is_none_is_refused(policy: Path, tmp_path: Path, canary: bytes) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "canary.json").write_bytes(canary)
+    with pytest.raises(EngineFailed, match="cannot be loaded"):
+        TorchEngine().load(folder, 1)
+
+
+def test_a_canary_beyond_the_vocabulary_is_refused_before_it_reaches_the_device(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "canary.json").write_text('{"tokens": [1, 320, 3], "logprobs": [-1.0, -1.0]}')
+    with pytest.raises(EngineFailed, match="token 320, the vocabulary only 320"):
+        TorchEngine().load(folder, 1)
+
+
+def test_a_policy_without_a_canary_is_loaded(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "canary.json").unlink()
+    assert TorchEngine().load(folder, 1).rebuilt
+
+
+def test_a_group_whose_probabilities_are_no_numbers_fails_alone(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][300] = float("nan")  # tied: also a logit, but that of one token
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "canary.json").unlink()
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    engine.add(asked([300, 5]))
+    (failed,) = engine.step()
+    assert isinstance(failed, GroupFailed)
+    assert (failed.request_id, failed.code) == ("seed 7", "engine_failed")
+    assert "no numbers" in failed.message
+    assert not engine.busy
+
+
+def test_probabilities_that_are_no_numbers_leave_nothing_behind_in_the_slots(grouped: Path, tmp_path: Path) -> None:
+    """A masked NaN is still one: who comes next into these slots must not meet it. With these seeds none draws 300."""
+    folder, embedding = shutil.copytree(grouped, tmp_path / "policy"), "model.embed_tokens.weight"  # not tied
+    part = folder / json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"][embedding]
+    tensors = load_file(part)
+    tensors[embedding][300] = float("nan")
+    save_file(tensors, part, metadata={"format": "pt"})
+    (folder / "canary.json").unlink()
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    bad = asked([300, *range(10, 30)], 1)
+    last = asked([300, 5], 5, max_new_tokens=1)  # ends with the same draw
+    good, long, short = asked(PROMPTS[1], 2, max_new_tokens=1), asked(range(10, 22), 6), asked([19], 8)
+    for requests in ([bad], [good, bad, last], [long, short]):
+        for wanted in requests:
+            engine.add(wanted)
+        answers = engine.step()
+        while engine.busy:
+            answers += engine.step()
+        kinds = sorted((answer.request_id, isinstance(answer, GroupDone)) for answer in answers)
+        assert kinds == sorted((one.request_id, one not in (bad, last)) for one in requests)
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({}, True),
+        ({"rope_scaling": {"rope_type": "default"}}, True),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, False),  # transformers lets it win over the new form
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, False),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, False),
+        ({"partial_rotary_factor": 0.5}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, False),
+        ({"use_sliding_window": True}, False),
+        ({"attention_bias": True}, False),
+        ({"hidden_act": "gelu"}, False),
+        ({"model_type": "qwen3_moe"}, False),
+    ],
+)
+def test_what_our_decoder_does_not_compute_goes_the_generic_way(
+    policy: Path, changes: dict[str, Any], known: bool
+) -> None:
+    config = json.loads((policy / "config.json").read_bytes())
+    assert qwen3.supports(config | changes) is known
+
+
+def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for() -> None:
+    given = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
+    ours = qwen3.Shape.of(given)
+    theirs: Any = Qwen3Config(**given)
+    expected = (theirs.head_dim, theirs.num_key_value_heads, theirs.tie_word_embeddings)
+    assert (ours.head, ours.kv_heads, ours.tied) == expected
+    assert (ours.epsilon, ours.rope_base) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+
+
+def test_an_end_token_of_number_zero_ends_a_completion(policy: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    (group,) = sample(engine, asked(PROMPTS[1], samples=32, max_new_tokens=60)).values()
+    ends = {(bool(unpack_tokens(one.tokens)[-1] == 0), one.finish) for one in group}
+    assert ends == {(True, "stop"), (False, "length")}
+
+
+def test_a_foreign_policy_that_lacks_a_tensor_is_refused_not_made_up(foreign: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(foreign, tmp_path / "policy")
+    damaged(folder, "a tensor too few")
+    (folder / "canary.json").unlink()
+    with pytest.raises(EngineFailed, match="cannot be loaded"):
+        TorchEngine().load(folder, 1)

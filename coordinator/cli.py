@@ -12,7 +12,7 @@ import typer
 
 from coordinator import cli_audit, cli_keys, cli_planning
 from coordinator.config import Config, load
-from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.errors import ConfigInvalid, SwarmError, Unreachable, named
 
 app = typer.Typer(
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
@@ -78,7 +78,7 @@ def status(
     try:
         found = httpx.get(f"http://{config.round.listen}/v1/status", timeout=10).json()
     except (httpx.HTTPError, json.JSONDecodeError) as error:
-        raise SwarmError(
+        raise Unreachable(
             f"No coordinator answers at {config.round.listen} ({error}).", hint="Launch it first."
         ) from error
     if as_json:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from coordinator.audit.replay import Prefill, Scored
 from protocol.errors import AuditFailed
@@ -138,6 +139,7 @@ class Scorer:
 
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     """The model of a policy folder: no network, and no code or pickle from the folder, whatever it says."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # it would stand among the findings
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,

@@ -55,6 +55,7 @@ class Played:
         result = CliRunner().invoke(app, list(words))
         if isinstance(result.exception, SwarmError):
             raise result.exception
+        assert "Loading weights" not in result.stderr, "a bar of the library's own"
         return result.exit_code, result.stdout
 
 

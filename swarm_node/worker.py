@@ -9,6 +9,7 @@
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
 - What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
   is being sampled.
+- A version that cannot be loaded is tried again after a while, or left for the next one: the fault may be its own.
 """
 
 import logging
@@ -38,6 +39,9 @@ ENGINE_FAILURES_MAX = 5
 
 OUTBOX_MAX = 256
 """Unsent rollouts before no more work is taken: the coordinator has been away for long."""
+
+LOAD_AGAIN_S = 30.0
+"""After a version that could not be loaded, unless another comes before: the fault may be the version's."""
 
 FULL_DISK_PAUSE_S = 5.0
 
@@ -146,7 +150,11 @@ class Worker:
             await trio.sleep_until(self._ask_at)
         policy = await self._policies.usable()  # at once if anything is open, see `_is_hungry`
         if policy != self._loaded and not self._open:
-            await self._load(policy)
+            try:
+                await self._load(policy)
+            except EngineFailed as error:
+                self._count_failure(error)
+                await self._policies.newer_than(policy, patience_s=LOAD_AGAIN_S)
         elif len(self._outbox) >= OUTBOX_MAX:
             self._pause(1.0)
         elif policy == self._loaded and (leases := await self._lease(policy)):

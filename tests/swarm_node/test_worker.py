@@ -17,7 +17,7 @@ from protocol.signing import NodeKey
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
 from swarm_node.milestones import Milestones
 from swarm_node.policies import Policy
-from swarm_node.worker import ENGINE_FAILURES_MAX, Worker
+from swarm_node.worker import ENGINE_FAILURES_MAX, LOAD_AGAIN_S, Worker
 
 pytestmark = pytest.mark.trio
 
@@ -55,6 +55,7 @@ class World:
         """Raised once, instead of what would be logged under this name."""
         self.before_end: Callable[[], None] = lambda: None
         self.on_give_back: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[float], None] = lambda patience_s: None
         self.proof_ended = False
         self._offered_version, self.at_least, self._repeat = offered_version, at_least, repeat
         self._engine: deque[Request] = deque()
@@ -96,6 +97,7 @@ class World:
 
     async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
         await trio.lowlevel.checkpoint()
+        self.on_wait(patience_s)
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         count = min(max(request.groups, self.at_least), self.finished_after - self.given)
@@ -244,6 +246,20 @@ async def test_a_full_disk_gives_back_all_that_is_open() -> None:
     world.on_give_back = world.worker.finished.set
     log = await world.run()
     assert log == ["load v1", "lease v1", "submit 0 1 2 3", "end 0", "store 0", "end 1", "back 1 2 3"]
+
+
+async def test_a_version_that_cannot_be_loaded_is_left_for_the_next_one() -> None:
+    world, waited_s = World(leases=1), list[float]()
+    world.trouble["load v1"] = EngineFailed("its weights are damaged")
+
+    def publish(patience_s: float) -> None:
+        waited_s.append(patience_s)
+        world.ready = policy(2)
+
+    world.on_wait = publish
+    log = await world.run()
+    assert log[:3] == ["load v2", "lease v2", "submit 0"]
+    assert waited_s[0] == LOAD_AGAIN_S
 
 
 async def test_an_engine_that_keeps_failing_ends_the_node_and_its_leases_go_back() -> None:

@@ -1,7 +1,7 @@
 """js-libp2p and ours on one wire: chunks cross both ways, and nobody passes for somebody else.
 
 - The other side is `js/`, written from docs/protocol.md alone; it runs in Node, from a copy outside the tree.
-- The only tests that may be skipped: without Node, or where npm's registry cannot be reached.
+- They may be skipped: without Node, or where npm's registry cannot be reached.
 """
 
 import json

@@ -96,9 +96,9 @@ class Topology:
 
     @property
     def help_rate(self) -> float:
-        """Bytes per second that each node may ask of the source beyond its part."""
+        """Bytes per second that each node may ask of the source beyond its part; 0: as it likes."""
         count = len(self.parents)
-        return self.source_up if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
+        return 0.0 if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
 
 
 def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks]) -> float:

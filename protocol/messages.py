@@ -185,7 +185,7 @@ class Plan(Message):
     hops: int = Field(ge=1, le=limits.HOPS_MAX)
     """How many uplinks the plan has a chunk pass on its way to this node, at the most."""
     help_rate: float = Field(ge=0)
-    """Bytes per second that this node may ask of the seeder beyond its stripes."""
+    """Bytes per second that this node may ask of the seeder beyond its stripes; 0: as much as it likes."""
     probe: Peer | None = None
     """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
 

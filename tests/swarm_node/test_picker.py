@@ -11,6 +11,7 @@ from protocol.chunks import chunk_id
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, Source
 
 PEER_A, PEER_C = Source("a-peer", "peer", (0,)), Source("c-peer", "peer", (1,))
@@ -281,3 +282,12 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
     assert picker.hopeless(now) or delivered == set(chunks)
     if "delivers" in habits.values():
         assert delivered == set(chunks)
+
+
+def test_in_a_small_swarm_nobody_waits_for_a_plan_that_takes_links_for_slow() -> None:
+    assert PlanPace.of(65_536, stripes=16, rate=1e3, hops=2, help_rate=0.0) == PlanPace()
+
+
+def test_in_a_large_swarm_the_seeder_is_asked_beyond_its_part_as_often_as_the_plan_allows() -> None:
+    pace = PlanPace.of(1000, stripes=16, rate=16_000, hops=4, help_rate=500)
+    assert (pace.hop_s, pace.lag_s, pace.help_s) == (1.0, 2.0, 2.0)

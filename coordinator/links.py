@@ -82,9 +82,9 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
             envelope=message.receipt,
         )
     )
-    size_bytes = connection.execute(sa.select(versions.c.size_bytes).where(versions.c.version == receipt.version))
-    believable = UPLOAD_MAX_VERSIONS * size_bytes.scalar_one()
-    sent = {said.peer_id: min(said.size_bytes, believable) for said in receipt.uploads if said.peer_id != node}
+    its_size = sa.select(versions.c.size_bytes).where(versions.c.version == receipt.version)
+    believable_bytes = UPLOAD_MAX_VERSIONS * connection.execute(its_size).scalar_one()
+    sent = {said.peer_id: min(said.size_bytes, believable_bytes) for said in receipt.uploads if said.peer_id != node}
     busy_s = {upload.peer_id: min(upload.busy_s, receipt.seconds) for upload in receipt.uploads}
     rows = [
         {

@@ -139,7 +139,8 @@ class Scorer:
 
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     """The model of a policy folder: no network, and no code or pickle from the folder, whatever it says."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # it would stand among the findings
+    # Its bar would stand among the findings.
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,

@@ -19,7 +19,7 @@ Connect = Callable[[], Engine]
 def postgres_url() -> Iterator[str]:
     """A cluster for all tests of this process."""
     if reason := postgres.missing():
-        pytest.skip(reason)
+        pytest.skip(reason)  # SQLite runs the same tests
     with postgres.cluster(durable=False) as url:
         yield url
 

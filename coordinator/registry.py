@@ -39,7 +39,7 @@ def register(connection: sa.Connection, node: NodeId, message: Register, *, max_
         "last_seen_ms": now_ms,
     }
     if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:
-        connection.execute(sa.insert(nodes).values(node_id=node, registered_ms=now_ms, **values))
+        connection.execute(sa.insert(nodes).values(node_id=node, owner=node, registered_ms=now_ms, **values))
 
 
 def require_node(connection: sa.Connection, node: NodeId) -> int:

@@ -14,6 +14,7 @@ nodes = sa.Table(
     "nodes",
     metadata,
     sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
     sa.Column("name", sa.String, nullable=False),
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),

@@ -27,7 +27,8 @@ from coordinator.learner.embedded import DEFAULT_SHAPE, Shape, make_model, make_
 from coordinator.learner.policy import Policy, TrainSettings
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine import sampler
-from swarm_node.engine.client import default_command, open_engine
+from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.policy_files import read_config
 from swarm_node.engine.qwen3 import Qwen3
@@ -121,7 +122,7 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
     """In place, built anew in the same process, and in a new child."""
 
     async def new_child() -> None:
-        async with open_engine(default_command(1)) as child:
+        async with open_engine(ENGINES["torch"].command(Options())) as child:
             await child.load(folders[0], 1)
 
     engine = TorchEngine()

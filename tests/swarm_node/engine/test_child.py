@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm_node.engine.client import default_command
+from swarm_node.engine.choose import ENGINES, Options
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
@@ -25,7 +25,9 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(default_command(1), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        ENGINES["torch"].command(Options()), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert answer_of(process) == Answer(body=Ready())
         yield process
         assert process.stdin is not None

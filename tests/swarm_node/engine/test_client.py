@@ -12,7 +12,8 @@ import trio.testing
 
 from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
-from swarm_node.engine.client import EngineClient, default_command, open_engine
+from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.client import EngineClient, open_engine
 from swarm_node.engine.messages import GroupDone, Request
 
 pytestmark = pytest.mark.trio
@@ -50,7 +51,7 @@ async def ends(engine: EngineClient) -> list[str]:
 
 async def test_load_generate_measure_and_cancel(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(default_command(1)) as engine:
+        async with open_engine(ENGINES["torch"].command(Options())) as engine:
             loaded = await engine.load(policy, 1)
             assert loaded.rebuilt
             assert loaded.parameters > 10_000
@@ -86,7 +87,7 @@ async def test_load_generate_measure_and_cancel(policy: Path) -> None:
 
 async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_new_child(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(default_command(1)) as engine:
+        async with open_engine(ENGINES["torch"].command(Options())) as engine:
             await engine.load(policy, 1)
             await engine.submit([request("short"), ENDLESS])
             assert await engine.finished()

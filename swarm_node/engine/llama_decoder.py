@@ -1,0 +1,103 @@
+"""A `Decoder` on llama.cpp: rows that share their prompt's computation, in a context that grows with what is asked.
+
+- llama.cpp computes only neighbouring rows together. Hence prompts are computed in the first of the new rows and spread
+  from there, and rows close up when others leave.
+- When the context is too small, the rows that are there move to a larger one, to the bit as they were.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from swarm_node.engine.llama_context import LlamaContext
+from swarm_node.engine.llama_ggml import Type
+from swarm_node.engine.llama_model import LlamaModel
+from swarm_node.engine.llama_sampler import NumpyLogits
+
+CANARY_TOLERANCE_NATS = {Type.F32: 1e-3, Type.F16: 0.02, Type.BF16: 0.05, Type.Q8_0: 0.1}
+
+_SHORT = {Type.F32: "fp32", Type.F16: "fp16", Type.BF16: "bf16", Type.Q8_0: "q8_0"}
+
+
+class LlamaDecoder:
+    """A `Decoder` for one policy folder."""
+
+    joins_midway = True
+
+    def __init__(self, folder: Path, config: dict[str, Any], kind: Type, *, threads: int, gpu_layers: int) -> None:
+        self._model = LlamaModel(folder, config, kind, gpu_layers)
+        self._kind, self._threads = kind, threads
+        shape = self._model.shape
+        self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
+        self.parameters = self._model.parameters
+        device = "gpu" if gpu_layers and llama_cpp.llama_supports_gpu_offload() else "cpu"
+        self.numerics, self.canary_tolerance_nats = f"llama/{_SHORT[kind]}/{device}", CANARY_TOLERANCE_NATS[kind]
+        self._context: LlamaContext | None = None
+        self._lengths: list[int] = []
+        """Tokens of each row."""
+
+    def swap(self, folder: Path) -> bool:
+        return self._model.swap(folder)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> NumpyLogits:
+        first, last = len(self._lengths), len(self._lengths) + sum(copies)
+        context = self._room(last, max(map(len, prompts)))
+        rows = np.arange(first, first + len(prompts))
+        logits = context.step(
+            np.concatenate([np.array(prompt) for prompt in prompts]),
+            np.concatenate([np.arange(len(prompt)) for prompt in prompts]),
+            np.repeat(rows, [len(prompt) for prompt in prompts]),
+        )
+        start = last
+        for number in reversed(range(len(prompts))):  # the last first: its copies are beyond the prompts before it
+            start -= copies[number]
+            context.copy(first + number, range(start, start + copies[number]))
+        self._lengths += [len(prompt) for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
+        return NumpyLogits(np.repeat(logits, copies, axis=0))
+
+    def decode(self, tokens: Sequence[int]) -> NumpyLogits:
+        context = self._room(len(tokens), max(self._lengths) + 1)
+        logits = context.step(np.array(tokens), np.array(self._lengths), np.arange(len(tokens)))
+        self._lengths = [length + 1 for length in self._lengths]
+        return NumpyLogits(logits)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], rows: int) -> None:
+        assert self._context is not None
+        for source, target in zip(sources, targets, strict=True):
+            self._context.copy(source, [target])
+            self._lengths[target] = self._lengths[source]
+        for row in range(rows, len(self._lengths)):
+            self._context.remove(row)
+        del self._lengths[rows:]
+
+    def clear(self) -> None:
+        self._lengths = []
+        if self._context is not None:
+            self._context.clear()
+
+    def _room(self, rows: int, width: int) -> LlamaContext:
+        """A context with room for so many rows of so many tokens, and with the rows that are there."""
+        old = self._context
+        if old is not None and rows <= old.rows and width <= old.width:
+            return old
+        states: list[Any] = []
+        generous = (1 << (rows - 1).bit_length(), width)
+        if old is not None:
+            states = old.states(self._lengths)
+            rows, width = max(rows, old.rows), max(width, old.width)
+            generous = (max(generous[0], old.rows), width if width == old.width else max(width, old.width * 3 // 2))
+            self._context = old = None  # before the next is made: two may not fit
+        try:
+            context = self._open(*generous)
+        except MemoryError:
+            context = self._open(rows, width)
+        context.restore(states)
+        self._context = context
+        return context
+
+    def _open(self, rows: int, width: int) -> LlamaContext:
+        exact = self._kind == Type.F32
+        return LlamaContext(self._model.model, exact=exact, rows=rows, width=width, threads=self._threads)

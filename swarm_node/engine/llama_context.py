@@ -2,14 +2,12 @@
 
 - Each row is a sequence with room of its own (`kv_unified` off), which is 2.4 times as fast for many of them as sharing
   a cache. So a context is made for a number of rows and a width, and copying a row copies its whole room.
-- llama.cpp makes the copies at its next step only; before rows leave for another context, a step is taken for that.
 - float32 computes attention in float32, too, and comes as near to torch as torch to itself. The others take flash
   attention with a cache in half precision, which is much faster.
 """
 
-import ctypes
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import llama_cpp
@@ -24,9 +22,6 @@ BATCH_TOKENS = 2048
 WIDTH_STEP = 256
 """llama.cpp rounds the room of a row up to this."""
 
-SPARE = 1
-"""Room in each row for the step that is taken to have copies made."""
-
 DECODED, OUT_OF_MEMORY = 0, -2
 """What `llama_decode` may return, among others."""
 
@@ -40,8 +35,8 @@ class LlamaContext:
 
     def __init__(self, model: Any, *, exact: bool, rows: int, width: int, threads: int) -> None:
         parameters = llama_cpp.llama_context_default_params()
-        room = -(-(width + SPARE) // WIDTH_STEP) * WIDTH_STEP
-        parameters.n_ctx = rows * room
+        width = -(-width // WIDTH_STEP) * WIDTH_STEP
+        parameters.n_ctx = rows * width
         parameters.n_seq_max = parameters.n_outputs_max = rows
         parameters.n_batch = max(BATCH_TOKENS, rows)
         parameters.n_threads = parameters.n_threads_batch = threads
@@ -56,8 +51,7 @@ class LlamaContext:
         weakref.finalize(self, llama_cpp.llama_free, self._pointer)
         self._memory = llama_cpp.llama_get_memory(self._pointer)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self._copies_due = False
-        self.rows, self.width = rows, room - SPARE
+        self.rows, self.width = rows, width
 
     def step(self, tokens: Ints, positions: Ints, rows: Ints) -> NDArray[np.float32]:
         """Append tokens to rows, those of a row together; the logits after the last of each, valid until the next."""
@@ -72,7 +66,6 @@ class LlamaContext:
         for target in targets:
             if target != source:
                 llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-                self._copies_due = True
 
     def remove(self, row: int) -> None:
         """Forget a row."""
@@ -81,28 +74,6 @@ class LlamaContext:
     def clear(self) -> None:
         """Forget all rows."""
         llama_cpp.llama_memory_clear(self._memory, False)
-        self._copies_due = False
-
-    def states(self, lengths: Sequence[int]) -> list[Any]:
-        """What there is of the first rows, which are so long; for `restore`."""
-        if self._copies_due and lengths:
-            shortest = int(np.argmin(lengths))
-            self._decode(*(np.array([value]) for value in (0, lengths[shortest], shortest, True)))
-            llama_cpp.llama_memory_seq_rm(self._memory, shortest, lengths[shortest], -1)
-        return [self._state(row) for row in range(len(lengths))]
-
-    def restore(self, states: Sequence[Any]) -> None:
-        """Fill the first rows with what another context had in them."""
-        for row, state in enumerate(states):
-            if not llama_cpp.llama_state_seq_set_data(self._pointer, state, len(state), row):
-                raise RuntimeError(f"llama.cpp does not take row {row} over")
-
-    def _state(self, row: int) -> Any:
-        size = llama_cpp.llama_state_seq_get_size(self._pointer, row)
-        state = (ctypes.c_uint8 * size)()
-        if llama_cpp.llama_state_seq_get_data(self._pointer, state, size, row) != size:
-            raise RuntimeError(f"llama.cpp does not give row {row} away")
-        return state
 
     def _decode(self, tokens: Ints, positions: Ints, rows: Ints, wanted: Ints) -> NDArray[np.float32]:
         """One batch; the logits [n, V] of the tokens for which they are wanted, in llama.cpp's own memory."""
@@ -121,6 +92,5 @@ class LlamaContext:
             raise MemoryError
         if result != DECODED:
             raise RuntimeError(f"llama.cpp answers {result} to {count} tokens")
-        self._copies_due = False
         logits = llama_cpp.llama_get_logits(self._pointer)
         return np.ctypeslib.as_array(logits, (int(flags.sum()), self._vocabulary))

@@ -60,19 +60,30 @@ def test_tokens_and_logprobs_are_those_of_a_plain_forward_pass(pair: tuple[Make,
             assert tokens == [pick(row.exp().numpy(), u) for row, u in zip(scores, chances, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "slots"), [("torch", 2048), ("llama", 256)])
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be held to an amount of memory")
-def test_out_of_memory_costs_slots_then_the_request_and_never_the_process(name: str, slots: int, grouped: Path) -> None:
+def test_out_of_memory_costs_slots_then_the_request_and_never_the_process(grouped: Path) -> None:
     """The program also proves that nothing of transformers was imported."""
-    program = [sys.executable, "-m", "tests.swarm_node.engine.tight_memory", name, str(grouped)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
+    done = run_program("tight_memory.py", grouped)
     assert done.stdout.splitlines() == [
         "fewer at once, the same tokens",
         "There is not enough memory for one sample.",
         "and goes on",
     ]
-    assert f"out of memory with {slots} samples at once; from now on {slots // 2}" in done.stderr
+    assert "out of memory with 2048 samples at once; from now on 1024" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be held to an amount of memory")
+def test_out_of_memory_costs_llama_slots_too_and_it_needs_no_torch(grouped: Path) -> None:
+    done = run_program("tight_llama_memory.py", grouped)
+    assert done.stdout == "fewer at once, the same tokens\n"
+    assert "out of memory with 256 samples at once; from now on 128" in done.stderr
+
+
+def run_program(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, str(Path(__file__).with_name(name)), str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.parametrize("kind", ["grouped", "foreign"])

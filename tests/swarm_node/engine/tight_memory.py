@@ -2,16 +2,18 @@
 
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.torch_engine import TorchEngine
 
 GROUPS, SAMPLES = 32, 64
-ROOM_BYTES = {"torch": 20 * 2**20, "llama": 12 * 2**20}
-"""For the keys and values of about 700 samples, or of 190."""
+ROOM_BYTES = 20 * 2**20
+"""For the keys and values of about 700 samples."""
 
 
 def sample(engine: Engine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:
@@ -37,15 +39,16 @@ def tokens(groups: list[GroupDone | GroupFailed]) -> list[bytes]:
     return [one.tokens for group in groups if isinstance(group, GroupDone) for one in group.samples]
 
 
-def main(name: str, folder: str) -> None:
-    make = _make(name)
-    plenty, tight = make(), make()  # the first stays, so that the second finds no memory which was given back
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    plenty, tight = (TorchEngine(slots=GROUPS * SAMPLES) for _ in range(2))
     for engine in (plenty, tight):
         engine.load(Path(folder), 1)
     expected = tokens(sample(plenty, GROUPS, [19, 20, 31]))
+    del plenty
     assert len(expected) == GROUPS * SAMPLES
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + ROOM_BYTES[name], -1))
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + ROOM_BYTES, -1))
 
     assert tokens(sample(tight, GROUPS, [19, 20, 31])) == expected
     print("fewer at once, the same tokens")
@@ -56,22 +59,8 @@ def main(name: str, folder: str) -> None:
 
     assert len(tokens(sample(tight, 1, [19, 20, 31]))) == 1
     print("and goes on")
-    assert not {"transformers", *(["torch"] if name == "llama" else [])} & sys.modules.keys()
-
-
-def _make(name: str) -> Callable[[], Engine]:
-    """Of the two libraries only the one that is needed is imported."""
-    if name == "llama":
-        from swarm_node.engine.llama_engine import LlamaEngine
-
-        return LlamaEngine
-    import torch
-
-    from swarm_node.engine.torch_engine import TorchEngine
-
-    torch.set_num_threads(1)
-    return lambda: TorchEngine(slots=GROUPS * SAMPLES)
+    assert "transformers" not in sys.modules
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -197,7 +197,7 @@ def cost(bench: Bench, trial: Trial, groups: list[Group], rounds: int) -> None:
     scorer = scores(trial.chain[-1])
     for _ in range(rounds):
         began = time.perf_counter()
-        said = shipped(trial.chain[-1], groups, trial.text)
+        said = shipped(TorchEngine(), trial.chain[-1], groups, trial.text)
         tokens = sum(len(row.tokens) for rows in said for row in rows)
         bench.measure("generation, shipped engine", tokens / (time.perf_counter() - began), unit="tokens/s")
         began = time.perf_counter()

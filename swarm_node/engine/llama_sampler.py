@@ -47,6 +47,7 @@ class NumpyLogits:
         return scores
 
 
+@np.errstate(invalid="ignore")  # infinite logits become NaN, which is what is told of them
 def _draw(
     logits: NDArray[np.float32], temperatures: NDArray[np.float32], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
@@ -59,8 +60,7 @@ def _draw(
     sums = weights.sum(-1, dtype=np.float64).cumsum(-1)  # [rows, parts]
     drawn = [_search(*one) for one in zip(flat, weights, sums, uniforms, strict=True)]
     places = (np.arange(rows), drawn)
-    with np.errstate(invalid="ignore"):
-        logprobs = (scores[places] - np.log(sums[:, -1])).astype(np.float32)
+    logprobs = (scores[places] - np.log(sums[:, -1])).astype(np.float32)
     return drawn, logprobs.tolist()
 
 

@@ -37,7 +37,7 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
 bench-broadcast: $(RIVALS)
-bench-engines bench-verification: $(LLAMA)
+bench-llama bench-verification: $(LLAMA)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \

@@ -45,11 +45,11 @@ class LlamaContext:
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED if exact else llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         )
         parameters.type_k = parameters.type_v = Type.F32 if exact else Type.F16
-        self._pointer = llama_cpp.llama_init_from_model(model, parameters)
-        if not self._pointer:
+        self.pointer = llama_cpp.llama_init_from_model(model, parameters)
+        if not self.pointer:
             raise MemoryError(f"llama.cpp makes no context for {rows} rows of {width} tokens")
-        weakref.finalize(self, llama_cpp.llama_free, self._pointer)
-        self._memory = llama_cpp.llama_get_memory(self._pointer)
+        weakref.finalize(self, llama_cpp.llama_free, self.pointer)
+        self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self.rows, self.width = rows, width
 
@@ -87,10 +87,10 @@ class LlamaContext:
         for name, values in (("token", tokens), ("pos", positions), ("n_seq_id", ones), ("logits", flags)):
             setattr(batch, name, values.ctypes.data_as(_FIELDS[name]))
         batch.seq_id = pointers.ctypes.data_as(_FIELDS["seq_id"])
-        result = llama_cpp.llama_decode(self._pointer, batch)
+        result = llama_cpp.llama_decode(self.pointer, batch)
         if result == OUT_OF_MEMORY:
             raise MemoryError
         if result != DECODED:
             raise RuntimeError(f"llama.cpp answers {result} to {count} tokens")
-        logits = llama_cpp.llama_get_logits(self._pointer)
+        logits = llama_cpp.llama_get_logits(self.pointer)
         return np.ctypeslib.as_array(logits, (int(flags.sum()), self._vocabulary))

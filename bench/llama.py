@@ -126,9 +126,8 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
 
 def measure_sampler(bench: Bench, folder: Path, rounds: int, steps: int) -> None:
     """Decoding steps with either sampler."""
-    config = read_config(folder)
-    model = LlamaModel(folder, config, Type.F16, 0)
-    context = LlamaContext(model.model, exact=False, rows=PROMPTS, width=64, threads=1)
+    model = LlamaModel(folder, read_config(folder), Type.F16, gpu_layers=0)
+    context = LlamaContext(model, exact=False, rows=PROMPTS, width=64, threads=1)
     sampler = llama_cpp.llama_sampler_init_dist(1)
 
     def seed_bound(logits: Any) -> list[int]:

@@ -53,4 +53,4 @@ class Decoder(Protocol):
         """Put some rows in the place of others, then keep the first so many."""
 
     def clear(self) -> None:
-        """Forget all rows; after a failure, give their memory back."""
+        """Forget all rows, so that fewer may find memory after a failure."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_node.engine.llama_ggml import Type
+from swarm_node.engine.llama_model import LlamaModel
 
 BATCH_TOKENS = 2048
 """Given to llama.cpp at once; longer prompts go in parts."""
@@ -33,7 +34,7 @@ Ints = NDArray[np.integer]
 class LlamaContext:
     """Room for so many rows of so many tokens."""
 
-    def __init__(self, model: Any, *, exact: bool, rows: int, width: int, threads: int) -> None:
+    def __init__(self, model: LlamaModel, *, exact: bool, rows: int, width: int, threads: int) -> None:
         parameters = llama_cpp.llama_context_default_params()
         width = -(-width // WIDTH_STEP) * WIDTH_STEP
         parameters.n_ctx = rows * width
@@ -45,21 +46,24 @@ class LlamaContext:
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED if exact else llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         )
         parameters.type_k = parameters.type_v = Type.F32 if exact else Type.F16
-        self.pointer = llama_cpp.llama_init_from_model(model, parameters)
+        self.pointer = llama_cpp.llama_init_from_model(model.pointer, parameters)
         if not self.pointer:
             raise MemoryError(f"llama.cpp makes no context for {rows} rows of {width} tokens")
         weakref.finalize(self, llama_cpp.llama_free, self.pointer)
+        self._model = model  # which must not go before
         self._memory = llama_cpp.llama_get_memory(self.pointer)
-        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self._vocabulary = model.shape.vocabulary
         self.rows, self.width = rows, width
 
     def step(self, tokens: Ints, positions: Ints, rows: Ints) -> NDArray[np.float32]:
         """Append tokens to rows, those of a row together; the logits after the last of each, valid until the next."""
         last = np.append(rows[1:] != rows[:-1], True)
         parts = [slice(first, first + BATCH_TOKENS) for first in range(0, len(tokens), BATCH_TOKENS)]
-        logits = [self._decode(tokens[part], positions[part], rows[part], last[part]) for part in parts[:-1]]
-        final = self._decode(tokens[parts[-1]], positions[parts[-1]], rows[parts[-1]], last[parts[-1]])
-        return np.concatenate([*(one.copy() for one in logits), final]) if logits else final
+        if len(parts) == 1:
+            return self._decode(tokens, positions, rows, last)
+        return np.concatenate(
+            [self._decode(tokens[part], positions[part], rows[part], last[part]).copy() for part in parts]
+        )
 
     def copy(self, source: int, targets: Iterable[int]) -> None:
         """Make rows the same as another."""
@@ -92,5 +96,6 @@ class LlamaContext:
             raise MemoryError
         if result != DECODED:
             raise RuntimeError(f"llama.cpp answers {result} to {count} tokens")
-        logits = llama_cpp.llama_get_logits(self.pointer)
-        return np.ctypeslib.as_array(logits, (int(flags.sum()), self._vocabulary))
+        if not (outputs := int(flags.sum())):
+            return np.empty((0, self._vocabulary), np.float32)
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.pointer), (outputs, self._vocabulary))

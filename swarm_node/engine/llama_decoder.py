@@ -20,7 +20,7 @@ from swarm_node.engine.llama_model import LlamaModel
 from swarm_node.engine.llama_sampler import NumpyLogits
 
 CANARY_TOLERANCE_NATS = {Type.F32: 1e-3, Type.F16: 0.02, Type.BF16: 0.08, Type.Q8_0: 0.15}
-"""Measured on sound weights, in trained models of one and five million parameters: 2e-7, 2e-3, 2e-2 and 3e-2 at worst."""
+"""Measured on sound weights of trained models, up to five million parameters: 2e-7, 2e-3, 2e-2 and 3e-2 at worst."""
 
 _SHORT = {Type.F32: "fp32", Type.F16: "fp16", Type.BF16: "bf16", Type.Q8_0: "q8_0"}
 
@@ -100,7 +100,7 @@ class LlamaDecoder:
 
     def _open(self, rows: int, width: int) -> LlamaContext:
         exact = self._kind == Type.F32
-        return LlamaContext(self._model.model, exact=exact, rows=rows, width=width, threads=self._threads)
+        return LlamaContext(self._model, exact=exact, rows=rows, width=width, threads=self._threads)
 
 
 def _append(context: LlamaContext, texts: Sequence[Sequence[int]], first: int) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """The little of ggml that llama-cpp-python does not bind: values in its types, and weights written in place.
 
-- `watching` finds a loaded model's weights: they are what a decoding step reads. A name may have several:
-  the tied head of a repacked or offloaded model is a copy of the embedding, and both must be written.
+- `watching` finds a loaded model's weights: they are what a decoding step reads. A name may have several tensors: the
+  tied head of a repacked or offloaded model is a copy of the embedding, and both must be written.
 - The layout of `ggml_tensor` is no promise of its makers. Names are read by it and through their function: where these
   differ, nothing is found, and versions are loaded anew instead of in place.
 """

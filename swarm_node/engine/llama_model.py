@@ -34,7 +34,7 @@ _LOG = llama_cpp.llama_log_callback(_log)
 
 
 class LlamaModel:
-    """The weights of one policy; `model` is llama.cpp's own pointer."""
+    """The weights of one policy; `pointer` is llama.cpp's own."""
 
     def __init__(self, folder: Path, config: dict[str, Any], kind: Type, gpu_layers: int) -> None:
         llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
@@ -47,8 +47,8 @@ class LlamaModel:
         with tempfile.TemporaryDirectory(prefix="echo-swarm-") as scratch:
             file = Path(scratch) / "policy.gguf"
             llama_weights.write_gguf(file, self.shape, int(config["max_position_embeddings"]), self._places, given)
-            self.model = _load(file, gpu_layers)
-        weakref.finalize(self, llama_cpp.llama_model_free, self.model)
+            self.pointer = _load(file, gpu_layers)
+        weakref.finalize(self, llama_cpp.llama_model_free, self.pointer)
         self.parameters = sum(math.prod(place.shape) for place in self._places.values())
         self._digests = {name: given[name].digest() for name in self._places}
         self._weights = self._find()
@@ -69,7 +69,7 @@ class LlamaModel:
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = 32
         with watching(parameters) as found:
-            context = llama_cpp.llama_init_from_model(self.model, parameters)
+            context = llama_cpp.llama_init_from_model(self.pointer, parameters)
             if not context:
                 raise MemoryError
             token = (llama_cpp.llama_token * 1)(0)

@@ -63,7 +63,11 @@ $(RIVALS): $(STAMP)
 # llama-cpp-python is compiled here, too: without its image models, and for any processor with AVX2, so that pip's cached
 # wheel runs elsewhere. `make demo` does without it.
 $(LLAMA): $(STAMP)
-	@echo 'Compiling llama.cpp (once; about 6 minutes on 2 cores; details in $(LOG)) …'; \
+	@if ! command -v $${CXX:-c++} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'llama.cpp is compiled here: installing g++ with apt-get'; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ </dev/null >>$(LOG) 2>&1 || true; \
+	fi; \
+	echo 'Compiling llama.cpp (once; about 6 minutes on 2 cores; details in $(LOG)) …'; \
 	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' $(BIN)/python -m pip install --no-input \
 	    --disable-pip-version-check -c constraints.txt -e '.[llama]' </dev/null >>$(LOG) 2>&1; then \
 	  echo 'llama.cpp could not be compiled. The last lines of $(LOG):' >&2; \

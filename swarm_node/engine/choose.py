@@ -42,7 +42,9 @@ class Candidate(NamedTuple):
 
     dtypes: frozenset[str]
     lacks: Callable[[Machine, Options, dict[str, Any] | None], str]
-    """Why it cannot, or should not, run here; nothing if it can."""
+    """Why it cannot run here; nothing if it can."""
+    yields: Callable[[Machine, Options], str]
+    """Why another should go before it, unless it was asked for; nothing if none should."""
     because: Callable[[Machine], str]
     install: str
     command: Callable[[Options], list[str]]
@@ -63,6 +65,8 @@ def choose(wanted: str, options: Options, machine: Machine, config: dict[str, An
         if wanted not in (AUTO, name):
             continue
         lacks = candidate.lacks(machine, options, config)
+        if wanted == AUTO and not lacks:
+            lacks = candidate.yields(machine, options)
         if options.dtype not in candidate.dtypes:
             lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
         if not lacks:
@@ -105,10 +109,15 @@ def _llama_lacks(machine: Machine, options: Options, config: dict[str, Any] | No
         return f"{' and '.join(missing)} not installed"
     if options.device == "cuda" and not machine.llama_offloads:
         return "this build of llama-cpp-python has no GPU"
-    if machine.nvidia and not machine.llama_offloads and options.device == AUTO and "torch" in machine.packages:
-        return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
     if config is not None and not qwen3_shape.supports(config):
         return f"the policy is {config.get('model_type')!r}, not a plain Qwen3"
+    return ""
+
+
+def _llama_yields(machine: Machine, options: Options) -> str:
+    idle = machine.nvidia and not machine.llama_offloads and options.device == AUTO
+    if idle and not _torch_lacks(machine, options, None):
+        return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
     return ""
 
 
@@ -128,6 +137,7 @@ ENGINES = {
     "llama": Candidate(
         dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),
         lacks=_llama_lacks,
+        yields=_llama_yields,
         because=lambda machine: (
             "llama-cpp-python is installed and uses the GPU"
             if machine.llama_offloads
@@ -139,6 +149,7 @@ ENGINES = {
     "torch": Candidate(
         dtypes=frozenset({AUTO, "float32", "bfloat16"}),
         lacks=_torch_lacks,
+        yields=lambda _machine, _options: "",
         because=lambda _machine: "torch is installed",
         install="pip install 'echo-swarm[torch]'",
         command=lambda options: _own_command("torch", options),

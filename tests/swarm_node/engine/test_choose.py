@@ -51,6 +51,7 @@ def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
 
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
     assert choose("torch", Options(), machine(BOTH), QWEN).why == "torch: it was asked for"
+    assert choose("llama", Options(), machine(BOTH, nvidia=True), QWEN).why == "llama: it was asked for"
     with pytest.raises(ConfigInvalid, match="llama: gguf and llama_cpp not installed") as refused:
         choose("llama", Options(), machine(TORCH), QWEN)
     assert "echo-swarm[llama]" in refused.value.hint

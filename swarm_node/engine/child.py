@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         )
         pipe.write(frame(Answer(body=Failed.of(missing))))
         pipe.flush()
-        raise SystemExit(1) from error
+        os._exit(1)  # the other thread holds stdin, and would end the interpreter with a crash
     threading.Thread(target=_write, args=(pipe, answers), daemon=True).start()
     _serve(engine, commands, lambda body: answers.put(frame(Answer(body=body))))
 

@@ -85,7 +85,7 @@ def own_loop(folder: Path, file: Path) -> llama_cpp.Llama:
 def measure_sampling(bench: Bench, name: str, folder: Path, scratch: Path, rounds: int) -> None:
     """All contenders in turns."""
     engines: dict[str, Engine] = {
-        "llama float16": LlamaEngine(),
+        "llama float16": LlamaEngine(dtype="float16"),
         "llama float32": LlamaEngine(dtype="float32"),
         "torch float32": TorchEngine(),
     }
@@ -111,7 +111,7 @@ def measure_sampling(bench: Bench, name: str, folder: Path, scratch: Path, round
 
 def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> None:
     """In place, and in a new child."""
-    engine = LlamaEngine()
+    engine = LlamaEngine(dtype="float16")
     engine.load(folders[0], 0)
     for number in range(rounds):
         started = time.process_time()

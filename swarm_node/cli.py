@@ -50,10 +50,12 @@ class Engine(StrEnum):
     TORCH = "torch"
 
 
-EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the fastest that is installed and fits.")]
+EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
-DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: on a CPU float32, llama float16.")]
+DtypeOption = Annotated[
+    Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU, and always for llama.")
+]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
 
 

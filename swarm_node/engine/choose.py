@@ -1,6 +1,6 @@
 """Which engine samples on this machine, and why.
 
-- Engines are tried in the order of `ENGINES`, the fastest first; the first that could run here is taken.
+- Engines are tried in the order of `ENGINES`; the first is taken that can run here and is not slower than a later one.
 - Nothing is imported to find out: that takes seconds, and may take a GPU's memory.
 - What a policy needs is known only when its folder is there. A policy that llama.cpp does not know goes to torch.
 - An engine that was named is taken, or refused with what it lacks.
@@ -115,10 +115,11 @@ def _llama_lacks(machine: Machine, options: Options, config: dict[str, Any] | No
 
 
 def _llama_yields(machine: Machine, options: Options) -> str:
-    idle = machine.nvidia and not machine.llama_offloads and options.device == AUTO
-    if idle and not _torch_lacks(machine, options, None):
+    if machine.llama_offloads or _torch_lacks(machine, options, None):
+        return ""
+    if machine.nvidia and options.device == AUTO:
         return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
-    return ""
+    return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
 
 
 def _torch_lacks(machine: Machine, _options: Options, _config: dict[str, Any] | None) -> str:
@@ -138,11 +139,7 @@ ENGINES = {
         dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),
         lacks=_llama_lacks,
         yields=_llama_yields,
-        because=lambda machine: (
-            "llama-cpp-python is installed and uses the GPU"
-            if machine.llama_offloads
-            else "llama-cpp-python is installed, and there is no NVIDIA GPU to use"
-        ),
+        because=lambda machine: "llama-cpp-python is installed" + " and uses the GPU" * machine.llama_offloads,
         install="pip install 'echo-swarm[llama]'",
         command=lambda options: _own_command("llama", options),
     ),

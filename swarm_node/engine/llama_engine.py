@@ -18,8 +18,8 @@ SLOTS = 256
 """As many sequences as llama.cpp knows."""
 
 TYPES = {"float32": Type.F32, "float16": Type.F16, "bfloat16": Type.BF16, "q8_0": Type.Q8_0}
-DEFAULT_DTYPE = "float16"
-"""As fast as anything that is nearer than bf16 to the policy as it was published."""
+DEFAULT_DTYPE = "float32"
+"""What the tolerances of any round take. The others are faster or smaller, for rounds that are audited by their class."""
 
 ALL_LAYERS = -1
 

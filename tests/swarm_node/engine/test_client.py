@@ -124,11 +124,11 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
 ) -> None:
     caplog.set_level("INFO")
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_folder, "auto", Options(dtype="float32"))) as engine:
+        async with open_engine(partial(for_folder, "auto", Options(dtype="bfloat16"))) as engine:
             with pytest.raises(EngineFailed, match="No policy is loaded"):
                 await engine.submit([request("early")])
-            assert (await engine.load(policy, 1)).numerics == "llama/fp32/cpu"
-            assert (await engine.load(foreign, 2)).numerics == "torch/fp32/cpu"
+            assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
+            assert (await engine.load(foreign, 2)).numerics == "torch/bf16/cpu"
             assert "torch: torch is installed; not llama: the policy is 'llama', not a plain Qwen3" in caplog.text
             await engine.submit([request("a", version=2)])
             assert await ends(engine) == ["a"]

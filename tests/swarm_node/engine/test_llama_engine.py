@@ -89,7 +89,7 @@ def test_only_tensors_that_changed_are_written(policy: Path, tmp_path: Path, mon
         written.append(values.nbytes)
         write(weight, values)
 
-    engine = LlamaEngine()
+    engine = LlamaEngine(dtype="float16")
     engine.load(policy, 1)
     monkeypatch.setattr(Weight, "write", noting)
     engine.load(other, 2)
@@ -123,7 +123,7 @@ def test_weights_that_cannot_be_found_are_loaded_anew(
 ) -> None:
     """As with a llama.cpp whose tensors have another layout."""
     monkeypatch.setattr(llama_ggml, "_name", lambda _address: b"another")
-    engine = LlamaEngine()
+    engine = LlamaEngine(dtype="float16")
     engine.load(policy, 1)
     assert engine.load(changed(policy, tmp_path / "other"), 2).rebuilt
     assert "cannot be swapped in place" in caplog.text
@@ -131,7 +131,7 @@ def test_weights_that_cannot_be_found_are_loaded_anew(
 
 def test_an_architecture_that_it_does_not_know_is_refused_with_the_engine_that_does(foreign: Path) -> None:
     with pytest.raises(EngineFailed, match="knows Qwen3 only") as refused:
-        LlamaEngine().load(foreign, 1)
+        LlamaEngine(dtype="float16").load(foreign, 1)
     assert "--engine torch" in refused.value.hint
 
 

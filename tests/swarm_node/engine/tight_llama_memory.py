@@ -38,7 +38,7 @@ def sample(engine: LlamaEngine) -> list[bytes]:
 
 
 def main(folder: str) -> None:
-    plenty, tight = LlamaEngine(), LlamaEngine()
+    plenty, tight = LlamaEngine(dtype="float16"), LlamaEngine(dtype="float16")
     for engine in (plenty, tight):
         engine.load(Path(folder), 1)
     expected = sample(plenty)

@@ -53,9 +53,7 @@ class Engine(StrEnum):
 EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
-DtypeOption = Annotated[
-    Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU, and always for llama.")
-]
+DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
 
 

@@ -19,7 +19,7 @@ SLOTS = 256
 
 TYPES = {"float32": Type.F32, "float16": Type.F16, "bfloat16": Type.BF16, "q8_0": Type.Q8_0}
 DEFAULT_DTYPE = "float32"
-"""What the tolerances of any round take. The others are faster or smaller, for rounds that are audited by their class."""
+"""What any round's tolerances take; the others are faster or smaller, for rounds that are audited by their class."""
 
 ALL_LAYERS = -1
 

@@ -64,9 +64,8 @@ def theirs(model: llama_cpp.Llama, count: int) -> float:
     wanted = requests(1)[:count]
     started = time.process_time()
     for request in wanted:
-        model.reset()
         prompt = unpack_tokens(request.prompt).tolist()
-        drawn = model.generate(prompt, top_k=0, top_p=1.0, min_p=0.0, temp=1.0, repeat_penalty=1.0, reset=False)
+        drawn = model.generate(prompt, top_k=0, top_p=1.0, min_p=0.0, temp=1.0, repeat_penalty=1.0)
         for _, token in zip(range(request.max_new_tokens), drawn, strict=False):
             float(llama_cpp.Llama.logits_to_logprobs(model.scores[model.n_tokens - 1])[token])
     return sum(request.max_new_tokens for request in wanted) / (time.process_time() - started)

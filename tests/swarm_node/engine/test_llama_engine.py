@@ -15,6 +15,7 @@ from protocol.rollout import Sample
 from swarm_node.engine import llama_ggml, llama_weights
 from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.llama_ggml import Bytes, Type, Weight, encode
+from swarm_node.engine.qwen3_shape import Shape
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
 from tests.tiny_policy import with_canary
@@ -160,7 +161,7 @@ def test_rows_keep_what_they_have_when_the_room_grows(grouped: Path) -> None:
 def test_the_file_has_each_tensor_under_the_name_and_in_the_type_that_llama_expects(
     grouped: Path, tmp_path: Path
 ) -> None:
-    shape = llama_weights.Shape.of(json.loads((grouped / "config.json").read_bytes()))
+    shape = Shape.of(json.loads((grouped / "config.json").read_bytes()))
     given, wanted = llama_weights.sources(grouped), llama_weights.places(shape, Type.Q8_0)
     llama_weights.write_gguf(tmp_path / "policy.gguf", shape, 40_960, wanted, given)
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "policy.gguf").tensors}

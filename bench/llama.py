@@ -31,7 +31,7 @@ from bench.engines import (
     make_version,
     requests,
 )
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, Input, quick_from_environment
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import llama_weights
 from swarm_node.engine.choose import ENGINES, Options
@@ -163,7 +163,7 @@ def main() -> int:
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers annotates half
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
-    inputs = {
+    inputs: dict[str, Input] = {
         "prompts": PROMPTS,
         "few": FEW,
         "lengths": LENGTHS,

@@ -16,6 +16,7 @@ QUICK  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
+LLAMA  := $(VENV)/.llama
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint clean
@@ -24,7 +25,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  benches: $(subst _,-,$(BENCHES))'
 
-setup: $(STAMP)  ## make .venv and install everything into it (the others do it by themselves)
+setup: $(LLAMA)  ## make .venv and install everything into it (the others do it by themselves)
 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
@@ -36,6 +37,7 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
 bench-broadcast: $(RIVALS)
+bench-llama bench-verification: $(LLAMA)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
@@ -47,7 +49,7 @@ clean:  ## remove what make, pytest and the benches made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lint: $(STAMP)
+lint: $(LLAMA)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -57,6 +59,23 @@ lint: $(STAMP)
 $(RIVALS): $(STAMP)
 	@$(BIN)/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt -e '.[bench]'
 	@touch $(RIVALS)
+
+# llama-cpp-python is compiled here, too: without its image models, and for any processor with AVX2, so that pip's cached
+# wheel runs elsewhere. `make demo` does without it.
+$(LLAMA): $(STAMP)
+	@if ! command -v $${CXX:-c++} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'llama.cpp is compiled here: installing g++ with apt-get'; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ </dev/null >>$(LOG) 2>&1 || true; \
+	fi; \
+	echo 'Compiling llama.cpp (once; about 6 minutes on 2 cores; details in $(LOG)) …'; \
+	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' $(BIN)/python -m pip install --no-input \
+	    --disable-pip-version-check -c constraints.txt -e '.[llama]' </dev/null >>$(LOG) 2>&1; then \
+	  echo 'llama.cpp could not be compiled. The last lines of $(LOG):' >&2; \
+	  tail -n 15 $(LOG) | sed 's/^/  /' >&2; \
+	  echo 'It needs a C++ compiler (Debian: apt-get install g++). Then run the same command again.' >&2; \
+	  echo '`make demo` works without it.' >&2; exit 1; \
+	fi; \
+	touch $(LLAMA)
 
 # libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

@@ -7,7 +7,7 @@ import trio
 
 from protocol.errors import SwarmError
 from swarm_node import member
-from swarm_node.engine.client import open_engine
+from swarm_node.engine.client import Choose, open_engine
 from swarm_node.member import cancel_on_signal, open_member
 from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
@@ -25,7 +25,7 @@ class Settings:
 
     member: member.Settings
     groups_per_request: int
-    engine_command: list[str]
+    engine_command: Choose
 
 
 @dataclass(frozen=True)

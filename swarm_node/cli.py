@@ -33,11 +33,28 @@ class Device(StrEnum):
 
 
 class Dtype(StrEnum):
-    """What the engine may compute in."""
+    """What an engine may compute in."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
+    FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    Q8_0 = "q8_0"
+
+
+class Engine(StrEnum):
+    """What may sample."""
+
+    AUTO = "auto"
+    LLAMA = "llama"
+    TORCH = "torch"
+
+
+EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
+GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
 
 
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
@@ -54,9 +71,11 @@ def join(
     listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
-    device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
+    engine: EngineOption = Engine.AUTO,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    gpu_layers: GpuLayersOption = -1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
 ) -> None:
@@ -66,10 +85,12 @@ def join(
     from swarm_node import app as agent
     from swarm_node import identity, member
     from swarm_node import join_string as joining
-    from swarm_node.engine.client import default_command
+    from swarm_node.engine.choose import Options, choose, for_folder, this_machine
 
     _log_to_stderr(quiet)
     _check_settings(name or "-", price, listen, advertise)
+    options = Options(threads, device.value, dtype.value, gpu_layers)
+    choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
         member=member.Settings(
@@ -81,7 +102,7 @@ def join(
             advertise=advertise,
         ),
         groups_per_request=groups,
-        engine_command=default_command(threads, device.value, dtype.value),
+        engine_command=partial(for_folder, engine.value, options),
     )
     earnings = trio.run(agent.run, settings)
     if as_json:
@@ -141,9 +162,11 @@ def bench(
     samples: Annotated[int, typer.Option(min=1, max=64, help="Completions of each prompt.")] = 16,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     batches: Annotated[int, typer.Option(min=1, help="How often; one more goes before and does not count.")] = 4,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
-    device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
+    engine: EngineOption = Engine.AUTO,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    gpu_layers: GpuLayersOption = -1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
     """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
@@ -154,7 +177,7 @@ def bench(
     from protocol.manifest import Sampler
     from swarm_node import bench as benching
     from swarm_node import join_string as joining
-    from swarm_node.engine.client import default_command
+    from swarm_node.engine.choose import Options, for_folder
 
     _log_to_stderr(quiet=True)
     subject = (
@@ -162,11 +185,12 @@ def bench(
         if "://" in policy
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
+    choice = for_folder(engine.value, Options(threads, device.value, dtype.value, gpu_layers), subject.folder)
+    typer.echo(choice.why, err=True)
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
-        command = default_command(threads, device.value, dtype.value)
-        result = trio.run(partial(measuring, subject, command, on_group=lambda: bar.advance(shown)))
+        result = trio.run(partial(measuring, subject, choice.command, on_group=lambda: bar.advance(shown)))
     if as_json:
         typer.echo(json.dumps(result._asdict()))
     else:
@@ -193,8 +217,8 @@ def seed(
     trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
 
 
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def engine(context: typer.Context) -> None:
+@app.command("engine", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run_engine(context: typer.Context) -> None:
     """The sampling engine's process, started by the agent."""
     from swarm_node.engine.child import main as run_child
 

@@ -3,7 +3,8 @@
 - `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
   that another run need not train them.
 - `--parts honest …` measures some of it only.
-- `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
+- `--calibrate FILE` measures the tolerances of every class, or of those of `--classes`, on prompts that no cell uses,
+  and writes them there, beside those that ship.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.
 """
@@ -11,6 +12,7 @@
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,14 @@ from bench.verification.cells import Cell, Said, generate, judged, load, prefill
 from bench.verification.cheats import Cheater
 from bench.verification.model import SHAPE, Text, train, versions
 from bench.verification.sampler import Group
-from coordinator.audit.calibration import SHIPPED, Calibration, Tolerance, derive, read
+from coordinator.audit.calibration import SHIPPED, Tolerance, derive, read
 from coordinator.audit.replay import Measured
 from coordinator.audit.scorer import Scorer
 from coordinator.audit.verdict import Outcome
 from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
+from swarm_node.engine.engine import Engine
+from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
@@ -39,6 +43,8 @@ CALIBRATION_FIRST, FIRST = 50_000, 60_000
 """Prompts: of the calibration, of the cells."""
 
 FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
+LLAMA = {"llama/fp32/cpu": "float32", "llama/fp16/cpu": "float16", "llama/q8_0/cpu": "q8_0"}
+CLASSES = (FP32, BF16, *LLAMA)
 PARTS = ("honest", "cheats", "stale", "cost")
 QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
 
@@ -59,16 +65,22 @@ class Trial:
     def groups(self, first: int, count: int) -> list[Group]:
         return [Group(n, self.text.prompt(n), seed=n, samples=SAMPLES) for n in range(first, first + count)]
 
-    def calibrate(self, path: Path) -> None:
-        """Probe both classes as honest nodes, and write what was found."""
+    def calibrate(self, path: Path, names: Sequence[str]) -> None:
+        """Probe classes as honest nodes, and write what was found."""
         groups, scorer = self.groups(CALIBRATION_FIRST, CALIBRATION_GROUPS), scores(self.chain[-1])
-        classes = []
-        for name, dtype in ((FP32, torch.float32), (BF16, torch.bfloat16)):
-            said = generate(load(self.chain[-1], dtype), groups, self.text)
-            classes.append(derive(name, replayed(scorer, groups, said)))
+        made = read(SHIPPED)
         model = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
-        made = Calibration(version=1, made=datetime.now(UTC).date(), model=model, classes=tuple(classes))
+        for name in names:
+            derived = derive(name, replayed(scorer, groups, self.honest(name, groups)))
+            made = made.with_class(derived, made=datetime.now(UTC).date(), model=model)
         path.write_text(made.model_dump_json(indent=2) + "\n")
+
+    def honest(self, name: str, groups: Sequence[Group]) -> Said:
+        """What an honest node of this class answers under the newest version."""
+        if name in LLAMA:
+            return shipped(LlamaEngine(dtype=LLAMA[name]), self.chain[-1], groups, self.text)
+        dtype = torch.float32 if name == FP32 else torch.bfloat16
+        return generate(load(self.chain[-1], dtype), groups, self.text)
 
 
 def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
@@ -82,7 +94,7 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     honest = generate(load(claimed), groups, trial.text)
     bf16 = generate(load(claimed, torch.bfloat16), groups, trial.text)
     before = {plain: scores(trial.chain[-2]), rough: scores(trial.chain[-2], torch.bfloat16)}
-    engine = shipped(claimed, groups, trial.text)
+    engine = shipped(TorchEngine(), claimed, groups, trial.text)
 
     def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
         other = {-1: replayed(before[scorer], groups, said)}
@@ -94,12 +106,13 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
         cell("bf16 node, fp32 replay", bf16, plain, BF16),
         cell("fp32 node, bf16 replay", honest, rough, BF16),
         cell("bf16 node, bf16 replay", bf16, rough, BF16),
+        *(cell(f"{name} node, fp32 replay", trial.honest(name, groups), plain, name) for name in LLAMA),
     ]
 
 
-def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
-    """The same leases, answered by the engine that nodes run."""
-    engine, done = TorchEngine(), list[GroupDone]()
+def shipped(engine: Engine, folder: Path, groups: Sequence[Group], text: Text) -> Said:
+    """The same leases, answered by an engine that nodes run."""
+    done = list[GroupDone]()
     engine.load(folder, 0)
     requests = [
         Request(
@@ -184,7 +197,7 @@ def cost(bench: Bench, trial: Trial, groups: list[Group], rounds: int) -> None:
     scorer = scores(trial.chain[-1])
     for _ in range(rounds):
         began = time.perf_counter()
-        said = shipped(trial.chain[-1], groups, trial.text)
+        said = shipped(TorchEngine(), trial.chain[-1], groups, trial.text)
         tokens = sum(len(row.tokens) for rows in said for row in rows)
         bench.measure("generation, shipped engine", tokens / (time.perf_counter() - began), unit="tokens/s")
         began = time.perf_counter()
@@ -202,13 +215,14 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="leave out the others")
     parser.add_argument("--folder", type=Path, help="keep the policies here")
     parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
+    parser.add_argument("--classes", nargs="*", choices=CLASSES, default=CLASSES, help="calibrate these only")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with tempfile.TemporaryDirectory() as temporary:
         trial = Trial(options.folder or Path(temporary), quick)
         if options.calibrate:
-            trial.calibrate(options.calibrate)
+            trial.calibrate(options.calibrate, options.classes)
             return 0
         return measure_all(trial, options, quick)
 
@@ -218,7 +232,7 @@ def measure_all(trial: Trial, options: argparse.Namespace, quick: bool) -> int:
     inputs = {"groups": options.groups, "cheating": options.cheating, "samples": SAMPLES, "parts": options.parts}
     bench = Bench("verification", inputs=inputs, quick=quick)
     tolerances = read(SHIPPED)
-    trial.tolerances = {name: tolerances.of(name) for name in (FP32, BF16)}
+    trial.tolerances = {name: tolerances.of(name) for name in CLASSES}
     groups = trial.groups(FIRST, options.groups)
     cheating = groups[: options.cheating]
     print(HEADING)

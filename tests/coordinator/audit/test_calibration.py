@@ -32,8 +32,11 @@ def test_few_probes_are_refused() -> None:
 
 def test_the_shipped_file_knows_the_classes_of_the_shipped_engine() -> None:
     shipped = read(SHIPPED)
-    assert {entry.name for entry in shipped.classes} == {"torch/fp32/cpu", "torch/bf16/cpu"}
+    torch, llama = {"torch/fp32/cpu", "torch/bf16/cpu"}, {"llama/fp32/cpu", "llama/fp16/cpu", "llama/q8_0/cpu"}
+    assert {entry.name for entry in shipped.classes} == torch | llama
     assert shipped.of("torch/fp32/cpu").margin.far < shipped.of("torch/bf16/cpu").margin.far
+    assert shipped.of("llama/fp32/cpu").margin == shipped.of("torch/fp32/cpu").margin
+    assert shipped.of("llama/fp16/cpu").mean_error < shipped.of("llama/q8_0/cpu").mean_error
     with pytest.raises(AuditFailed, match="torch/fp32/cpu"):
         shipped.of("vllm/fp8/cuda")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from protocol.rollout import pack_tokens
+from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
@@ -15,7 +16,7 @@ ROOM_BYTES = 20 * 2**20
 """For the keys and values of about 700 samples."""
 
 
-def sample(engine: TorchEngine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:
+def sample(engine: Engine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:
     for number in range(groups):
         engine.add(
             Request(

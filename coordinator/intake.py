@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from coordinator import leases as lease_table
 from coordinator.dispatch import is_stale
+from coordinator.leases import Terms
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
 from ledger.book import Outcome
@@ -36,7 +37,7 @@ from protocol.errors import (
     UnknownLease,
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
-from protocol.lease import Event, Lease, State
+from protocol.lease import OPEN, Event, Lease
 from protocol.messages import Verdict
 from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens
 from protocol.signing import open_envelope
@@ -47,7 +48,7 @@ class Judge:
     """How answers are checked and scored in this round."""
 
     round_id: str
-    staleness: int
+    terms: Terms
     bounds: PolicyBounds
     reward: Callable[[list[int], list[int]], float]
     """From the tokens of a prompt and a completion."""
@@ -65,7 +66,7 @@ def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: J
         claim_id = ClaimId(chunks.digest(signed.payload))
         return _accept(connection, sender, claim_id, claim, envelope, judge, now_ms)
     except SwarmError as error:
-        _reject(connection, sender, lease_id, error, now_ms)
+        _reject(connection, sender, lease_id, error, judge, now_ms)
         return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error))
 
 
@@ -88,7 +89,7 @@ def _accept(
         if before["claim_id"] != claim_id:
             raise LeaseConflict("This lease was already answered, with another rollout.")
         return _verdict("already_accepted", claim.lease_id, before["tokens"], before["credit_micros"])
-    if row["state"] != State.OPEN.value or row["expires_ms"] <= now_ms:  # (5)
+    if row["state"] not in OPEN or row["expires_ms"] <= now_ms:  # (5)
         raise LeaseClosed(
             "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
         )
@@ -97,9 +98,10 @@ def _accept(
         sa.select(versions.c.policy_update).where(versions.c.version == lease.version)
     ).scalar_one()
     learner_update = lease_table.latest_batch(connection)
-    if is_stale(staleness=judge.staleness, policy_update=policy_update, learner_update=learner_update):  # (6)
+    bound = judge.terms.staleness
+    if is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update):  # (6)
         raise StaleVersion(
-            f"Version {lease.version} is {learner_update - policy_update} updates old; {judge.staleness} are allowed.",
+            f"Version {lease.version} is {learner_update - policy_update} updates old; {bound} are allowed.",
             hint="Sample faster or take smaller leases.",
         )
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
@@ -123,7 +125,7 @@ def _accept(
             state="buffered",
         )
     )
-    lease_table.close(connection, claim.lease_id, Event.ACCEPT, now_ms)
+    lease_table.move(connection, claim.lease_id, Event.ACCEPT, judge.terms, now_ms)
     lease_table.set_group(connection, row["group_no"], "accepted")
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
@@ -144,7 +146,9 @@ def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: L
     return credit
 
 
-def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, now_ms: int) -> None:
+def _reject(
+    connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, judge: Judge, now_ms: int
+) -> None:
     """Store the rejection, and end the lease if it is the sender's and still open."""
     last = {"last_lease_id": lease_id, "last_message": str(error)[:500], "last_ms": now_ms}
     here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
@@ -152,7 +156,7 @@ def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: Swarm
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-    if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT, now_ms):
+    if group_no is not None and lease_table.move(connection, lease_id, Event.REJECT, judge.terms, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code))
         lease_table.set_group(connection, group_no, "open")
 

@@ -2,7 +2,7 @@
 
 - A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; a new one is made only when none is open.
 - A lease that ends without acceptance opens its group again, so no prompt is lost.
-- A node holds no more open leases than two requests' worth.
+- A node holds no more open leases than two requests' worth, nor than `coordinator.sizing` says of it.
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
 - A node that stands by (`coordinator.activation`) gets none.
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator import publish, registry
+from coordinator import publish, registry, sizing
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
-from coordinator.tables import batches, groups, leases, rollouts, versions
+from coordinator.tables import batches, groups, leases, nodes, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import amount
 from protocol.ids import NodeId
-from protocol.lease import TRANSITIONS, Event, Lease, State
+from protocol.lease import OPEN, TRANSITIONS, Event, Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import pack_tokens
 
@@ -30,6 +30,11 @@ LEASES_HELD_FACTOR = 2
 """Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
 
 HOUR_MS = 3_600_000
+
+IS_OPEN = leases.c.state.in_(OPEN)
+
+AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
+"""Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
 
 RETRY_S: dict[Reason, float] = {
     "": 0.0,
@@ -52,8 +57,15 @@ class Terms:
     samples_per_group: int
     max_new_tokens: int
     timeout_ms: int
+    newcomer_leases: int
+    """How many a node may hold that has answered none yet."""
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
+
+    @property
+    def held_max(self) -> int:
+        """How many leases nobody may pass."""
+        return LEASES_HELD_FACTOR * self.groups_per_request
 
     def max_cost_micros(self, price: int) -> int:
         """The dearest honest answer to one lease."""
@@ -75,7 +87,7 @@ def offer(
 ) -> LeaseReply:
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
-    expire(connection, now_ms)
+    expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
     given = [
@@ -107,7 +119,7 @@ def _how_many(
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
-    free_hands = LEASES_HELD_FACTOR * terms.groups_per_request - _held(connection, node)
+    free_hands = _may_hold(connection, node, terms) - _held(connection, node)
     if not admissible or free_hands <= 0:
         return 0, "ahead" if message.version >= newest else "old_version"
     affordable = _affordable(connection, terms, price, now_ms)
@@ -116,39 +128,42 @@ def _how_many(
     return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
 
 
-def close(connection: sa.Connection, lease_id: str, event: Event, now_ms: int) -> bool:
+def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms, now_ms: int) -> bool:
     """Move a lease by one event; False if the event is not possible in the state it is in."""
-    for (before, happening), after in TRANSITIONS.items():
-        if happening is event:
-            here = (leases.c.lease_id == lease_id) & (leases.c.state == before.value)
-            if connection.execute(sa.update(leases).where(here).values(state=after.value, ended_ms=now_ms)).rowcount:
-                return True
-    return False
+    row = connection.execute(sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == lease_id)).first()
+    after = TRANSITIONS.get((State(row.state), event)) if row else None
+    if row is None or after is None:
+        return False
+    here = (leases.c.lease_id == lease_id) & (leases.c.state == row.state)
+    ended_ms = None if after in OPEN else now_ms
+    if not connection.execute(sa.update(leases).where(here).values(state=after, ended_ms=ended_ms)).rowcount:
+        return False
+    if after not in OPEN:
+        _learn(connection, row.node_id, event, terms)
+    return True
 
 
-def expire(connection: sa.Connection, now_ms: int) -> int:
+def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
     """End the leases whose time is over and open their groups again."""
     over = connection.execute(
-        sa.select(leases.c.lease_id, leases.c.group_no).where(
-            leases.c.state == State.OPEN.value, leases.c.expires_ms <= now_ms
-        )
+        sa.select(leases.c.lease_id, leases.c.group_no).where(IS_OPEN, leases.c.expires_ms <= now_ms)
     ).all()
     for lease_id, group_no in over:
-        if close(connection, lease_id, Event.EXPIRE, now_ms):
+        if move(connection, lease_id, Event.EXPIRE, terms, now_ms):
             set_group(connection, group_no, "open")
     return len(over)
 
 
-def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, now_ms: int) -> int:
-    """A node returns leases that it will not answer; others' and finished ones are left alone."""
-    returned = 0
+def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
+    """A node skips leases that it will not answer; others' and finished ones are left alone."""
+    skipped = 0
     for lease_id in message.lease_ids:
         mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
         group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-        if group_no is not None and close(connection, lease_id, Event.RETURN, now_ms):
+        if group_no is not None and move(connection, lease_id, Event.SKIP, terms, now_ms):
             set_group(connection, group_no, "open")
-            returned += 1
-    return returned
+            skipped += 1
+    return skipped
 
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
@@ -167,8 +182,35 @@ def _unfinished_groups(connection: sa.Connection) -> int:
 
 def _held(connection: sa.Connection, node: NodeId) -> int:
     """How many leases the node has not answered yet."""
-    here = (leases.c.node_id == node) & (leases.c.state == State.OPEN.value)
+    here = (leases.c.node_id == node) & IS_OPEN
     return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
+
+
+def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
+    """How many leases the node may hold by what became of those that it had."""
+    allowance = connection.execute(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == node)).scalar()
+    lately = (
+        sa.select(leases.c.issued_ms, leases.c.ended_ms)
+        .where(leases.c.node_id == node, leases.c.state == State.ACCEPTED)
+        .order_by(leases.c.ended_ms.desc())
+        .limit(sizing.MEASURED_MAX)
+    )
+    in_time = sizing.groups_in_time(connection.execute(lately).all(), timeout_ms=terms.timeout_ms)
+    return min(
+        terms.held_max,
+        terms.newcomer_leases if allowance is None else allowance,
+        terms.held_max if in_time is None else in_time,
+    )
+
+
+def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:
+    """A lease ended: its node may hold more from now on, or fewer."""
+    here = nodes.c.node_id == node
+    allowance = connection.execute(sa.select(nodes.c.lease_allowance).where(here)).scalar()
+    before = terms.newcomer_leases if allowance is None else allowance
+    after = sizing.allowance_after(before, event, most=terms.held_max)
+    if after != allowance:
+        connection.execute(sa.update(nodes).where(here).values(lease_allowance=after))
 
 
 def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:
@@ -180,7 +222,7 @@ def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
     reserved = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(leases.c.state == State.OPEN.value)
+        sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
     ).scalar_one()
     # Below zero after a restart with dearer terms; a negative count would take every open group.
     return max(0, (free - int(reserved)) // max_cost)
@@ -188,7 +230,7 @@ def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:
     """What was credited for the answers since then, voided later or not."""
-    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED.value)
+    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED)
     spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
     return int(connection.execute(spent).scalar_one())
 
@@ -231,7 +273,7 @@ def _lease(
             lease_id=lease.lease_id,
             group_no=group_no,
             node_id=node,
-            state=State.OPEN.value,
+            state=State.OFFERED,
             max_cost_micros=terms.max_cost_micros(price),
             offer=lease.to_bytes(),
             issued_ms=now_ms,

@@ -6,7 +6,7 @@
 
 import sqlalchemy as sa
 
-from protocol.lease import State
+from protocol.lease import OPEN
 
 metadata = sa.MetaData()
 
@@ -24,6 +24,7 @@ nodes = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
+    sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
 )
 
@@ -128,7 +129,7 @@ leases = sa.Table(
     metadata,
     sa.Column("lease_id", sa.String, primary_key=True),
     sa.Column("group_no", sa.Integer, nullable=False),
-    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("node_id", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
@@ -138,7 +139,8 @@ leases = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
-sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state == State.OPEN.value)
+sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state.in_(OPEN))
+sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
 
 rollouts = sa.Table(
     "rollouts",

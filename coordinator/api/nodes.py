@@ -78,7 +78,7 @@ async def lease(request: web.Request) -> web.Response:
 
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
-    await act(request, ReturnLeases, leases.give_back)
+    await act(request, ReturnLeases, leases.give_back, terms=request.app[ROUND].terms)
     return reply(await _hint(request))
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from coordinator import batches, tables
 from ledger import store
 from ledger.entry import Deposit
-from protocol.lease import Lease
+from protocol.lease import OPEN, Lease
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, MAX_COST, World, answer
 
@@ -131,7 +131,7 @@ class History(RuleBasedStateMachine):
         assert sorted(row["lease_id"] for row in rollouts) == sorted(self.accepted)
         assert not any(row["state"] == "stale" for row in rollouts), "admission left something to drop"
         _no_prompt_is_lost(groups, leases, rollouts)
-        self._money_is_right_to_the_micro(sum(row["max_cost_micros"] for row in leases if row["state"] == "open"))
+        self._money_is_right_to_the_micro(sum(row["max_cost_micros"] for row in leases if row["state"] in OPEN))
 
     def _money_is_right_to_the_micro(self, reserved: int) -> None:
         owed = [self.world.owed(key.node_id) for key in self.nodes]
@@ -154,7 +154,7 @@ def _rows(connection: sa.Connection) -> tuple[Rows, ...]:
 def _no_prompt_is_lost(groups: Rows, leases: Rows, rollouts: Rows) -> None:
     """Every group is open, or exactly one open lease or one rollout answers for it."""
     expected = {
-        "leased": sorted(row["group_no"] for row in leases if row["state"] == "open"),
+        "leased": sorted(row["group_no"] for row in leases if row["state"] in OPEN),
         "accepted": sorted(row["group_no"] for row in rollouts if row["state"] == "buffered"),
         "trained": sorted(row["group_no"] for row in rollouts if row["state"] == "batched"),
     }

@@ -83,6 +83,7 @@ class World:
         budget_micros: int = 10**6,
         groups_per_request: int = 8,
         hourly_budget_micros: int = 0,
+        newcomer_leases: int = 64,
     ) -> None:
         self.path = folder / "state.db"
         self.path.write_bytes(empty_store())
@@ -95,9 +96,10 @@ class World:
             samples_per_group=SAMPLES,
             max_new_tokens=MAX_NEW,
             timeout_ms=1000,
+            newcomer_leases=newcomer_leases,
             hourly_budget_micros=hourly_budget_micros,
         )
-        self.judge = Judge(ROUND, staleness, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
+        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
         self._numbers = count(1)
         self.draw = Draw(
             prompt=lambda group: [group + 10],
@@ -148,12 +150,12 @@ class World:
         return verdict
 
     def expire(self) -> int:
-        ended: int = self.run(leases.expire, self.now_ms)
+        ended: int = self.run(leases.expire, terms=self.terms, now_ms=self.now_ms)
         return ended
 
     def give_back(self, key: NodeKey, *given: Lease) -> int:
         message = ReturnLeases(lease_ids=tuple(lease.lease_id for lease in given))
-        ended: int = self.run(leases.give_back, key.node_id, message, now_ms=self.now_ms)
+        ended: int = self.run(leases.give_back, key.node_id, message, terms=self.terms, now_ms=self.now_ms)
         return ended
 
     def batch(self, number: int) -> Batch | None:
@@ -181,7 +183,7 @@ class World:
     def tighten(self, staleness: int) -> None:
         """What an operator does who restarts the round with a smaller S."""
         self.terms = replace(self.terms, staleness=staleness)
-        self.judge = replace(self.judge, staleness=staleness)
+        self.judge = replace(self.judge, terms=self.terms)
 
     def rows(self, table: sa.Table) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.run(

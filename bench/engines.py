@@ -29,9 +29,9 @@ from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine import sampler
 from swarm_node.engine.client import default_command, open_engine
 from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.policy_files import read_config
 from swarm_node.engine.qwen3 import Qwen3
 from swarm_node.engine.torch_engine import TorchEngine
-from swarm_node.engine.weights import read_config
 
 LARGE = Shape(hidden=512, layers=6, heads=8, intermediate=1536)
 SHAPES = {"demo's 1.1 M": DEFAULT_SHAPE, "21 M": LARGE}
@@ -164,8 +164,8 @@ def _decode(decoder: Qwen3, draw: Draw, steps: int) -> float:
     ones, uniforms = torch.ones(PROMPTS), torch.rand(PROMPTS, dtype=torch.float64)
     started = time.process_time()
     for _ in range(steps):
-        tokens, _ = draw(logits, ones, uniforms)
-        logits = decoder.decode(tokens)
+        tokens, _ = draw(logits.values, ones, uniforms)
+        logits = decoder.decode(tokens.tolist())
     return time.process_time() - started
 
 

@@ -83,6 +83,8 @@ class Loaded(Message):
 
     kind: Literal["loaded"] = "loaded"
     parameters: int
+    numerics: str
+    """What they are computed with: engine/dtype/device."""
     rebuilt: bool
     """False when weights were swapped into the model that was there."""
     seconds: float

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from protocol.errors import EngineFailed, SwarmError
+from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import (
     Cancel,
     Cancelled,
@@ -23,7 +24,6 @@ from swarm_node.engine.messages import (
     Reply,
     Request,
 )
-from swarm_node.engine.torch_engine import TorchEngine
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Session:
     """One engine and whoever commands it."""
 
-    def __init__(self, engine: TorchEngine, answer: Callable[[Ended | Reply], None]) -> None:
+    def __init__(self, engine: Engine, answer: Callable[[Ended | Reply], None]) -> None:
         self._engine, self._answer = engine, answer
         self._waiting: deque[Load | Generate | Measure] = deque()
         self._unanswered: set[str] = set()

@@ -127,7 +127,7 @@ class World:
     async def load(self, folder: Path, version: int) -> Loaded:
         assert not self._engine
         self.note(f"load v{version}")
-        return Loaded(parameters=1, rebuilt=True, seconds=0.0)
+        return Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0)
 
     async def measured(self) -> Measured:
         return Measured(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
 from protocol.sampling import pick, uniform_table, uniforms
-from swarm_node.engine import torch_engine
+from swarm_node.engine import engine as sampling_loop
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
@@ -230,7 +230,7 @@ def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
             return uniform_table(*arguments)
         raise MemoryError
 
-    monkeypatch.setattr(torch_engine, "uniform_table", scarce)
+    monkeypatch.setattr(sampling_loop, "uniform_table", scarce)
     engine.add(asked(PROMPTS[1], 1, max_new_tokens=40))
     engine.step()
     engine.add(asked(PROMPTS[2], 2))

@@ -12,19 +12,22 @@ possible, 9. the reward, computed here from the tokens alone.
 - A rollout for another's lease is refused without touching that lease.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import sqlalchemy as sa
 
+from coordinator import continuation
 from coordinator import leases as lease_table
+from coordinator.continuation import Told
 from coordinator.dispatch import is_stale
 from coordinator.leases import Terms
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
-from ledger.book import Outcome
+from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from protocol import chunks
 from protocol.errors import (
@@ -38,8 +41,8 @@ from protocol.errors import (
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Event, Lease
-from protocol.messages import Verdict
-from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens
+from protocol.messages import LeaseProgress, LeaseProgressReply, Verdict
+from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens, whole_tokens
 from protocol.signing import open_envelope
 
 
@@ -106,9 +109,11 @@ def _accept(
         )
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     prompt = unpack_tokens(lease.prompt).tolist()
-    rewards = np.array([judge.reward(prompt, item.tokens.tolist()) for item in completions], dtype="<f4")  # (9)
+    whole = whole_tokens(lease, completions)
+    rewards = np.array([judge.reward(prompt, sample.tolist()) for sample in whole], dtype="<f4")  # (9)
     tokens = sum(len(item.tokens) for item in completions)
-    credit = _credit(connection, node, claim_id, lease, tokens, now_ms)
+    told = continuation.chain(connection, row["continues"])
+    credit = _credit(connection, node, claim_id, lease, tokens, told, now_ms)
     connection.execute(
         sa.insert(rollouts).values(
             claim_id=claim_id,
@@ -127,11 +132,37 @@ def _accept(
     )
     lease_table.move(connection, claim.lease_id, Event.ACCEPT, judge.terms, now_ms)
     lease_table.set_group(connection, row["group_no"], "accepted")
+    continuation.forget(connection, [claim.lease_id])
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
 
-def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int, now_ms: int) -> int:
-    """Put what the tokens are worth at the lease's price on the node's pending account."""
+def take_progress(
+    connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
+) -> LeaseProgressReply:
+    """Note what a node says of the leases that it has, and keep what it has sampled for whoever may have to go on."""
+    held = sa.select(leases.c.lease_id).where(leases.c.node_id == node, lease_table.IS_OPEN)
+    open_ids = set(connection.execute(held).scalars())
+    for lease_id in open_ids.intersection(message.held):
+        lease_table.move(connection, lease_id, Event.HOLD, judge.terms, now_ms)
+    taken = []
+    for envelope in message.fragments:
+        with suppress(SwarmError):
+            lease_id = continuation.take(connection, node, envelope, round_id=judge.round_id, bounds=judge.bounds)
+            lease_table.move(connection, lease_id, Event.BEGIN, judge.terms, now_ms)
+            taken.append(lease_id)
+    return LeaseProgressReply(gone=tuple(sorted(set(message.held) - open_ids)), taken=tuple(taken))
+
+
+def _credit(
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: ClaimId,
+    lease: Lease,
+    tokens: int,
+    told: Sequence[Told],
+    now_ms: int,
+) -> int:
+    """Put what the tokens are worth on the node's pending account, and on those of whom it went on from."""
     credit = amount(tokens, lease.price_micros_per_mtok)
     pending = Pending(
         claim_id=claim_id,
@@ -141,8 +172,11 @@ def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: L
         price_micros_per_mtok=lease.price_micros_per_mtok,
         amount_micros=credit,
     )
-    if store.append(connection, pending, now_ms) is Outcome.BUDGET_EXHAUSTED:
+    owed = credit + sum(one.pending.amount_micros for one in told)
+    if store.balances(connection).get(BUDGET, 0) < owed:
         raise BudgetExhausted("The round's budget does not cover this rollout.")
+    store.append(connection, pending, now_ms)
+    continuation.credit(connection, claim_id, told, now_ms)
     return credit
 
 
@@ -158,7 +192,7 @@ def _reject(
     group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
     if group_no is not None and lease_table.move(connection, lease_id, Event.REJECT, judge.terms, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code))
-        lease_table.set_group(connection, group_no, "open")
+        lease_table.reopen(connection, group_no, continuation.left_by(connection, lease_id, sound=False))
 
 
 def _verdict(

@@ -1,7 +1,8 @@
 """The lease table: who works on which group, as effects.
 
 - A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; a new one is made only when none is open.
-- A lease that ends without acceptance opens its group again, so no prompt is lost.
+- A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
+  from what was told of it, if that costs no more than to start afresh (`coordinator.continuation`).
 - A node holds no more open leases than two requests' worth, nor than `coordinator.sizing` says of it.
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator import publish, registry, sizing
+from coordinator import continuation, publish, registry, sizing
+from coordinator.continuation import Told
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
-from coordinator.tables import batches, groups, leases, nodes, rollouts, versions
+from coordinator.tables import batches, groups, leases, nodes, parts, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import amount
+from protocol import limits
 from protocol.ids import NodeId
 from protocol.lease import OPEN, TRANSITIONS, Event, Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
@@ -90,10 +93,7 @@ def offer(
     expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
-    given = [
-        _lease(connection, node, group, message.version, price, terms, draw, now_ms)
-        for group in _take_groups(connection, count)
-    ]
+    given = _give(connection, node, count, message, price, terms, draw, now_ms) if count else []
     return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason])
 
 
@@ -150,7 +150,7 @@ def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
     ).all()
     for lease_id, group_no in over:
         if move(connection, lease_id, Event.EXPIRE, terms, now_ms):
-            set_group(connection, group_no, "open")
+            reopen(connection, group_no, continuation.left_by(connection, lease_id, sound=True))
     return len(over)
 
 
@@ -161,9 +161,17 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
         mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
         group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
         if group_no is not None and move(connection, lease_id, Event.SKIP, terms, now_ms):
-            set_group(connection, group_no, "open")
+            reopen(connection, group_no, continuation.left_by(connection, lease_id, sound=True))
             skipped += 1
     return skipped
+
+
+def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
+    """Offer a group again, to go on from that ended lease or afresh."""
+    offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
+    version = Lease.from_bytes(offer).version if offer else None
+    values = {"state": "open", "begun": begun, "begun_version": version}
+    connection.execute(sa.update(groups).where(groups.c.group_no == group_no).values(values))
 
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
@@ -232,34 +240,60 @@ def _spent_since(connection: sa.Connection, since_ms: int) -> int:
     """What was credited for the answers since then, voided later or not."""
     ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED)
     spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
-    return int(connection.execute(spent).scalar_one())
+    for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)
+    return int(connection.execute(spent).scalar_one()) + int(connection.execute(for_parts).scalar_one())
 
 
-def _take_groups(connection: sa.Connection, count: int) -> list[int]:
-    """Groups that nobody works on: the oldest open ones first, then new ones."""
-    waiting = sa.select(groups.c.group_no).where(groups.c.state == "open").order_by(groups.c.group_no).limit(count)
-    taken = [row[0] for row in connection.execute(waiting)]
-    for group_no in taken:
+def _give(
+    connection: sa.Connection,
+    node: NodeId,
+    count: int,
+    message: LeaseRequest,
+    price: int,
+    terms: Terms,
+    draw: Draw,
+    now_ms: int,
+) -> list[Lease]:
+    """Up to so many leases: of open groups, those to go on with first, then the oldest; then of new ones."""
+    given: list[Lease] = []
+    room_bytes = limits.MESSAGE_MAX_BYTES // 2
+    version = message.version
+    for group_no, begun, begun_version in _take_groups(connection, count, version if message.continues else None):
+        told = continuation.chain(connection, begun)
+        fits = message.continues and begun_version == version
+        lease = _go_on(told, draw, price, terms, now_ms) if fits else None
+        if lease is None:
+            continuation.forget(connection, [one.lease.lease_id for one in told])
+            lease, begun = _begin(group_no, version, draw, price, terms, now_ms), None
+        room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
+        if room_bytes < 0:
+            reopen(connection, group_no, begun)
+        else:
+            _store(connection, node, group_no, lease, begun, terms, now_ms)
+            given.append(lease)
+    return given
+
+
+def _take_groups(
+    connection: sa.Connection, count: int, version: int | None
+) -> list[tuple[int, str | None, int | None]]:
+    """Groups that nobody works on, each with the lease that left its work and the version of that."""
+    fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
+    waiting = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(groups.c.state == "open")
+    found = connection.execute(waiting.order_by(fits, groups.c.group_no).limit(count))
+    taken = [(row.group_no, row.begun, row.begun_version) for row in found]
+    for group_no, _, _ in taken:
         set_group(connection, group_no, "leased")
     newest = connection.execute(sa.select(sa.func.max(groups.c.group_no))).scalar()
     first = 0 if newest is None else newest + 1
     fresh = list(range(first, first + count - len(taken)))
     if fresh:
         connection.execute(sa.insert(groups), [{"group_no": number, "state": "leased"} for number in fresh])
-    return taken + fresh
+    return taken + [(number, None, None) for number in fresh]
 
 
-def _lease(
-    connection: sa.Connection,
-    node: NodeId,
-    group_no: int,
-    version: int,
-    price: int,
-    terms: Terms,
-    draw: Draw,
-    now_ms: int,
-) -> Lease:
-    lease = Lease(
+def _begin(group_no: int, version: int, draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease:
+    return Lease(
         lease_id=draw.lease_id(),
         version=version,
         seed=draw.seed(),
@@ -268,16 +302,44 @@ def _lease(
         price_micros_per_mtok=price,
         expires_ms=now_ms + terms.timeout_ms,
     )
+
+
+def _go_on(told: list[Told], draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease | None:
+    """A lease from where others stopped, unless that could cost more than to start afresh."""
+    if not told:
+        return None
+    last = told[-1]
+    left = terms.samples_per_group * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
+    if sum(one.pending.amount_micros for one in told) + amount(left, price) > terms.max_cost_micros(price):
+        return None
+    change = {
+        "lease_id": draw.lease_id(),
+        "price_micros_per_mtok": price,
+        "expires_ms": now_ms + terms.timeout_ms,
+        "prefixes": last.prefixes,
+    }
+    return last.lease.model_copy(update=change)
+
+
+def _store(
+    connection: sa.Connection,
+    node: NodeId,
+    group_no: int,
+    lease: Lease,
+    begun: str | None,
+    terms: Terms,
+    now_ms: int,
+) -> None:
     connection.execute(
         sa.insert(leases).values(
             lease_id=lease.lease_id,
             group_no=group_no,
             node_id=node,
+            continues=begun,
             state=State.OFFERED,
-            max_cost_micros=terms.max_cost_micros(price),
+            max_cost_micros=terms.max_cost_micros(lease.price_micros_per_mtok),
             offer=lease.to_bytes(),
             issued_ms=now_ms,
             expires_ms=lease.expires_ms,
         )
     )
-    return lease

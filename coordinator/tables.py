@@ -122,6 +122,8 @@ groups = sa.Table(
     metadata,
     sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
+    sa.Column("begun", sa.String, nullable=True),  # the ended lease from which the next may go on, while it is open
+    sa.Column("begun_version", sa.BigInteger, nullable=True),
 )
 
 leases = sa.Table(
@@ -130,6 +132,7 @@ leases = sa.Table(
     sa.Column("lease_id", sa.String, primary_key=True),
     sa.Column("group_no", sa.Integer, nullable=False),
     sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("continues", sa.String, nullable=True),  # the lease from which it goes on
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
@@ -141,6 +144,28 @@ leases = sa.Table(
 # Almost every lease is over: what is looked up all the time is the few that are open.
 sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state.in_(OPEN))
 sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
+
+# What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
+fragments = sa.Table(
+    "fragments",
+    metadata,
+    sa.Column("lease_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+
+# Claims of nodes whose work another finished, beside the rollout that it became.
+parts = sa.Table(
+    "parts",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("whole", sa.String, nullable=False, index=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("credit_micros", sa.BigInteger, nullable=False),
+    sa.Column("credited_ms", sa.BigInteger, nullable=False, index=True),
+)
 
 rollouts = sa.Table(
     "rollouts",

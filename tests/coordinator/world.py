@@ -23,11 +23,20 @@ from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
 from protocol.chunks import digest
+from protocol.fragment import Fragment, Part
 from protocol.ids import NodeId
 from protocol.learning import Batch, Report
 from protocol.lease import Lease
 from protocol.manifest import PolicyManifest
-from protocol.messages import LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
+from protocol.messages import (
+    LeaseProgress,
+    LeaseProgressReply,
+    LeaseReply,
+    LeaseRequest,
+    Register,
+    ReturnLeases,
+    Verdict,
+)
 from protocol.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 
@@ -127,8 +136,8 @@ class World:
         made = manifest(version, update)
         self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
-    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1) -> LeaseReply:
-        message = LeaseRequest(version=version, groups=groups)
+    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False) -> LeaseReply:
+        message = LeaseRequest(version=version, groups=groups, continues=continues)
         reply: LeaseReply = self.run(
             leases.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
         )
@@ -142,6 +151,14 @@ class World:
     def submit(self, key: NodeKey, envelope: bytes) -> Verdict:
         verdict: Verdict = self.run(intake.take, key.node_id, envelope, judge=self.judge, now_ms=self.now_ms)
         return verdict
+
+    def tell(self, key: NodeKey, *told: bytes, held: Sequence[Lease] = ()) -> LeaseProgressReply:
+        """Say which leases a node holds, and what it has sampled of them."""
+        message = LeaseProgress(held=tuple(lease.lease_id for lease in held), fragments=told)
+        reply: LeaseProgressReply = self.run(
+            intake.take_progress, key.node_id, message, judge=self.judge, now_ms=self.now_ms
+        )
+        return reply
 
     def earn(self, key: NodeKey, *, version: int = 1) -> Verdict:
         """Take a lease and answer it well."""
@@ -233,6 +250,39 @@ def honest_sample(lease: Lease) -> Sample:
     return Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([-0.5, -0.1]), finish="stop")
 
 
+def fragment(key: NodeKey, lease: Lease, tokens: dict[int, list[int]], **change: Any) -> bytes:
+    """A signed fragment: the first tokens of some samples, by their numbers."""
+    parts = tuple(
+        Part(
+            sample=number,
+            start=0,
+            tokens=pack_tokens(new),
+            logprobs=pack_logprobs([-0.25] * len(new)),
+            finish="stop" if new[-1] == END else "",
+        )
+        for number, new in tokens.items()
+    )
+    fields: dict[str, Any] = {
+        "round_id": ROUND,
+        "lease_id": lease.lease_id,
+        "version": lease.version,
+        "seed": lease.seed,
+        "previous": "",
+        "parts": parts,
+    }
+    return key.seal("fragment", Fragment(**(fields | change)).to_bytes())
+
+
+def rest(lease: Lease) -> tuple[Sample, ...]:
+    """The samples of an honest node that goes on from a lease's prefixes."""
+    honest = [int(unpack_tokens(lease.prompt)[0]), END]
+    samples = []
+    for prefix in lease.prefixes:
+        new = honest[len(prefix.tokens) // 4 :]
+        samples.append(Sample(tokens=pack_tokens(new), logprobs=pack_logprobs([-0.5] * len(new)), finish="stop"))
+    return tuple(samples)
+
+
 def claim(lease: Lease, **change: Any) -> RolloutClaim:
     """An honest claim, but for what is changed."""
     fields: dict[str, Any] = {
@@ -240,7 +290,7 @@ def claim(lease: Lease, **change: Any) -> RolloutClaim:
         "lease_id": lease.lease_id,
         "version": lease.version,
         "seed": lease.seed,
-        "samples": (honest_sample(lease),) * lease.samples,
+        "samples": rest(lease) or (honest_sample(lease),) * lease.samples,
     }
     return RolloutClaim(**(fields | change))
 

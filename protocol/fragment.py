@@ -20,6 +20,9 @@ from protocol.lease import Lease, Prefix
 from protocol.message import Message
 from protocol.rollout import PolicyBounds, check_logprobs, check_tokens
 
+Finish = Literal["", "stop", "length"]
+"""How a sample ended; empty while it has not."""
+
 
 class Part(Message):
     """What one sample grew by."""
@@ -29,7 +32,7 @@ class Part(Message):
     """How many tokens of this sample the same node has told of before."""
     tokens: bytes = Field(min_length=4, max_length=4 * limits.TOKENS_MAX)
     logprobs: bytes = Field(min_length=4, max_length=4 * limits.TOKENS_MAX)
-    finish: Literal["", "stop", "length"]
+    finish: Finish
 
 
 class Fragment(Message):
@@ -50,7 +53,7 @@ class Begun:
 
     tokens: bytes = b""
     logprobs: bytes = b""
-    finish: Literal["", "stop", "length"] = ""
+    finish: Finish = ""
 
     @property
     def count(self) -> int:

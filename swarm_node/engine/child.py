@@ -16,7 +16,7 @@ from typing import BinaryIO, NoReturn
 
 from protocol import limits
 from protocol.errors import MalformedMessage
-from swarm_node.engine.messages import LENGTH_BYTES, Answer, Ended, Ready, Reply, frame
+from swarm_node.engine.messages import LENGTH_BYTES, Answer, Ready, Said, frame
 
 COMMANDS_WAITING_MAX = 16
 """Commands read ahead; they are taken up between any two steps."""
@@ -40,9 +40,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     _serve(options, commands, lambda body: answers.put(frame(Answer(body=body))))
 
 
-def _serve(
-    options: argparse.Namespace, commands: "queue.Queue[bytes]", answer: Callable[[Ended | Reply], None]
-) -> NoReturn:
+def _serve(options: argparse.Namespace, commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
     """Obey for ever. Torch is imported only now: it takes seconds, and stdin is already being watched."""
     import torch
 

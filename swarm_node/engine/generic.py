@@ -85,7 +85,7 @@ class Generic:
         if not rows:
             return self.clear()
         kept = torch.arange(rows, device=self.device)
-        kept[targets] = torch.tensor(sources, device=self.device)
+        kept[targets] = torch.tensor(sources, dtype=torch.long, device=self.device)
         self._mask, self._positions = self._mask[kept], self._positions[kept]
         self._cache.batch_select_indices(kept)
 

@@ -28,7 +28,7 @@ from coordinator.leases import Terms
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
-from ledger.entry import Pending, amount
+from ledger.entry import Pending, Post, amount
 from protocol import chunks
 from protocol.errors import (
     BudgetExhausted,
@@ -102,7 +102,9 @@ def _accept(
     ).scalar_one()
     learner_update = lease_table.latest_batch(connection)
     bound = judge.terms.staleness
-    if is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update):  # (6)
+    if not row["surplus"] and is_stale(
+        staleness=bound, policy_update=policy_update, learner_update=learner_update
+    ):  # (6)
         raise StaleVersion(
             f"Version {lease.version} is {learner_update - policy_update} updates old; {bound} are allowed.",
             hint="Sample faster or take smaller leases.",
@@ -127,12 +129,16 @@ def _accept(
             rewards=rewards.tobytes(),
             envelope=envelope,
             accepted_ms=now_ms,
-            state="buffered",
+            state="surplus" if row["surplus"] else "buffered",
         )
     )
     lease_table.move(connection, claim.lease_id, Event.ACCEPT, judge.terms, now_ms)
-    lease_table.set_group(connection, row["group_no"], "accepted")
     continuation.forget(connection, [claim.lease_id])
+    if row["surplus"]:  # nobody will train on it, and its node could not know
+        for one in continuation.with_parts(connection, [claim_id]):
+            store.append(connection, Post(claim_id=one), now_ms)
+    else:
+        lease_table.answered(connection, claim.lease_id, row["group_no"])
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
 
@@ -140,8 +146,13 @@ def take_progress(
     connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
 ) -> LeaseProgressReply:
     """Note what a node says of the leases that it has, and keep what it has sampled for whoever may have to go on."""
-    held = sa.select(leases.c.lease_id).where(leases.c.node_id == node, lease_table.IS_OPEN)
-    open_ids = set(connection.execute(held).scalars())
+    held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, lease_table.IS_OPEN)
+    open_ids = set()
+    for lease_id, surplus in connection.execute(held).all():
+        if surplus:
+            lease_table.move(connection, lease_id, Event.CANCEL, judge.terms, now_ms)
+        else:
+            open_ids.add(lease_id)
     for lease_id in open_ids.intersection(message.held):
         lease_table.move(connection, lease_id, Event.HOLD, judge.terms, now_ms)
     taken = []
@@ -189,10 +200,9 @@ def _reject(
     if not connection.execute(sa.update(rejections).where(here).values(count=rejections.c.count + 1, **last)).rowcount:
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
-    group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-    if group_no is not None and lease_table.move(connection, lease_id, Event.REJECT, judge.terms, now_ms):
+    row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
+    if row is not None and lease_table.end_unanswered(connection, row, Event.REJECT, judge.terms, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code))
-        lease_table.reopen(connection, group_no, continuation.left_by(connection, lease_id, sound=False))
 
 
 def _verdict(

@@ -12,10 +12,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import continuation, publish, registry, sizing
+from coordinator import continuation, publish, registry, sizing, stragglers
 from coordinator.continuation import Told
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
@@ -42,6 +43,7 @@ AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
 RETRY_S: dict[Reason, float] = {
     "": 0.0,
     "ahead": 0.0,
+    "busy": 0.25,
     "old_version": 1.0,
     "standby": 5.0,
     "budget": 10.0,
@@ -62,6 +64,8 @@ class Terms:
     timeout_ms: int
     newcomer_leases: int
     """How many a node may hold that has answered none yet."""
+    over_issue: int
+    """How many groups at most a second node gets, when a batch waits for no more than these."""
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
 
@@ -93,7 +97,15 @@ def offer(
     expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
-    given = _give(connection, node, count, message, price, terms, draw, now_ms) if count else []
+    groups = _take_groups(connection, count, message.version if message.continues else None)
+    if reason == "ahead" and terms.over_issue:
+        late = stragglers.late_groups(
+            connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
+        )
+        hands = min(message.groups, _free_hands(connection, node, terms), _affordable(connection, terms, price, now_ms))
+        groups = [(group_no, None, None) for group_no in late[:hands]]
+        reason = "" if groups else reason
+    given = _give(connection, node, groups, message, price, terms, draw, now_ms)
     return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason])
 
 
@@ -119,9 +131,11 @@ def _how_many(
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
-    free_hands = _may_hold(connection, node, terms) - _held(connection, node)
-    if not admissible or free_hands <= 0:
+    if not admissible:
         return 0, "ahead" if message.version >= newest else "old_version"
+    free_hands = _free_hands(connection, node, terms)
+    if not free_hands:
+        return 0, "busy"
     affordable = _affordable(connection, terms, price, now_ms)
     if not affordable:
         return 0, "budget"
@@ -146,11 +160,10 @@ def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms, n
 def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
     """End the leases whose time is over and open their groups again."""
     over = connection.execute(
-        sa.select(leases.c.lease_id, leases.c.group_no).where(IS_OPEN, leases.c.expires_ms <= now_ms)
+        sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(IS_OPEN, leases.c.expires_ms <= now_ms)
     ).all()
-    for lease_id, group_no in over:
-        if move(connection, lease_id, Event.EXPIRE, terms, now_ms):
-            reopen(connection, group_no, continuation.left_by(connection, lease_id, sound=True))
+    for row in over:
+        end_unanswered(connection, row, Event.EXPIRE, terms, now_ms)
     return len(over)
 
 
@@ -159,11 +172,30 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
     skipped = 0
     for lease_id in message.lease_ids:
         mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
-        group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-        if group_no is not None and move(connection, lease_id, Event.SKIP, terms, now_ms):
-            reopen(connection, group_no, continuation.left_by(connection, lease_id, sound=True))
-            skipped += 1
+        columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+        row = connection.execute(sa.select(*columns).where(mine)).first()
+        skipped += row is not None and end_unanswered(connection, row, Event.SKIP, terms, now_ms)
     return skipped
+
+
+def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms, now_ms: int) -> bool:
+    """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
+    if row.surplus:
+        return move(connection, row.lease_id, Event.CANCEL, terms, now_ms)
+    if not move(connection, row.lease_id, event, terms, now_ms):
+        return False
+    others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
+    if connection.execute(others).first() is None:
+        sound = event is not Event.REJECT
+        reopen(connection, row.group_no, continuation.left_by(connection, row.lease_id, sound=sound))
+    return True
+
+
+def answered(connection: sa.Connection, lease_id: str, group_no: int) -> None:
+    """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
+    here = (leases.c.group_no == group_no) & (leases.c.lease_id != lease_id)
+    connection.execute(sa.update(leases).where(here, IS_OPEN).values(surplus=True))
+    set_group(connection, group_no, "accepted")
 
 
 def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
@@ -192,6 +224,10 @@ def _held(connection: sa.Connection, node: NodeId) -> int:
     """How many leases the node has not answered yet."""
     here = (leases.c.node_id == node) & IS_OPEN
     return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
+
+
+def _free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
+    return max(0, _may_hold(connection, node, terms) - _held(connection, node))
 
 
 def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
@@ -247,23 +283,24 @@ def _spent_since(connection: sa.Connection, since_ms: int) -> int:
 def _give(
     connection: sa.Connection,
     node: NodeId,
-    count: int,
+    taken: list[tuple[int, str | None, int | None]],
     message: LeaseRequest,
     price: int,
     terms: Terms,
     draw: Draw,
     now_ms: int,
 ) -> list[Lease]:
-    """Up to so many leases: of open groups, those to go on with first, then the oldest; then of new ones."""
+    """A lease of each group, as long as they fit into a message: where others stopped, if this node can go on."""
     given: list[Lease] = []
     room_bytes = limits.MESSAGE_MAX_BYTES // 2
     version = message.version
-    for group_no, begun, begun_version in _take_groups(connection, count, version if message.continues else None):
+    for group_no, begun, begun_version in taken:
         told = continuation.chain(connection, begun)
         fits = message.continues and begun_version == version
         lease = _go_on(told, draw, price, terms, now_ms) if fits else None
         if lease is None:
-            continuation.forget(connection, [one.lease.lease_id for one in told])
+            if told:
+                continuation.forget(connection, [one.lease.lease_id for one in told])
             lease, begun = _begin(group_no, version, draw, price, terms, now_ms), None
         room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
         if room_bytes < 0:
@@ -277,7 +314,12 @@ def _give(
 def _take_groups(
     connection: sa.Connection, count: int, version: int | None
 ) -> list[tuple[int, str | None, int | None]]:
-    """Groups that nobody works on, each with the lease that left its work and the version of that."""
+    """So many groups that nobody works on, each with the lease that left its work and the version of that.
+
+    Of the open ones, those to go on with come first, then the oldest; then new ones.
+    """
+    if not count:
+        return []
     fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
     waiting = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(groups.c.state == "open")
     found = connection.execute(waiting.order_by(fits, groups.c.group_no).limit(count))

@@ -103,6 +103,7 @@ class Round:
             max_new_tokens=config.sampling.max_new_tokens,
             timeout_ms=int(config.leases.timeout_s * 1000),
             newcomer_leases=config.leases.newcomer_leases,
+            over_issue=config.leases.over_issue,
             hourly_budget_micros=config.fleet.budget_micros_per_hour,
         )
 

@@ -135,6 +135,7 @@ leases = sa.Table(
     sa.Column("continues", sa.String, nullable=True),  # the lease from which it goes on
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
+    sa.Column("surplus", sa.Boolean, nullable=False, default=False),  # its group was answered by another first
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
@@ -143,6 +144,7 @@ leases = sa.Table(
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
 sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state.in_(OPEN))
+sa.Index("leases_by_group", leases.c.group_no)
 sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
 
 # What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
@@ -181,7 +183,7 @@ rollouts = sa.Table(
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused
+    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused, surplus
     sa.Column("batch", sa.Integer, nullable=True),
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)

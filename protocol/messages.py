@@ -108,9 +108,9 @@ class LeaseRequest(Message):
     """Whether its engine can go on where another stopped."""
 
 
-Reason = Literal["", "ahead", "old_version", "standby", "budget", "finished"]
-"""Why there is no work: enough is under way for the newest version; this version gives no more; others do it for less;
-no money; the end."""
+Reason = Literal["", "ahead", "busy", "old_version", "standby", "budget", "finished"]
+"""Why there is no work: enough is under way for the newest version; this node holds as many leases as it may; this
+version gives no more; others do it for less; no money; the end."""
 
 
 class LeaseReply(Message):

@@ -74,7 +74,7 @@ def test_lease_hoarding_leaves_work_for_others(tmp_path: Path) -> None:
     hoarder, honest = world.join(1), world.join(2)
     taken = [len(world.offer(hoarder, groups=64).leases) for _ in range(4)]
     assert taken == [2, 2, 0, 0]
-    assert world.offer(hoarder).reason == "ahead"
+    assert world.offer(hoarder).reason == "busy"
     assert len(world.offer(honest, groups=64).leases) == 2
     world.database.close()
 

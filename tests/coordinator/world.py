@@ -93,6 +93,7 @@ class World:
         groups_per_request: int = 8,
         hourly_budget_micros: int = 0,
         newcomer_leases: int = 64,
+        over_issue: int = 0,
     ) -> None:
         self.path = folder / "state.db"
         self.path.write_bytes(empty_store())
@@ -106,6 +107,7 @@ class World:
             max_new_tokens=MAX_NEW,
             timeout_ms=1000,
             newcomer_leases=newcomer_leases,
+            over_issue=over_issue,
             hourly_budget_micros=hourly_budget_micros,
         )
         self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)

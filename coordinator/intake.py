@@ -15,7 +15,7 @@ possible, 9. the reward, computed here from the tokens alone.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
@@ -116,30 +116,35 @@ def _accept(
     tokens = sum(len(item.tokens) for item in completions)
     told = continuation.chain(connection, row["continues"])
     credit = _credit(connection, node, claim_id, lease, tokens, told, now_ms)
-    connection.execute(
-        sa.insert(rollouts).values(
-            claim_id=claim_id,
-            lease_id=claim.lease_id,
-            group_no=row["group_no"],
-            node_id=node,
-            version=lease.version,
-            policy_update=policy_update,
-            tokens=tokens,
-            credit_micros=credit,
-            rewards=rewards.tobytes(),
-            envelope=envelope,
-            accepted_ms=now_ms,
-            state="surplus" if row["surplus"] else "buffered",
-        )
-    )
-    lease_table.move(connection, claim.lease_id, Event.ACCEPT, judge.terms, now_ms)
-    continuation.forget(connection, [claim.lease_id])
-    if row["surplus"]:  # nobody will train on it, and its node could not know
-        for one in continuation.with_parts(connection, [claim_id]):
-            store.append(connection, Post(claim_id=one), now_ms)
-    else:
-        lease_table.answered(connection, claim.lease_id, row["group_no"])
+    accepted = {
+        "claim_id": claim_id,
+        "version": lease.version,
+        "policy_update": policy_update,
+        "tokens": tokens,
+        "credit_micros": credit,
+        "rewards": rewards.tobytes(),
+        "envelope": envelope,
+        "accepted_ms": now_ms,
+    }
+    _store(connection, row, accepted, judge, now_ms)
     return _verdict("accepted", claim.lease_id, tokens, credit)
+
+
+def _store(
+    connection: sa.Connection, lease: sa.RowMapping, accepted: dict[str, Any], judge: Judge, now_ms: int
+) -> None:
+    """Keep a rollout for the learner; one whose group was answered by another before is only paid."""
+    surplus, lease_id = lease["surplus"], lease["lease_id"]
+    place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
+    state = "surplus" if surplus else "buffered"
+    connection.execute(sa.insert(rollouts).values(state=state, **place, **accepted))
+    lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
+    continuation.forget(connection, [lease_id])
+    if not surplus:
+        lease_table.answered(connection, lease_id, lease["group_no"])
+        return
+    for claim_id in continuation.with_parts(connection, [accepted["claim_id"]]):
+        store.append(connection, Post(claim_id=claim_id), now_ms)
 
 
 def take_progress(

@@ -151,7 +151,8 @@ class TestTheWholeWay:
     async def test_a_node_that_is_ahead_hears_of_the_next_version(self, served: Served) -> None:
         await served.publish()
         key = await served.join()
-        assert len(await served.lease(key, groups=8)) == 4
+        await served.lease(key, groups=8)
+        await served.lease(key, groups=8)
         waiting = asyncio.create_task(served.call(key, "/v1/leases", ASK, LeaseReply))
         await served.publish(2)
         reply = await waiting

@@ -97,7 +97,8 @@ def left_by(connection: sa.Connection, lease_id: str, *, sound: bool) -> str | N
         return lease_id
     if told:
         forget(connection, [lease_id])
-    return connection.execute(sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)).scalar_one()
+    row = connection.execute(sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)).one()
+    return None if row.continues is None else str(row.continues)
 
 
 def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:

@@ -280,7 +280,9 @@ class Engine(ABC):
                 running.setdefault(one.group, []).append(one)
         for group, samples in running.items():
             group.told_at = now
-            grown = {one.number: (pack_tokens(one.new_tokens), pack_logprobs(one.logprobs), "") for one in samples}
+            grown: dict[int, tuple[bytes, bytes, Finish]] = {
+                one.number: (pack_tokens(one.new_tokens), pack_logprobs(one.logprobs), "") for one in samples
+            }
             grown |= {number: (done.tokens, done.logprobs, done.finish) for number, done in group.ended.items()}
             parts = _since(group, grown)
             if parts:

@@ -1,5 +1,6 @@
 """Work of lost nodes is handed on, and everybody is paid for their own tokens once."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def heir_of(world: World, key: NodeKey, **request: int) -> Lease:
 
 
 def tokens(sample: bytes) -> list[int]:
-    return unpack_tokens(sample).tolist()
+    return [int(token) for token in unpack_tokens(sample)]
 
 
 def test_what_a_lost_node_told_of_is_gone_on_with_and_both_are_paid_for_their_own_tokens(world: World) -> None:
@@ -181,7 +182,7 @@ def test_a_fragment_that_cannot_be_is_not_kept(world: World, attack: str) -> Non
     key, thief = world.join(1), world.join(2)
     lease = world.lease(key)
     good = {0: [FIRST]}
-    told = {
+    told: dict[str, Callable[[], bytes]] = {
         "another's lease": lambda: fragment(thief, lease, good),
         "another's key": lambda: fragment(thief, lease, good),
         "another round": lambda: fragment(key, lease, good, round_id="b" * 64),
@@ -190,9 +191,9 @@ def test_a_fragment_that_cannot_be_is_not_kept(world: World, attack: str) -> Non
         "garbage": lambda: b"garbage",
         "end within": lambda: fragment(key, lease, {0: [END, FIRST]}),
         "twice": lambda: fragment(key, lease, good, parts=_twice(key, lease)),
-    }[attack]()
+    }
     sender = thief if attack == "another's lease" else key
-    assert world.tell(sender, told).taken == ()
+    assert world.tell(sender, told[attack]()).taken == ()
     assert world.rows(tables.fragments) == []
     assert world.lease_states() == {lease.lease_id: "offered"}
 

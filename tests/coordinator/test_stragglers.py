@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from protocol.lease import Lease
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment
 
-LATELY = {"missing": 1, "bound": 2, "typical_s": 10.0, "helper_s": 5.0, "now_s": 100.0}
+LATELY: dict[str, Any] = {"missing": 1, "bound": 2, "typical_s": 10.0, "helper_s": 5.0, "now_s": 100.0}
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _sweep(round_: Round) -> None:
-    expired = await round_.database.run(leases.expire, now_ms())
+    expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)
 

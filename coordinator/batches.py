@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from coordinator import continuation
 from coordinator import leases as lease_table
 from coordinator.tables import batches, leases, rollouts
 from ledger import store
 from ledger.entry import Post, Void
 from protocol.errors import OutOfOrder
 from protocol.ids import ClaimId
-from protocol.learning import Batch, Report, TrainingGroup, TrainingSample
+from protocol.learning import Batch, Earlier, Report, TrainingGroup, TrainingSample
 from protocol.lease import Lease
 from protocol.rollout import RolloutClaim
 from protocol.signing import open_envelope
@@ -32,12 +33,12 @@ def get(connection: sa.Connection, number: int, *, size: int, staleness: int, no
     if number == newest + 1 and not _form(connection, number, size, staleness, now_ms):
         return None
     chosen = connection.execute(
-        sa.select(rollouts, leases.c.offer)
+        sa.select(rollouts, leases.c.offer, leases.c.continues)
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
         .where(rollouts.c.batch == number)
         .order_by(rollouts.c.group_no)
     ).mappings()
-    return Batch(number=number, groups=tuple(_group(row) for row in chosen))
+    return Batch(number=number, groups=tuple(_group(connection, row) for row in chosen.all()))
 
 
 def report(connection: sa.Connection, message: Report, *, now_ms: int) -> bool:
@@ -48,8 +49,8 @@ def report(connection: sa.Connection, message: Report, *, now_ms: int) -> bool:
     if row[0] is not None:
         return False
     in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
-    for claim_id in in_batch:
-        settle(connection, ClaimId(claim_id), claim_id in message.mismatched, now_ms)
+    for claim_id in continuation.with_parts(connection, in_batch.all()):
+        settle(connection, claim_id, claim_id in message.mismatched, now_ms)
     connection.execute(
         sa.update(batches)
         .where(batches.c.batch == message.number)
@@ -67,8 +68,8 @@ def settle(connection: sa.Connection, claim_id: ClaimId, mismatched: bool, now_m
 def settle_leftovers(connection: sa.Connection, *, now_ms: int) -> int:
     """At the end of the round: rollouts that were accepted and are no longer needed are paid."""
     left = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.state == "buffered")).scalars().all()
-    for claim_id in left:
-        settle(connection, ClaimId(claim_id), False, now_ms)
+    for claim_id in continuation.with_parts(connection, left):
+        settle(connection, claim_id, False, now_ms)
     connection.execute(sa.update(rollouts).where(rollouts.c.state == "buffered").values(state="unused"))
     return len(left)
 
@@ -104,19 +105,32 @@ def _drop_stale(connection: sa.Connection, oldest_update: int, now_ms: int) -> N
     ).all()
     for claim_id, group_no in stale:
         connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="stale"))
-        lease_table.set_group(connection, group_no, "open")
-        settle(connection, ClaimId(claim_id), False, now_ms)
+        lease_table.reopen(connection, group_no)
+        for one in continuation.with_parts(connection, [claim_id]):
+            settle(connection, one, False, now_ms)
 
 
-def _group(row: Any) -> TrainingGroup:
-    """A stored rollout as the learner needs it."""
+def _group(connection: sa.Connection, row: Any) -> TrainingGroup:
+    """A stored rollout as the learner needs it, with what it went on from."""
     lease = Lease.from_bytes(row["offer"])
     claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
     rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
+    told = continuation.chain(connection, row["continues"])
     samples = tuple(
-        TrainingSample(tokens=sample.tokens, logprobs=sample.logprobs, reward=reward)
-        for sample, reward in zip(claim.samples, rewards, strict=True)
+        TrainingSample(
+            tokens=b"".join(part.tokens for part in (*begun, sample)),
+            logprobs=b"".join(part.logprobs for part in (*begun, sample)),
+            reward=reward,
+        )
+        for *begun, sample, reward in zip(*(one.samples for one in told), claim.samples, rewards, strict=True)
+    )
+    earlier = tuple(
+        Earlier(claim_id=one.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in one.prefixes)) for one in told
     )
     return TrainingGroup(
-        claim_id=row["claim_id"], prompt=lease.prompt, policy_update=row["policy_update"], samples=samples
+        claim_id=row["claim_id"],
+        prompt=lease.prompt,
+        policy_update=row["policy_update"],
+        samples=samples,
+        earlier=earlier,
     )

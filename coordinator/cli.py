@@ -99,6 +99,10 @@ def status(
         f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}), "
         f"in vain {found['in_vain_share']:.1%}, a version every {found['publish_every']} updates"
     )
+    for one in found["unfinished_by"]:
+        typer.echo(
+            f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
+        )
     if found["alarm"]:
         typer.echo(f"ALARM {found['alarm']}")
     for one in found["fleet"]:

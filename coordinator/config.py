@@ -119,6 +119,8 @@ class LeasesSection(Section):
 
     timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
     groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="most groups given at once")
+    newcomer_leases: int = Field(4, ge=1, description="leases that a node may hold before it has answered one")
+    over_issue: int = Field(2, ge=0, description="late groups that a second node gets when a batch waits only for them")
     heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; plans name no node that missed three")
 
 

@@ -25,11 +25,13 @@ IDLE_MAX = 0.1
 IN_VAIN_MAX = 0.1
 
 IN_BUFFER = "stale_in_buffer"
+SURPLUS = "surplus"
 
 ADVICE = {
     State.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
     IN_BUFFER: "raise staleness.max_updates",
+    SURPLUS: "lower leases.over_issue",
 }
 
 
@@ -100,7 +102,12 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
     """Leases that were refused, by the code, or expired; and groups that were accepted and aged."""
     refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == State.REJECTED.value)
     found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
-    for name, table, state in ((State.EXPIRED.value, leases, State.EXPIRED.value), (IN_BUFFER, rollouts, "stale")):
+    ends = (
+        (State.EXPIRED.value, leases, State.EXPIRED.value),
+        (IN_BUFFER, rollouts, "stale"),
+        (SURPLUS, rollouts, SURPLUS),
+    )
+    for name, table, state in ends:
         here = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
         found[name] = connection.execute(here).scalar_one()
     return +found

@@ -1,8 +1,9 @@
 """The lease table: who works on which group, as effects.
 
 - A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; a new one is made only when none is open.
-- A lease that ends without acceptance opens its group again, so no prompt is lost.
-- A node holds no more open leases than two requests' worth.
+- A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
+  from what was told of it, if that costs no more than to start afresh (`coordinator.continuation`).
+- A node holds no more open leases than two requests' worth, nor than `coordinator.sizing` says of it.
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
 - A node that stands by (`coordinator.activation`) gets none.
@@ -11,18 +12,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import publish, registry
+from coordinator import continuation, publish, registry, sizing, stragglers
+from coordinator.continuation import Told
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
-from coordinator.tables import batches, groups, leases, rollouts, versions
+from coordinator.tables import batches, groups, leases, nodes, parts, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import amount
+from protocol import limits
 from protocol.ids import NodeId
-from protocol.lease import TRANSITIONS, Event, Lease, State
+from protocol.lease import OPEN, TRANSITIONS, Event, Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import pack_tokens
 
@@ -31,9 +35,15 @@ LEASES_HELD_FACTOR = 2
 
 HOUR_MS = 3_600_000
 
+IS_OPEN = leases.c.state.in_(OPEN)
+
+AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
+"""Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
+
 RETRY_S: dict[Reason, float] = {
     "": 0.0,
     "ahead": 0.0,
+    "busy": 0.25,
     "old_version": 1.0,
     "standby": 5.0,
     "budget": 10.0,
@@ -52,8 +62,17 @@ class Terms:
     samples_per_group: int
     max_new_tokens: int
     timeout_ms: int
+    newcomer_leases: int
+    """How many a node may hold that has answered none yet."""
+    over_issue: int
+    """How many groups at most a second node gets, when a batch waits for no more than these."""
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
+
+    @property
+    def held_max(self) -> int:
+        """How many leases nobody may pass."""
+        return LEASES_HELD_FACTOR * self.groups_per_request
 
     def max_cost_micros(self, price: int) -> int:
         """The dearest honest answer to one lease."""
@@ -75,13 +94,18 @@ def offer(
 ) -> LeaseReply:
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
-    expire(connection, now_ms)
+    expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
-    given = [
-        _lease(connection, node, group, message.version, price, terms, draw, now_ms)
-        for group in _take_groups(connection, count)
-    ]
+    groups = _take_groups(connection, count, message.version if message.continues else None)
+    if reason == "ahead" and terms.over_issue:
+        late = stragglers.late_groups(
+            connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
+        )
+        hands = min(message.groups, _free_hands(connection, node, terms), _affordable(connection, terms, price, now_ms))
+        groups = [(group_no, None, None) for group_no in late[:hands]]
+        reason = "" if groups else reason
+    given = _give(connection, node, groups, message, price, terms, draw, now_ms)
     return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason])
 
 
@@ -107,48 +131,79 @@ def _how_many(
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
-    free_hands = LEASES_HELD_FACTOR * terms.groups_per_request - _held(connection, node)
-    if not admissible or free_hands <= 0:
+    if not admissible:
         return 0, "ahead" if message.version >= newest else "old_version"
+    free_hands = _free_hands(connection, node, terms)
+    if not free_hands:
+        return 0, "busy"
     affordable = _affordable(connection, terms, price, now_ms)
     if not affordable:
         return 0, "budget"
     return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
 
 
-def close(connection: sa.Connection, lease_id: str, event: Event, now_ms: int) -> bool:
+def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms, now_ms: int) -> bool:
     """Move a lease by one event; False if the event is not possible in the state it is in."""
-    for (before, happening), after in TRANSITIONS.items():
-        if happening is event:
-            here = (leases.c.lease_id == lease_id) & (leases.c.state == before.value)
-            if connection.execute(sa.update(leases).where(here).values(state=after.value, ended_ms=now_ms)).rowcount:
-                return True
-    return False
+    row = connection.execute(sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == lease_id)).first()
+    after = TRANSITIONS.get((State(row.state), event)) if row else None
+    if row is None or after is None:
+        return False
+    here = (leases.c.lease_id == lease_id) & (leases.c.state == row.state)
+    ended_ms = None if after in OPEN else now_ms
+    if not connection.execute(sa.update(leases).where(here).values(state=after, ended_ms=ended_ms)).rowcount:
+        return False
+    if after not in OPEN:
+        _learn(connection, row.node_id, event, terms)
+    return True
 
 
-def expire(connection: sa.Connection, now_ms: int) -> int:
+def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
     """End the leases whose time is over and open their groups again."""
     over = connection.execute(
-        sa.select(leases.c.lease_id, leases.c.group_no).where(
-            leases.c.state == State.OPEN.value, leases.c.expires_ms <= now_ms
-        )
+        sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(IS_OPEN, leases.c.expires_ms <= now_ms)
     ).all()
-    for lease_id, group_no in over:
-        if close(connection, lease_id, Event.EXPIRE, now_ms):
-            set_group(connection, group_no, "open")
+    for row in over:
+        end_unanswered(connection, row, Event.EXPIRE, terms, now_ms)
     return len(over)
 
 
-def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, now_ms: int) -> int:
-    """A node returns leases that it will not answer; others' and finished ones are left alone."""
-    returned = 0
+def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
+    """A node skips leases that it will not answer; others' and finished ones are left alone."""
+    skipped = 0
     for lease_id in message.lease_ids:
         mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
-        group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-        if group_no is not None and close(connection, lease_id, Event.RETURN, now_ms):
-            set_group(connection, group_no, "open")
-            returned += 1
-    return returned
+        columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+        row = connection.execute(sa.select(*columns).where(mine)).first()
+        skipped += row is not None and end_unanswered(connection, row, Event.SKIP, terms, now_ms)
+    return skipped
+
+
+def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms, now_ms: int) -> bool:
+    """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
+    if row.surplus:
+        return move(connection, row.lease_id, Event.CANCEL, terms, now_ms)
+    if not move(connection, row.lease_id, event, terms, now_ms):
+        return False
+    others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
+    if connection.execute(others).first() is None:
+        sound = event is not Event.REJECT
+        reopen(connection, row.group_no, continuation.left_by(connection, row.lease_id, sound=sound))
+    return True
+
+
+def answered(connection: sa.Connection, lease_id: str, group_no: int) -> None:
+    """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
+    here = (leases.c.group_no == group_no) & (leases.c.lease_id != lease_id)
+    connection.execute(sa.update(leases).where(here, IS_OPEN).values(surplus=True))
+    set_group(connection, group_no, "accepted")
+
+
+def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
+    """Offer a group again, to go on from that ended lease or afresh."""
+    offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
+    version = Lease.from_bytes(offer).version if offer else None
+    values = {"state": "open", "begun": begun, "begun_version": version}
+    connection.execute(sa.update(groups).where(groups.c.group_no == group_no).values(values))
 
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
@@ -167,8 +222,39 @@ def _unfinished_groups(connection: sa.Connection) -> int:
 
 def _held(connection: sa.Connection, node: NodeId) -> int:
     """How many leases the node has not answered yet."""
-    here = (leases.c.node_id == node) & (leases.c.state == State.OPEN.value)
+    here = (leases.c.node_id == node) & IS_OPEN
     return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
+
+
+def _free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
+    return max(0, _may_hold(connection, node, terms) - _held(connection, node))
+
+
+def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
+    """How many leases the node may hold by what became of those that it had."""
+    allowance = connection.execute(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == node)).scalar()
+    lately = (
+        sa.select(leases.c.issued_ms, leases.c.ended_ms)
+        .where(leases.c.node_id == node, leases.c.state == State.ACCEPTED)
+        .order_by(leases.c.ended_ms.desc())
+        .limit(sizing.MEASURED_MAX)
+    )
+    in_time = sizing.groups_in_time(connection.execute(lately).all(), timeout_ms=terms.timeout_ms)
+    return min(
+        terms.held_max,
+        terms.newcomer_leases if allowance is None else allowance,
+        terms.held_max if in_time is None else in_time,
+    )
+
+
+def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:
+    """A lease ended: its node may hold more from now on, or fewer."""
+    here = nodes.c.node_id == node
+    allowance = connection.execute(sa.select(nodes.c.lease_allowance).where(here)).scalar()
+    before = terms.newcomer_leases if allowance is None else allowance
+    after = sizing.allowance_after(before, event, most=terms.held_max)
+    if after != allowance:
+        connection.execute(sa.update(nodes).where(here).values(lease_allowance=after))
 
 
 def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:
@@ -180,7 +266,7 @@ def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
     reserved = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(leases.c.state == State.OPEN.value)
+        sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
     ).scalar_one()
     # Below zero after a restart with dearer terms; a negative count would take every open group.
     return max(0, (free - int(reserved)) // max_cost)
@@ -188,36 +274,68 @@ def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:
     """What was credited for the answers since then, voided later or not."""
-    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED.value)
+    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED)
     spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
-    return int(connection.execute(spent).scalar_one())
+    for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)
+    return int(connection.execute(spent).scalar_one()) + int(connection.execute(for_parts).scalar_one())
 
 
-def _take_groups(connection: sa.Connection, count: int) -> list[int]:
-    """Groups that nobody works on: the oldest open ones first, then new ones."""
-    waiting = sa.select(groups.c.group_no).where(groups.c.state == "open").order_by(groups.c.group_no).limit(count)
-    taken = [row[0] for row in connection.execute(waiting)]
-    for group_no in taken:
+def _give(
+    connection: sa.Connection,
+    node: NodeId,
+    taken: list[tuple[int, str | None, int | None]],
+    message: LeaseRequest,
+    price: int,
+    terms: Terms,
+    draw: Draw,
+    now_ms: int,
+) -> list[Lease]:
+    """A lease of each group, as long as they fit into a message: where others stopped, if this node can go on."""
+    given: list[Lease] = []
+    room_bytes = limits.MESSAGE_MAX_BYTES // 2
+    version = message.version
+    for group_no, begun, begun_version in taken:
+        told = continuation.chain(connection, begun)
+        fits = message.continues and begun_version == version
+        lease = _go_on(told, draw, price, terms, now_ms) if fits else None
+        if lease is None:
+            if told:
+                continuation.forget(connection, [one.lease.lease_id for one in told])
+            lease, begun = _begin(group_no, version, draw, price, terms, now_ms), None
+        room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
+        if room_bytes < 0:
+            reopen(connection, group_no, begun)
+        else:
+            _store(connection, node, group_no, lease, begun, terms, now_ms)
+            given.append(lease)
+    return given
+
+
+def _take_groups(
+    connection: sa.Connection, count: int, version: int | None
+) -> list[tuple[int, str | None, int | None]]:
+    """So many groups that nobody works on, each with the lease that left its work and the version of that.
+
+    Of the open ones, those to go on with come first, then the oldest; then new ones.
+    """
+    if not count:
+        return []
+    fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
+    waiting = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(groups.c.state == "open")
+    found = connection.execute(waiting.order_by(fits, groups.c.group_no).limit(count))
+    taken = [(row.group_no, row.begun, row.begun_version) for row in found]
+    for group_no, _, _ in taken:
         set_group(connection, group_no, "leased")
     newest = connection.execute(sa.select(sa.func.max(groups.c.group_no))).scalar()
     first = 0 if newest is None else newest + 1
     fresh = list(range(first, first + count - len(taken)))
     if fresh:
         connection.execute(sa.insert(groups), [{"group_no": number, "state": "leased"} for number in fresh])
-    return taken + fresh
+    return taken + [(number, None, None) for number in fresh]
 
 
-def _lease(
-    connection: sa.Connection,
-    node: NodeId,
-    group_no: int,
-    version: int,
-    price: int,
-    terms: Terms,
-    draw: Draw,
-    now_ms: int,
-) -> Lease:
-    lease = Lease(
+def _begin(group_no: int, version: int, draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease:
+    return Lease(
         lease_id=draw.lease_id(),
         version=version,
         seed=draw.seed(),
@@ -226,16 +344,44 @@ def _lease(
         price_micros_per_mtok=price,
         expires_ms=now_ms + terms.timeout_ms,
     )
+
+
+def _go_on(told: list[Told], draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease | None:
+    """A lease from where others stopped, unless that could cost more than to start afresh."""
+    if not told:
+        return None
+    last = told[-1]
+    left = terms.samples_per_group * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
+    if sum(one.pending.amount_micros for one in told) + amount(left, price) > terms.max_cost_micros(price):
+        return None
+    change = {
+        "lease_id": draw.lease_id(),
+        "price_micros_per_mtok": price,
+        "expires_ms": now_ms + terms.timeout_ms,
+        "prefixes": last.prefixes,
+    }
+    return last.lease.model_copy(update=change)
+
+
+def _store(
+    connection: sa.Connection,
+    node: NodeId,
+    group_no: int,
+    lease: Lease,
+    begun: str | None,
+    terms: Terms,
+    now_ms: int,
+) -> None:
     connection.execute(
         sa.insert(leases).values(
             lease_id=lease.lease_id,
             group_no=group_no,
             node_id=node,
-            state=State.OPEN.value,
-            max_cost_micros=terms.max_cost_micros(price),
+            continues=begun,
+            state=State.OFFERED,
+            max_cost_micros=terms.max_cost_micros(lease.price_micros_per_mtok),
             offer=lease.to_bytes(),
             issued_ms=now_ms,
             expires_ms=lease.expires_ms,
         )
     )
-    return lease

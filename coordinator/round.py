@@ -102,6 +102,8 @@ class Round:
             samples_per_group=config.sampling.samples_per_group,
             max_new_tokens=config.sampling.max_new_tokens,
             timeout_ms=int(config.leases.timeout_s * 1000),
+            newcomer_leases=config.leases.newcomer_leases,
+            over_issue=config.leases.over_issue,
             hourly_budget_micros=config.fleet.budget_micros_per_hour,
         )
 
@@ -126,7 +128,7 @@ class Round:
 
     async def judge(self) -> Judge:
         text = await self.text()
-        return Judge(self.round_id, self.config.staleness.max_updates, text.bounds, text.reward)
+        return Judge(self.round_id, self.terms, text.bounds, text.reward)
 
     async def publish(self, publication: Publication) -> None:
         """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""

@@ -6,7 +6,7 @@
 
 import sqlalchemy as sa
 
-from protocol.lease import State
+from protocol.lease import OPEN
 
 metadata = sa.MetaData()
 
@@ -24,6 +24,7 @@ nodes = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
+    sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
 )
 
@@ -121,6 +122,8 @@ groups = sa.Table(
     metadata,
     sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
+    sa.Column("begun", sa.String, nullable=True),  # the ended lease from which the next may go on, while it is open
+    sa.Column("begun_version", sa.BigInteger, nullable=True),
 )
 
 leases = sa.Table(
@@ -128,9 +131,11 @@ leases = sa.Table(
     metadata,
     sa.Column("lease_id", sa.String, primary_key=True),
     sa.Column("group_no", sa.Integer, nullable=False),
-    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("continues", sa.String, nullable=True),  # the lease from which it goes on
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
+    sa.Column("surplus", sa.Boolean, nullable=False, default=False),  # its group was answered by another first
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
@@ -138,7 +143,31 @@ leases = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
-sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state == State.OPEN.value)
+sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state.in_(OPEN))
+sa.Index("leases_by_group", leases.c.group_no)
+sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
+
+# What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
+fragments = sa.Table(
+    "fragments",
+    metadata,
+    sa.Column("lease_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+
+# Claims of nodes whose work another finished, beside the rollout that it became.
+parts = sa.Table(
+    "parts",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("whole", sa.String, nullable=False, index=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("credit_micros", sa.BigInteger, nullable=False),
+    sa.Column("credited_ms", sa.BigInteger, nullable=False, index=True),
+)
 
 rollouts = sa.Table(
     "rollouts",
@@ -154,7 +183,7 @@ rollouts = sa.Table(
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused
+    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused, surplus
     sa.Column("batch", sa.Integer, nullable=True),
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)

@@ -133,6 +133,12 @@ class LeaseMismatch(SwarmError):
     code, http_status, fault = "lease_mismatch", 422, "node"
 
 
+class FragmentMismatch(SwarmError):
+    """A fragment that does not continue what its node has told of its lease."""
+
+    code, http_status, fault = "fragment_mismatch", 422, "node"
+
+
 class StaleVersion(SwarmError):
     """A rollout of a policy version that is now more than S updates behind the learner."""
 

@@ -70,6 +70,9 @@ ORIGIN_URL_MAX_CHARS = 300
 LEASES_PER_REQUEST_MAX = 64
 """Groups one node may take at once."""
 
+FRAGMENTS_MAX = 64
+"""Fragments of one lease: each costs a row, and the ones before it are read again."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 

@@ -18,6 +18,8 @@ from protocol.messages import (
     Fetched,
     Heartbeat,
     HeartbeatReply,
+    LeaseProgress,
+    LeaseProgressReply,
     LeaseReply,
     LeaseRequest,
     Plan,
@@ -65,6 +67,9 @@ class Coordinator:
 
     async def give_back(self, message: ReturnLeases) -> HeartbeatReply:
         return await self._call("/v1/leases/return", message, HeartbeatReply)
+
+    async def progress(self, message: LeaseProgress) -> LeaseProgressReply:
+        return await self._call("/v1/leases/progress", message, LeaseProgressReply)
 
     async def submit(self, message: Submission) -> SubmissionReply:
         return await self._call("/v1/rollouts", message, SubmissionReply)

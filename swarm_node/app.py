@@ -13,6 +13,7 @@ from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
 from swarm_node.receipts import Claims
 from swarm_node.sender import Sender
+from swarm_node.teller import Teller
 from swarm_node.worker import Worker
 
 FINAL_SEND_S = 10.0
@@ -44,12 +45,14 @@ async def run(settings: Settings) -> Earnings:
         outbox = Outbox(me.folder / "outbox")
         sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"))
         async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
+            teller = Teller(me.coordinator, me.key, settings.member.join.round_id)
             worker = Worker(
                 coordinator=me.coordinator,
                 policies=me.policies,
                 engine=engine,
                 outbox=outbox,
                 sender=sender,
+                teller=teller,
                 key=me.key,
                 round_id=settings.member.join.round_id,
                 groups_per_request=settings.groups_per_request,
@@ -60,6 +63,7 @@ async def run(settings: Settings) -> Earnings:
             for machine in (pulse, me.policies, me.log_watch, sender, worker):
                 nursery.start_soon(machine.run)
             nursery.start_soon(pulse.listen)
+            nursery.start_soon(teller.run, worker.drop)
             await worker.finished.wait()
             await _drain(sender, outbox)
             with suppress(SwarmError):  # the round is over, whether or not this is still heard

@@ -19,7 +19,7 @@ from coordinator.round import Round, now_ms
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, SwarmError
 from protocol.message import Message
-from protocol.messages import Submission, open_request
+from protocol.messages import LeaseProgress, Submission, open_request
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,9 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
     """Run `effect(connection, node, message, …)` for a node's signed request, in one transaction with its nonce."""
     here = request.app[ROUND]
-    data = await body(request, limits.REQUEST_MAX_BYTES if kind is Submission else limits.SMALL_REQUEST_MAX_BYTES)
+    data = await body(
+        request, limits.REQUEST_MAX_BYTES if kind in (Submission, LeaseProgress) else limits.SMALL_REQUEST_MAX_BYTES
+    )
     signed, opened = open_request(data, round_id=here.round_id, path=request.path, now_ms=now_ms())
     message = kind.from_bytes(opened.body)
     moment_ms = now_ms()

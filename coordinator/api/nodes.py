@@ -13,6 +13,7 @@ from protocol.messages import (
     Fetched,
     Heartbeat,
     HeartbeatReply,
+    LeaseProgress,
     LeaseRequest,
     Plan,
     PlanRequest,
@@ -78,8 +79,14 @@ async def lease(request: web.Request) -> web.Response:
 
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
-    await act(request, ReturnLeases, leases.give_back)
+    await act(request, ReturnLeases, leases.give_back, terms=request.app[ROUND].terms)
     return reply(await _hint(request))
+
+
+@routes.post("/v1/leases/progress")
+async def progress(request: web.Request) -> web.Response:
+    """Told of leases that take long, so that nothing is lost with their node."""
+    return reply(await act(request, LeaseProgress, intake.take_progress, judge=await request.app[ROUND].judge()))
 
 
 @routes.post("/v1/rollouts")

@@ -175,7 +175,15 @@ def completion_logits(model: Any, data: Tensors) -> torch.Tensor:
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:
-    gap = ((current - data.behaviour).abs() * data.mask).sum(1)  # [N]
-    total = torch.zeros(len(groups)).index_add(0, data.owners, gap)
-    tokens = torch.zeros(len(groups)).index_add(0, data.owners, data.mask.sum(1)).clamp(min=1)
-    return {group.claim_id: float(mean) for group, mean in zip(groups, total / tokens, strict=True)}
+    gap = (current - data.behaviour).abs() * data.mask  # [N, T]
+    places = torch.arange(gap.shape[1])
+    found: dict[str, float] = {}
+    for number, group in enumerate(groups):
+        rows = data.owners == number
+        start = torch.zeros(len(group.samples), 1)
+        for claim_id, ends in [(one.claim_id, one.ends) for one in group.earlier] + [(group.claim_id, None)]:
+            end = torch.tensor(ends or [gap.shape[1]] * len(group.samples))[:, None]
+            own = data.mask[rows] * ((places >= start) & (places < end))  # [samples, T]
+            found[claim_id] = float((gap[rows] * own).sum() / own.sum().clamp(min=1))
+            start = end
+    return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from protocol import limits
 from protocol.errors import EngineFailed, MalformedMessage
-from swarm_node.engine.messages import LENGTH_BYTES, Answer, Ended, Failed, Ready, Reply, frame
+from swarm_node.engine.messages import LENGTH_BYTES, Answer, Failed, Ready, Said, frame
 from swarm_node.engine.session import Session
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _engine(options: argparse.Namespace) -> "Engine":
     return TorchEngine(device=options.device, dtype=options.dtype)
 
 
-def _serve(engine: "Engine", commands: "queue.Queue[bytes]", answer: Callable[[Ended | Reply], None]) -> NoReturn:
+def _serve(engine: "Engine", commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
     """Obey for ever."""
     session = Session(engine, answer)
     answer(Ready())

@@ -33,13 +33,14 @@ from swarm_node.engine.messages import (
     Generate,
     GroupDone,
     GroupFailed,
+    GroupGrown,
     Load,
     Loaded,
     Measure,
     Measured,
     Ready,
-    Reply,
     Request,
+    Said,
     frame,
 )
 
@@ -73,8 +74,8 @@ class EngineClient:
         self._policy: Load | None = None
         self._turn, self._pipe = trio.Lock(), trio.Lock()
         self._unanswered: set[str] = set()
-        self._early: deque[GroupDone | GroupFailed] = deque()
-        """Groups that ended while another answer was awaited."""
+        self._early: deque[GroupGrown | GroupDone | GroupFailed] = deque()
+        """Groups that grew or ended while another answer was awaited."""
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 
@@ -104,8 +105,8 @@ class EngineClient:
             await self._send(Generate(requests=tuple(requests)))
             self._unanswered.update(request.request_id for request in requests)
 
-    async def finished(self) -> GroupDone | GroupFailed | None:
-        """The next request that ends; None if there is none left that could."""
+    async def finished(self) -> GroupGrown | GroupDone | GroupFailed | None:
+        """The next request that ends, or grew and asked to say so; None if there is none left that could."""
         async with self._turn, self._or_nothing():
             while self._unanswered and not self._early:
                 self._note(await self._receive(self._answer_timeout_s))
@@ -173,12 +174,15 @@ class EngineClient:
     async def _ask(self, command: Load | Measure, kind: type[R]) -> R:
         """Send a command that has one answer; the groups that end before it are kept."""
         await self._send(command)
-        while isinstance(answer := await self._receive(self._answer_timeout_s), Ended):
+        while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | Ended):
             self._note(answer)
         return self._expect(answer, kind)
 
-    def _note(self, answer: Ended | Reply) -> None:
+    def _note(self, answer: Said) -> None:
         """Keep a group for `finished`."""
+        if isinstance(answer, GroupGrown) and answer.request_id in self._unanswered:
+            self._early.append(answer)
+            return
         if not isinstance(answer, Ended) or answer.request_id not in self._unanswered:
             raise EngineFailed(f"The engine answers {answer.kind} where the end of a request is due.")
         self._unanswered.remove(answer.request_id)
@@ -196,7 +200,7 @@ class EngineClient:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise await _gone(process) from error
 
-    async def _receive(self, timeout_s: float) -> Ended | Reply:
+    async def _receive(self, timeout_s: float) -> Said:
         with self._deadline(timeout_s, "answer"):
             size_bytes = int.from_bytes(await self._read(LENGTH_BYTES))
             if size_bytes > limits.MESSAGE_MAX_BYTES:
@@ -218,7 +222,7 @@ class EngineClient:
             parts += part
         return bytes(parts)
 
-    def _expect(self, reply: Ended | Reply, kind: type[R]) -> R:
+    def _expect(self, reply: Said, kind: type[R]) -> R:
         if isinstance(reply, Failed):
             raise _Reported(SwarmError.from_wire(reply.model_dump()))
         if not isinstance(reply, kind):

@@ -4,7 +4,8 @@
   handed out at once; the slots of samples that ended go to the next group while the others run on.
 - A prompt is computed once for all samples of its group.
 - Which token is drawn depends on (seed, sample, position) alone, see `protocol.sampling`. So a sample may be started
-  over at any time, and comes out the same.
+  over at any time, and comes out the same; and one that somebody else began is gone on with, after its prefix.
+- Where a request asks for it, a group that runs says now and then what it has grown by.
 - Out of memory: everything that runs is put back, and started over with half as many slots. What does not fit even
   alone fails by name.
 - Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
@@ -15,7 +16,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
+from protocol.fragment import Finish, Part
 from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.sampling import uniform_table
 from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits
-from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, Measured, Request
 from swarm_node.engine.policy_files import read_config, read_generation_config
 
 PREFILL_TOKENS_MAX = 8192
@@ -37,7 +39,7 @@ PREFILL_TOKENS_MAX = 8192
 log = logging.getLogger(__name__)
 
 
-Answered = GroupDone | GroupFailed
+Answered = GroupGrown | GroupDone | GroupFailed
 
 
 @dataclass(eq=False)
@@ -48,8 +50,18 @@ class Group:
     prompt: list[int]
     waiting: list[int]
     """Samples that have no slot yet."""
+    prefixes: list[list[int]]
+    """The tokens with which each sample begins."""
     ended: dict[int, Sample] = field(default_factory=dict)
     first_token_at: float | None = None
+    told_at: float | None = None
+    told: dict[int, int] = field(default_factory=dict)
+    """How many tokens of each sample were told of."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that are computed before a sample's first draw."""
+        return len(self.prompt) + max(map(len, self.prefixes))
 
 
 @dataclass(eq=False)
@@ -60,7 +72,12 @@ class Running:
     number: int
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tokens: list[int] = field(default_factory=list)
+    """With the prefix, of which there are no log-probabilities."""
     logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[len(self.tokens) - len(self.logprobs) :]
 
 
 class Engine(ABC):
@@ -104,7 +121,9 @@ class Engine(ABC):
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
         self._decoder, self._config, self._ends, self._version = decoder, config, ends, version
         seconds = time.monotonic() - started
-        return Loaded(parameters=decoder.parameters, numerics=decoder.numerics, rebuilt=rebuilt, seconds=seconds)
+        return Loaded(
+            parameters=decoder.parameters, numerics=decoder.numerics, rebuilt=rebuilt, seconds=seconds, continues=True
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request, if the policy can do what it asks for."""
@@ -118,13 +137,17 @@ class Engine(ABC):
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
                 f"{decoder.positions_max} positions."
             )
-        self._queue.append(Group(request, prompt, list(range(request.samples))))
+        group = _group(request, prompt)
+        if request.prefixes:
+            _check_prefixes(group, decoder.vocab_size)
+        self._queue.append(group)
 
     def step(self) -> list[Answered]:
         """Let groups in, and draw a token for every running sample; the groups that this ended."""
         try:
             self._enter()
             self._decode()
+            self._tell()
         except (RuntimeError, MemoryError) as error:
             if not self.is_out_of_memory(error):
                 raise
@@ -148,7 +171,8 @@ class Engine(ABC):
                 if isinstance(group, GroupFailed):
                     self.cancel([request.request_id for request in requests])
                     raise EngineFailed(group.message, hint=group.hint)
-                on_group(group)
+                if isinstance(group, GroupDone):
+                    on_group(group)
 
     def measured(self) -> Measured:
         """What was sampled since this was last asked for."""
@@ -179,8 +203,8 @@ class Engine(ABC):
         seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
         self._running += [Running(*sample) for sample in samples]  # before anything that memory may not suffice for
         for one, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
-            one.uniforms = row
-        prompts, copies = [group.prompt for group, _ in entering], [len(numbers) for _, numbers in entering]
+            one.uniforms, one.tokens = row, list(one.group.prefixes[one.number])
+        prompts, copies = _prompts(entering)
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._spent["prompt_tokens"] += sum(map(len, prompts))
         self._spent["first_tokens"] += sum(copies)
@@ -189,12 +213,15 @@ class Engine(ABC):
     def _next_groups(self) -> list[tuple[Group, list[int]]]:
         """The groups to let in now, and which of their samples; taken off the queue."""
         taken: list[tuple[Group, list[int]]] = []
-        free, longest = self._slots - len(self._running), 0
+        free, longest, prompts = self._slots - len(self._running), 0, 0
         while self._queue and (self._loaded().joins_midway or not self._running):
             group = self._queue[0]
+            longest = max(longest, group.longest)
             count = min(len(group.waiting), self._slots)
-            longest = max(longest, len(group.prompt))
-            if count > free or (taken and longest * (len(taken) + 1) > PREFILL_TOKENS_MAX):
+            if group.request.prefixes:  # as many prompts as samples
+                count = min(count, max(1, PREFILL_TOKENS_MAX // longest - prompts))
+            prompts += count if group.request.prefixes else 1
+            if count > free or (taken and longest * prompts > PREFILL_TOKENS_MAX):
                 break
             taken.append((group, group.waiting[:count]))
             free, group.waiting = free - count, group.waiting[count:]
@@ -233,7 +260,7 @@ class Engine(ABC):
         """Keep a finished sample, and hand over its group if it was the last."""
         group = one.group
         group.ended[one.number] = Sample(
-            tokens=pack_tokens(one.tokens),
+            tokens=pack_tokens(one.new_tokens),
             logprobs=pack_logprobs(one.logprobs),
             finish="stop" if one.tokens[-1] in self._ends else "length",
         )
@@ -243,6 +270,23 @@ class Engine(ABC):
             self._answers.append(
                 GroupDone(request_id=group.request.request_id, samples=samples, first_token_ago_s=ago_s)
             )
+
+    def _tell(self) -> None:
+        """Say of each group that it is time for what it has grown by."""
+        now, running = time.monotonic(), dict[Group, list[Running]]()
+        for one in self._running:
+            every_s = one.group.request.tell_every_s
+            if every_s and now - (one.group.told_at or one.group.first_token_at or now) >= every_s:
+                running.setdefault(one.group, []).append(one)
+        for group, samples in running.items():
+            group.told_at = now
+            grown: dict[int, tuple[bytes, bytes, Finish]] = {
+                one.number: (pack_tokens(one.new_tokens), pack_logprobs(one.logprobs), "") for one in samples
+            }
+            grown |= {number: (done.tokens, done.logprobs, done.finish) for number, done in group.ended.items()}
+            parts = _since(group, grown)
+            if parts:
+                self._answers.append(GroupGrown(request_id=group.request.request_id, parts=parts))
 
     def _remove(self, groups: Collection[Group], rows: Collection[int] = ()) -> None:
         """Forget groups, wherever they are, and take out these samples besides."""
@@ -278,6 +322,52 @@ class Engine(ABC):
         else:
             hint = "Free some, or let another machine sample this policy."
             self._answers.append(_failed(self._queue.popleft(), "There is not enough memory for one sample.", hint))
+
+
+def _group(request: Request, prompt: list[int]) -> Group:
+    """A request with its prefixes opened; a sample whose prefix is complete has ended."""
+    if not request.prefixes:
+        return Group(request, prompt, list(range(request.samples)), [[]] * request.samples)
+    prefixes = [unpack_tokens(prefix.tokens).tolist() for prefix in request.prefixes]
+    group = Group(request, prompt, [], prefixes)
+    for number, prefix in enumerate(request.prefixes):
+        if prefix.finish:
+            group.ended[number] = Sample(tokens=b"", logprobs=b"", finish=prefix.finish)
+        else:
+            group.waiting.append(number)
+    return group
+
+
+def _check_prefixes(group: Group, vocab_size: int) -> None:
+    """Whether there is a prefix for each sample, of known tokens, and at least one sample to go on with."""
+    request = group.request
+    waiting = [group.prefixes[number] for number in group.waiting]
+    if len(request.prefixes) != request.samples or not waiting:
+        raise EngineFailed("The prefixes are not one for each sample, or leave nothing to sample.")
+    if any(len(prefix) >= request.max_new_tokens or max(prefix, default=0) >= vocab_size for prefix in waiting):
+        raise EngineFailed("A prefix has tokens beyond the vocabulary, or as many as a sample may have.")
+
+
+def _prompts(entering: Sequence[tuple[Group, list[int]]]) -> tuple[list[list[int]], list[int]]:
+    """What to compute before the first draw, and for how many samples each: a prompt, or a prompt and one's prefix."""
+    prompts, copies = [], []
+    for group, numbers in entering:
+        own = [[*group.prompt, *group.prefixes[number]] for number in numbers] if group.request.prefixes else []
+        prompts += own or [group.prompt]
+        copies += [1] * len(own) or [len(numbers)]
+    return prompts, copies
+
+
+def _since(group: Group, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[Part, ...]:
+    """What was not told of yet; it is told now."""
+    parts = []
+    for number, (tokens, logprobs, finish) in sorted(grown.items()):
+        start = group.told.get(number, 0)
+        if len(tokens) > 4 * start:
+            new = {"tokens": tokens[4 * start :], "logprobs": logprobs[4 * start :]}
+            parts.append(Part(sample=number, start=start, finish=finish, **new))
+            group.told[number] = len(tokens) // 4
+    return tuple(parts)
 
 
 def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:

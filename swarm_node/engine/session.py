@@ -19,10 +19,11 @@ from swarm_node.engine.messages import (
     Failed,
     Generate,
     GroupFailed,
+    GroupGrown,
     Load,
     Measure,
-    Reply,
     Request,
+    Said,
 )
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 class Session:
     """One engine and whoever commands it."""
 
-    def __init__(self, engine: Engine, answer: Callable[[Ended | Reply], None]) -> None:
+    def __init__(self, engine: Engine, answer: Callable[[Said], None]) -> None:
         self._engine, self._answer = engine, answer
         self._waiting: deque[Load | Generate | Measure] = deque()
         self._unanswered: set[str] = set()
@@ -93,14 +94,15 @@ class Session:
 
     def _step(self) -> None:
         try:
-            ended: Iterable[Ended] = self._engine.step()
+            ended: Iterable[GroupGrown | Ended] = self._engine.step()
         except Exception as error:  # the agent must hear of any failure, and the next request may still succeed
             log.exception("a step failed")
             self._engine.cancel(self._unanswered)
             failure = EngineFailed(f"{type(error).__name__}: {error}"[:1000])
             ended = [GroupFailed.of(name, failure) for name in sorted(self._unanswered)]
         for group in ended:
-            self._unanswered.discard(group.request_id)
+            if not isinstance(group, GroupGrown):
+                self._unanswered.discard(group.request_id)
             self._answer(group)
 
 

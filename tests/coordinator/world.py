@@ -23,11 +23,20 @@ from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
 from protocol.chunks import digest
+from protocol.fragment import Fragment, Part
 from protocol.ids import NodeId
 from protocol.learning import Batch, Report
 from protocol.lease import Lease
 from protocol.manifest import PolicyManifest
-from protocol.messages import LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
+from protocol.messages import (
+    LeaseProgress,
+    LeaseProgressReply,
+    LeaseReply,
+    LeaseRequest,
+    Register,
+    ReturnLeases,
+    Verdict,
+)
 from protocol.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 
@@ -83,6 +92,8 @@ class World:
         budget_micros: int = 10**6,
         groups_per_request: int = 8,
         hourly_budget_micros: int = 0,
+        newcomer_leases: int = 64,
+        over_issue: int = 0,
     ) -> None:
         self.path = folder / "state.db"
         self.path.write_bytes(empty_store())
@@ -95,9 +106,11 @@ class World:
             samples_per_group=SAMPLES,
             max_new_tokens=MAX_NEW,
             timeout_ms=1000,
+            newcomer_leases=newcomer_leases,
+            over_issue=over_issue,
             hourly_budget_micros=hourly_budget_micros,
         )
-        self.judge = Judge(ROUND, staleness, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
+        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
         self._numbers = count(1)
         self.draw = Draw(
             prompt=lambda group: [group + 10],
@@ -125,8 +138,8 @@ class World:
         made = manifest(version, update)
         self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
-    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1) -> LeaseReply:
-        message = LeaseRequest(version=version, groups=groups)
+    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False) -> LeaseReply:
+        message = LeaseRequest(version=version, groups=groups, continues=continues)
         reply: LeaseReply = self.run(
             leases.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
         )
@@ -141,6 +154,14 @@ class World:
         verdict: Verdict = self.run(intake.take, key.node_id, envelope, judge=self.judge, now_ms=self.now_ms)
         return verdict
 
+    def tell(self, key: NodeKey, *told: bytes, held: Sequence[Lease] = ()) -> LeaseProgressReply:
+        """Say which leases a node holds, and what it has sampled of them."""
+        message = LeaseProgress(held=tuple(lease.lease_id for lease in held), fragments=told)
+        reply: LeaseProgressReply = self.run(
+            intake.take_progress, key.node_id, message, judge=self.judge, now_ms=self.now_ms
+        )
+        return reply
+
     def earn(self, key: NodeKey, *, version: int = 1) -> Verdict:
         """Take a lease and answer it well."""
         verdict = self.submit(key, answer(key, self.lease(key, version=version)))
@@ -148,12 +169,12 @@ class World:
         return verdict
 
     def expire(self) -> int:
-        ended: int = self.run(leases.expire, self.now_ms)
+        ended: int = self.run(leases.expire, terms=self.terms, now_ms=self.now_ms)
         return ended
 
     def give_back(self, key: NodeKey, *given: Lease) -> int:
         message = ReturnLeases(lease_ids=tuple(lease.lease_id for lease in given))
-        ended: int = self.run(leases.give_back, key.node_id, message, now_ms=self.now_ms)
+        ended: int = self.run(leases.give_back, key.node_id, message, terms=self.terms, now_ms=self.now_ms)
         return ended
 
     def batch(self, number: int) -> Batch | None:
@@ -181,7 +202,7 @@ class World:
     def tighten(self, staleness: int) -> None:
         """What an operator does who restarts the round with a smaller S."""
         self.terms = replace(self.terms, staleness=staleness)
-        self.judge = replace(self.judge, staleness=staleness)
+        self.judge = replace(self.judge, terms=self.terms)
 
     def rows(self, table: sa.Table) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.run(
@@ -231,6 +252,39 @@ def honest_sample(lease: Lease) -> Sample:
     return Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([-0.5, -0.1]), finish="stop")
 
 
+def fragment(key: NodeKey, lease: Lease, tokens: dict[int, list[int]], **change: Any) -> bytes:
+    """A signed fragment: the first tokens of some samples, by their numbers."""
+    parts = tuple(
+        Part(
+            sample=number,
+            start=0,
+            tokens=pack_tokens(new),
+            logprobs=pack_logprobs([-0.25] * len(new)),
+            finish="stop" if new[-1] == END else "",
+        )
+        for number, new in tokens.items()
+    )
+    fields: dict[str, Any] = {
+        "round_id": ROUND,
+        "lease_id": lease.lease_id,
+        "version": lease.version,
+        "seed": lease.seed,
+        "previous": "",
+        "parts": parts,
+    }
+    return key.seal("fragment", Fragment(**(fields | change)).to_bytes())
+
+
+def rest(lease: Lease) -> tuple[Sample, ...]:
+    """The samples of an honest node that goes on from a lease's prefixes."""
+    honest = [int(unpack_tokens(lease.prompt)[0]), END]
+    samples = []
+    for prefix in lease.prefixes:
+        new = honest[len(prefix.tokens) // 4 :]
+        samples.append(Sample(tokens=pack_tokens(new), logprobs=pack_logprobs([-0.5] * len(new)), finish="stop"))
+    return tuple(samples)
+
+
 def claim(lease: Lease, **change: Any) -> RolloutClaim:
     """An honest claim, but for what is changed."""
     fields: dict[str, Any] = {
@@ -238,7 +292,7 @@ def claim(lease: Lease, **change: Any) -> RolloutClaim:
         "lease_id": lease.lease_id,
         "version": lease.version,
         "seed": lease.seed,
-        "samples": (honest_sample(lease),) * lease.samples,
+        "samples": rest(lease) or (honest_sample(lease),) * lease.samples,
     }
     return RolloutClaim(**(fields | change))
 

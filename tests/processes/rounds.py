@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from coordinator.learner.client import CoordinatorClient
 from ledger import store
+from protocol.lease import OPEN
 from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, script, until
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -82,6 +83,10 @@ class Coordinator:
         """How many leases are in each state."""
         found: dict[str, int] = self.status()["leases"]
         return found
+
+    def open_leases(self) -> int:
+        leases = self.leases()
+        return sum(leases.get(state, 0) for state in OPEN)
 
     def leases_of(self, node_id: str) -> dict[str, str]:
         """Lease id → state, of one node."""

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from protocol.errors import DiskFull, EngineFailed, SwarmError, Unreachable
+from protocol.fragment import Part
 from protocol.lease import Lease
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
@@ -66,6 +67,7 @@ class World:
             engine=everything,
             outbox=everything,
             sender=everything,
+            teller=everything,
             key=NodeKey(bytes(32)),
             round_id="0" * 64,
             groups_per_request=4,
@@ -123,6 +125,15 @@ class World:
     async def give_back(self, message: ReturnLeases) -> None:
         self.note("back " + " ".join(str(int(lease, 16)) for lease in message.lease_ids))
         self.on_give_back()
+
+    def begin(self, lease: Lease) -> None:
+        pass
+
+    def grew(self, lease_id: str, parts: Collection[Part]) -> None:
+        self.note(f"told {int(lease_id, 16)}")
+
+    def forget(self, lease_id: str) -> None:
+        pass
 
     async def load(self, folder: Path, version: int) -> Loaded:
         assert not self._engine

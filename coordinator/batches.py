@@ -3,8 +3,8 @@
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
 - It takes the oldest policy versions first. A group past the staleness bound never enters one: it is marked stale,
   its prompt is offered again, and its node, which did its work in time, is paid.
-- The learner's report settles the claims of its batch: Post, or Void where the claimed log-probabilities are not those
-  of the tokens.
+- The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
+  log-probabilities are not those of the tokens. What becomes of them is for `coordinator.escrow` to say.
 """
 
 from typing import Any
@@ -12,24 +12,25 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from coordinator import escrow
 from coordinator import leases as lease_table
+from coordinator.lottery import AuditTerms
 from coordinator.tables import batches, leases, rollouts
-from ledger import store
-from ledger.entry import Post, Void
 from protocol.errors import OutOfOrder
-from protocol.ids import ClaimId
 from protocol.learning import Batch, Report, TrainingGroup, TrainingSample
 from protocol.lease import Lease
 from protocol.rollout import RolloutClaim
 from protocol.signing import open_envelope
 
 
-def get(connection: sa.Connection, number: int, *, size: int, staleness: int, now_ms: int) -> Batch | None:
+def get(
+    connection: sa.Connection, number: int, *, size: int, staleness: int, audits: AuditTerms, now_ms: int
+) -> Batch | None:
     """The batch that leads to update `number`, formed now if it can be; None while groups are missing."""
     newest = lease_table.latest_batch(connection)
     if number > newest + 1 or number < 1:
         raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
-    if number == newest + 1 and not _form(connection, number, size, staleness, now_ms):
+    if number == newest + 1 and not _form(connection, number, size, staleness, audits, now_ms):
         return None
     chosen = connection.execute(
         sa.select(rollouts, leases.c.offer)
@@ -40,16 +41,15 @@ def get(connection: sa.Connection, number: int, *, size: int, staleness: int, no
     return Batch(number=number, groups=tuple(_group(row) for row in chosen))
 
 
-def report(connection: sa.Connection, message: Report, *, now_ms: int) -> bool:
-    """Settle a trained batch; False if it was settled before."""
+def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, now_ms: int) -> bool:
+    """The claims of a trained batch are used; False if that was reported before."""
     row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
     if row is None:
         raise OutOfOrder(f"Batch {message.number} was never formed.")
     if row[0] is not None:
         return False
     in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
-    for claim_id in in_batch:
-        settle(connection, ClaimId(claim_id), claim_id in message.mismatched, now_ms)
+    escrow.used(connection, list(in_batch), suspects=message.mismatched, terms=audits, now_ms=now_ms)
     connection.execute(
         sa.update(batches)
         .where(batches.c.batch == message.number)
@@ -58,25 +58,20 @@ def report(connection: sa.Connection, message: Report, *, now_ms: int) -> bool:
     return True
 
 
-def settle(connection: sa.Connection, claim_id: ClaimId, mismatched: bool, now_ms: int) -> None:
-    """End a claim's wait: posted, or voided if its log-probabilities cannot be true."""
-    entry = Void(claim_id=claim_id, reason_code="logprob_mismatch") if mismatched else Post(claim_id=claim_id)
-    store.append(connection, entry, now_ms)
-
-
-def settle_leftovers(connection: sa.Connection, *, now_ms: int) -> int:
-    """At the end of the round: rollouts that were accepted and are no longer needed are paid."""
+def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
+    """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
     left = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.state == "buffered")).scalars().all()
-    for claim_id in left:
-        settle(connection, ClaimId(claim_id), False, now_ms)
     connection.execute(sa.update(rollouts).where(rollouts.c.state == "buffered").values(state="unused"))
+    escrow.used(connection, list(left), terms=audits, now_ms=now_ms)
     return len(left)
 
 
-def _form(connection: sa.Connection, number: int, size: int, staleness: int, now_ms: int) -> bool:
+def _form(
+    connection: sa.Connection, number: int, size: int, staleness: int, audits: AuditTerms, now_ms: int
+) -> bool:
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update = number - 1
-    _drop_stale(connection, learner_update - staleness, now_ms)
+    _drop_stale(connection, learner_update - staleness, audits, now_ms)
     chosen = connection.execute(
         sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update)
         .where(rollouts.c.state == "buffered")
@@ -95,7 +90,7 @@ def _form(connection: sa.Connection, number: int, size: int, staleness: int, now
     return True
 
 
-def _drop_stale(connection: sa.Connection, oldest_update: int, now_ms: int) -> None:
+def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
     """Take groups out of the buffer whose policy is older than the oldest update allowed."""
     stale = connection.execute(
         sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(
@@ -105,7 +100,7 @@ def _drop_stale(connection: sa.Connection, oldest_update: int, now_ms: int) -> N
     for claim_id, group_no in stale:
         connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="stale"))
         lease_table.set_group(connection, group_no, "open")
-        settle(connection, ClaimId(claim_id), False, now_ms)
+    escrow.used(connection, [claim_id for claim_id, _ in stale], terms=audits, now_ms=now_ms)
 
 
 def _group(row: Any) -> TrainingGroup:

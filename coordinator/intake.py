@@ -6,7 +6,8 @@ Cheap before costly, and each step has its own error:
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
 possible, 9. the reward, computed here from the tokens alone.
 
-- Acceptance is one transaction: rollout, lease, group and the Pending entry are stored together or not at all.
+- Acceptance is one transaction: rollout, lease, group, the Pending entry and the draw of its audit are stored together or
+  not at all.
 - The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
 - A rejection ends the lease and is stored with its code: there is no silent punishment.
 - A rollout for another's lease is refused without touching that lease.
@@ -19,8 +20,10 @@ from typing import Literal
 import numpy as np
 import sqlalchemy as sa
 
+from coordinator import escrow
 from coordinator import leases as lease_table
 from coordinator.dispatch import is_stale
+from coordinator.lottery import AuditTerms
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
 from ledger.book import Outcome
@@ -51,6 +54,7 @@ class Judge:
     bounds: PolicyBounds
     reward: Callable[[list[int], list[int]], float]
     """From the tokens of a prompt and a completion."""
+    audits: AuditTerms
 
 
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
@@ -123,6 +127,7 @@ def _accept(
             state="buffered",
         )
     )
+    escrow.admit(connection, node, claim_id, lease.version, terms=judge.audits, now_ms=now_ms)
     lease_table.close(connection, claim.lease_id, Event.ACCEPT, now_ms)
     lease_table.set_group(connection, row["group_no"], "accepted")
     return _verdict("accepted", claim.lease_id, tokens, credit)
@@ -153,7 +158,7 @@ def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: Swarm
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
     if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT, now_ms):
-        connection.execute(sa.update(leases).where(mine).values(code=error.code))
+        connection.execute(sa.update(leases).where(mine).values(code=error.code, said=str(error)[:500]))
         lease_table.set_group(connection, group_no, "open")
 
 

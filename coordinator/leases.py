@@ -5,7 +5,7 @@
 - A node holds no more open leases than two requests' worth.
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
-- A node that stands by (`coordinator.activation`) gets none.
+- A node that stands by (`coordinator.activation`) gets none; nor does anybody while auditors are too far behind.
 - Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator import publish, registry
+from coordinator import publish, registry, standings
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
 from coordinator.tables import batches, groups, leases, rollouts, versions
@@ -37,6 +37,7 @@ RETRY_S: dict[Reason, float] = {
     "old_version": 1.0,
     "standby": 5.0,
     "budget": 10.0,
+    "audits": 1.0,
     "finished": 1.0,
 }
 """When to ask again, by why there was nothing."""
@@ -54,6 +55,8 @@ class Terms:
     timeout_ms: int
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
+    audit_backlog_max: int = 512
+    """Claims that may wait for an auditor before no more are taken."""
 
     def max_cost_micros(self, price: int) -> int:
         """The dearest honest answer to one lease."""
@@ -75,6 +78,7 @@ def offer(
 ) -> LeaseReply:
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
+    standings.require_allowed(connection, node)
     expire(connection, now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
@@ -93,6 +97,8 @@ def _how_many(
         return 0, "finished"
     if not registry.works(connection, node):
         return 0, "standby"
+    if standings.backlog(connection) >= terms.audit_backlog_max:
+        return 0, "audits"
     visible_update = connection.execute(
         sa.select(versions.c.policy_update).where(versions.c.version == message.version)
     ).scalar()

@@ -106,9 +106,9 @@ class LeaseRequest(Message):
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
 
 
-Reason = Literal["", "ahead", "old_version", "standby", "budget", "finished"]
+Reason = Literal["", "ahead", "old_version", "standby", "budget", "audits", "finished"]
 """Why there is no work: enough is under way for the newest version; this version gives no more; others do it for less;
-no money; the end."""
+no money; too much waits for an audit; the end."""
 
 
 class LeaseReply(Message):

@@ -150,5 +150,5 @@ def _take_all(
     verdicts = tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)
     if get_fact(connection, "finished", False):
         # Leased before the round ended, and no report will come to settle it.
-        batches.settle_leftovers(connection, now_ms=now_ms)
+        batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)
     return verdicts

@@ -107,12 +107,15 @@ class RoundArchive:
             row = connection.execute(query).first()
         if row is None:
             raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
-        manifest = self._publisher.manifest(row.version)
-        if manifest is None:
+        sampler = self.sampler(row.version)
+        if sampler is None:
             raise AuditFailed(f"The manifest of version {row.version} is gone.")
-        return CaseFile(
-            round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=manifest.sampler
-        )
+        return CaseFile(round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=sampler)
+
+    def sampler(self, version: int) -> Sampler | None:
+        """How a version is to be sampled; None if its manifest is gone."""
+        manifest = self._publisher.manifest(version)
+        return manifest.sampler if manifest else None
 
     def write_policy(self, version: int, folder: Path) -> bool:
         """Make a version's folder from its chunks; false if they are not kept any more."""
@@ -137,7 +140,7 @@ class RoundArchive:
         policy = policies / str(Lease.from_bytes(file.lease).version)
         if not policy.exists() and not self.write_policy(int(policy.name), policy):
             return None
-        return _opened(file, policy, [])
+        return opened(file, policy, [])
 
     def export(self, claim_id: str, folder: Path, *, neighbours: int) -> None:
         """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
@@ -168,10 +171,10 @@ def open_case(folder: Path) -> Case:
     neighbours = sorted({int(name) for name in names} - {lease.version})
     if len(neighbours) > NEIGHBOURS_MAX:
         raise AuditFailed(f"{folder} compares with {len(neighbours)} versions; {NEIGHBOURS_MAX} are enough.")
-    return _opened(file, policy, neighbours)
+    return opened(file, policy, neighbours)
 
 
-def _opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
+def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     """A case whose signature was checked."""
     signed = open_envelope("rollout", file.rollout)
     lease = Lease.from_bytes(file.lease)

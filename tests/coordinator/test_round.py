@@ -47,7 +47,7 @@ def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
 async def test_an_address_that_cannot_be_listened_on_is_a_named_error(tmp_path: Path, address: str) -> None:
     config = load(None, [f"round.directory={tmp_path}", f"round.listen={address}"])
     with pytest.raises(ConfigInvalid, match="Cannot listen on"):
-        await run(config, with_learner=False, announce=lambda _: None)
+        await run(config, with_learner=False, with_auditor=False, announce=lambda _: None)
 
 
 def test_a_second_coordinator_of_the_same_round_is_refused(tmp_path: Path) -> None:

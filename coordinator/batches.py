@@ -66,9 +66,7 @@ def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: 
     return len(left)
 
 
-def _form(
-    connection: sa.Connection, number: int, size: int, staleness: int, audits: AuditTerms, now_ms: int
-) -> bool:
+def _form(connection: sa.Connection, number: int, size: int, staleness: int, audits: AuditTerms, now_ms: int) -> bool:
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update = number - 1
     _drop_stale(connection, learner_update - staleness, audits, now_ms)

@@ -65,7 +65,7 @@ def _cases(connection: sa.Connection, here: sa.ColumnElement[bool], at_most: int
         .join_from(audits, rollouts, rollouts.c.claim_id == audits.c.claim_id)
         .join(leases, leases.c.lease_id == rollouts.c.lease_id)
         .where(here)
-        .order_by(rollouts.c.accepted_ms, audits.c.claim_id)
+        .order_by(rollouts.c.accepted_ms, audits.c.owner, audits.c.place)
         .limit(at_most)
     )
     return [AuditCase(claim_id=row[0], lease=row[1], rollout=row[2]) for row in connection.execute(query)]
@@ -73,7 +73,8 @@ def _cases(connection: sa.Connection, here: sa.ColumnElement[bool], at_most: int
 
 def _within(cases: list[AuditCase]) -> list[AuditCase]:
     """The first cases, as many as fit into an answer."""
-    room, fitting = CASES_MAX_BYTES, []
+    room = CASES_MAX_BYTES
+    fitting: list[AuditCase] = []
     for case in cases:
         room -= len(case.rollout) + len(case.lease)
         if fitting and room < 0:

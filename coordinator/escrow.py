@@ -5,8 +5,8 @@
                hard fault, or the owner is banned ────────────────────▶ Void
 
 - A claim is used when it was trained on, or is not needed any more.
-- The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim whose
-  audit is still to come. At the end of the round, a claim waits only for the audits before it.
+- The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim
+  whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
 - A hard fault voids its claim and has all that is in the owner's escrow audited. A second one bans the owner: what no
   audit found right is void, their groups leave the buffer, their leases end, and the prompts are offered again.
 - What cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) is as if never drawn.
@@ -43,7 +43,7 @@ def admit(
     """Enter an accepted claim, and draw whether it is audited."""
     owner = standings.owner_of(connection, node)
     rate = trust.rate_ppm(standings.of(connection, owner), terms.rules)
-    epoch, drawn = lottery.draw(connection, claim_id, rate, terms, now_ms)
+    epoch, drawn = lottery.draw(connection, claim_id, rate, terms)
     connection.execute(
         sa.insert(audits).values(
             claim_id=claim_id,
@@ -56,6 +56,7 @@ def admit(
             why="drawn" if drawn else "",
         )
     )
+    lottery.turn(connection, terms, now_ms)
 
 
 def used(
@@ -115,9 +116,7 @@ def judge(
     owner = connection.execute(sa.update(audits).where(waits).values(**values).returning(audits.c.owner)).scalar()
     if owner is None:
         return False
-    verdict = Verdict(
-        claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report)
-    )
+    verdict = Verdict(claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report))
     store.append(connection, verdict, now_ms)
     standing = trust.found(standings.of(connection, owner), finding, terms.rules)
     standings.put(connection, owner, standing)

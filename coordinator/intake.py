@@ -6,7 +6,7 @@ Cheap before costly, and each step has its own error:
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
 possible, 9. the reward, computed here from the tokens alone.
 
-- Acceptance is one transaction: rollout, lease, group, the Pending entry and the draw of its audit are stored together or
+- Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
   not at all.
 - The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
 - A rejection ends the lease and is stored with its code: there is no silent punishment.

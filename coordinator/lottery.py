@@ -1,6 +1,6 @@
 """The epochs of the audit lottery, as effects: which secret draws now, when it is revealed, what it drew.
 
-- One epoch is open at a time; the next one's secret is committed to already, so a checkpoint has it before a claim comes.
+- One epoch draws at a time; the next one's secret is committed to already: a checkpoint has it before its first claim.
 - An epoch ends after so many claims, or with the round. Then its secret is in the log, with the digest of its list.
 - A secret that is not the one committed to draws nothing and is not revealed: everything is audited meanwhile.
 """
@@ -23,7 +23,7 @@ class AuditTerms:
 
     master: bytes = field(repr=False)
     """The key of all secrets."""
-    rules: Rules = Rules()
+    rules: Rules
     epoch_groups: int = 256
     timeout_ms: int = 120_000
     """After this the case of an auditor that did not come back goes to another."""
@@ -36,14 +36,18 @@ def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
         _next(connection, 1, terms, now_ms)
 
 
-def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms, now_ms: int) -> tuple[int, bool]:
+def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool]:
     """The epoch of a claim, and whether it is drawn."""
-    epoch, secret_digest, claims = _open(connection)
-    if claims >= terms.epoch_groups:
-        end(connection, terms, now_ms)
-        epoch, secret_digest, _ = _open(connection)
+    epoch, secret_digest, _ = _open(connection)
     connection.execute(sa.update(epochs).where(epochs.c.epoch == epoch).values(claims=epochs.c.claims + 1))
     return epoch, drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
+
+
+def turn(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
+    """End the epoch if it has its claims."""
+    _, _, claims = _open(connection)
+    if claims >= terms.epoch_groups:
+        end(connection, terms, now_ms)
 
 
 def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:

@@ -71,7 +71,7 @@ class Policies:
         self._archive = archive
         self._folder = folder
         self._keep = keep
-        self._loaded: OrderedDict[int, "Scorer"] = OrderedDict()
+        self._loaded: OrderedDict[int, Scorer] = OrderedDict()
 
     def folder(self, version: int) -> Path | None:
         """A version's folder, made from its chunks if it must be; None if they are gone."""

@@ -92,7 +92,9 @@ class History(RuleBasedStateMachine):
         self.world.now_ms += int(share * self.world.terms.timeout_ms)
         self.world.expire()
 
-    @rule(crashes=st.sampled_from(["never", "never", "before the report", "before the version"]), suspects=st.booleans())
+    @rule(
+        crashes=st.sampled_from(["never", "never", "before the report", "before the version"]), suspects=st.booleans()
+    )
     def the_learner_works(self, crashes: str, suspects: bool) -> None:
         """One update, from wherever a crash left the learner."""
         batch = self.world.batch(self.reported + 1)

@@ -18,6 +18,8 @@ from typing import IO
 import sqlalchemy as sa
 
 from coordinator import broadcasts, lottery, publish
+from coordinator.audit import calibration
+from coordinator.audit.calibration import Calibration
 from coordinator.audit.trust import Rules
 from coordinator.config import Config
 from coordinator.files import write_durably
@@ -166,6 +168,10 @@ class Round:
             await asyncio.wait_for(published.wait(), patience_s)
         newest, _ = await self.database.run(publish.newest_version)
         return newest
+
+    def tolerances(self) -> Calibration:
+        """What this round's claims are judged by."""
+        return calibration.load(self.folder, self.metadata.root())
 
     async def renew_timestamp(self) -> None:
         """Sign a fresh timestamp; never while a version is being published."""

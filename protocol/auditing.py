@@ -10,6 +10,7 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.ids import Hex32, Hex64
+from protocol.manifest import Sampler
 from protocol.message import Message
 
 
@@ -27,6 +28,16 @@ class AuditCase(Message):
     claim_id: Hex64
     lease: bytes
     rollout: bytes
+
+
+class CaseFile(Message):
+    """What a case folder holds beside tolerances and policies: all that a replay needs of one claim."""
+
+    round_id: Hex64
+    lease: bytes
+    rollout: bytes
+    """The envelope that the node signed."""
+    sampler: Sampler
 
 
 class Cases(Message):
@@ -75,9 +86,17 @@ class Explanation(Message):
     """Of its audit: pass, soft, hard or pardon; waiting; or empty if it was not drawn."""
     report: bytes
     """The evidence as JSON; empty if there is none."""
+    lease: bytes
+    """As it was sent; this and the rollout only where one lease was named."""
+    rollout: bytes
+    """As it was signed."""
 
 
 class Explanations(Message):
     """The answer: those that were asked about, the newest first."""
 
+    tolerance: str
+    """The class that this round judges by."""
+    tolerances: bytes
+    """The file of all classes, where one lease was named."""
     explanations: tuple[Explanation, ...] = Field(max_length=limits.EXPLANATIONS_MAX)

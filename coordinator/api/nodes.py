@@ -1,13 +1,17 @@
 """What nodes call: register, beat, lease, submit, return, and ask whom to fetch from."""
 
+import asyncio
+
 import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import batches, broadcasts, intake, leases, links, publish, registry
 from coordinator.api.http import ROUND, act, reply
+from coordinator.explain import explain
 from coordinator.intake import Judge
 from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
+from protocol.auditing import Why
 from protocol.ids import NodeId
 from protocol.messages import (
     Fetched,
@@ -88,6 +92,15 @@ async def submit(request: web.Request) -> web.Response:
     verdicts = await act(request, Submission, _take_all, judge=await here.judge())
     here.batch_ready.set()
     return reply(SubmissionReply(verdicts=verdicts))
+
+
+@routes.post("/v1/verdicts")
+async def verdicts(request: web.Request) -> web.Response:
+    """What became of this node's leases, and by what evidence."""
+    here = request.app[ROUND]
+    tolerances = await asyncio.to_thread(here.tolerances)
+    context = {"tolerance": here.config.audit.tolerance, "tolerances": tolerances.model_dump_json().encode()}
+    return reply(await act(request, Why, explain, **context))
 
 
 @routes.post("/v1/plan")

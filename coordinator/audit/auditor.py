@@ -25,13 +25,13 @@ import httpx
 
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
-from coordinator.audit.case import Case, CaseFile, RoundArchive, opened
+from coordinator.audit.case import Case, RoundArchive, opened
 from coordinator.audit.check import audit
 from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.verdict import VALIDATOR, Outcome, Report
 from coordinator.config import Config
 from protocol import canonical, limits
-from protocol.auditing import AuditCase, Cases, Judged, TakeCases, Verdicts
+from protocol.auditing import AuditCase, CaseFile, Cases, Judged, TakeCases, Verdicts
 from protocol.errors import AuditFailed, SwarmError, Unreachable
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
 from coordinator.tables import leases, rollouts
 from protocol import chunks, limits
+from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed, TokensInvalid
-from protocol.ids import Hex64
 from protocol.lease import Lease
 from protocol.manifest import Sampler
-from protocol.message import Message
 from protocol.rollout import PolicyBounds, RolloutClaim, unpack_tokens
 from protocol.signing import open_envelope
 
@@ -42,16 +41,6 @@ CONFIG_MAX_BYTES = limits.MIB
 
 NEIGHBOURS_MAX = 17
 """Versions that a claim is compared with, each of them loaded: as many before it as an export may have, one after."""
-
-
-class CaseFile(Message):
-    """What a case folder holds beside the policies."""
-
-    round_id: Hex64
-    lease: bytes
-    rollout: bytes
-    """The envelope that the node signed."""
-    sampler: Sampler
 
 
 @dataclass(frozen=True)

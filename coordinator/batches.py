@@ -1,21 +1,23 @@
 """Batches: which accepted groups the learner trains on, and what became of them, as effects.
 
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
-- It takes the oldest policy versions first. A group past the staleness bound never enters one: it is marked stale,
-  its prompt is offered again, and its node, which did its work in time, is paid.
+- It takes the oldest policy versions first, and where many are at work, of no owner more than a set share. A group past
+  the staleness bound never enters one: it is marked stale, its prompt is offered again, and its node, which did its work
+  in time, is paid.
 - The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
   log-probabilities are not those of the tokens. What becomes of them is for `coordinator.escrow` to say.
 """
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from coordinator import escrow
+from coordinator import escrow, standings
 from coordinator import leases as lease_table
 from coordinator.lottery import AuditTerms
-from coordinator.tables import batches, leases, rollouts
+from coordinator.tables import batches, leases, nodes, rollouts
 from protocol.errors import OutOfOrder
 from protocol.learning import Batch, Report, TrainingGroup, TrainingSample
 from protocol.lease import Lease
@@ -70,12 +72,7 @@ def _form(connection: sa.Connection, number: int, size: int, staleness: int, aud
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update = number - 1
     _drop_stale(connection, learner_update - staleness, audits, now_ms)
-    chosen = connection.execute(
-        sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update)
-        .where(rollouts.c.state == "buffered")
-        .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
-        .limit(size)
-    ).all()
+    chosen = _choose(connection, size, audits.max_owner_share)
     if len(chosen) < size:
         return False
     for claim_id, group_no, _ in chosen:
@@ -86,6 +83,23 @@ def _form(connection: sa.Connection, number: int, size: int, staleness: int, aud
     oldest = learner_update - min(policy_update for _, _, policy_update in chosen)
     connection.execute(sa.insert(batches).values(batch=number, formed_ms=now_ms, max_staleness=oldest))
     return True
+
+
+def _choose(connection: sa.Connection, size: int, share: float) -> list[tuple[str, int, int]]:
+    """Claim, group and update of the oldest groups, but no owner's beyond its share."""
+    waiting = connection.execute(
+        sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
+        .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
+        .where(rollouts.c.state == "buffered")
+        .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
+    ).all()
+    most = size if share >= 1 else standings.share_of(size, share, len(standings.owners_at_work(connection)))
+    chosen, of_owner = list[tuple[str, int, int]](), Counter[str]()
+    for *group, owner in waiting:
+        if of_owner[owner] < most and len(chosen) < size:
+            of_owner[owner] += 1
+            chosen.append(tuple(group))
+    return chosen
 
 
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:

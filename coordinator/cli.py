@@ -102,6 +102,12 @@ def status(
         f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}), "
         f"in vain {found['in_vain_share']:.1%}, a version every {found['publish_every']} updates"
     )
+    audit = found["audit"]
+    verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
+    typer.echo(
+        f"audited {audit['share']:.1%} of the claims: {verdicts}; {audit['waiting']} wait for an auditor, "
+        f"{audit['unsettled']} for their settlement"
+    )
     if found["alarm"]:
         typer.echo(f"ALARM {found['alarm']}")
     for one in found["fleet"]:

@@ -55,6 +55,8 @@ class Terms:
     timeout_ms: int
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
+    max_owner_share: float = 1.0
+    """Of what may be under way."""
     audit_backlog_max: int = 512
     """Claims that may wait for an auditor before no more are taken."""
 
@@ -113,6 +115,13 @@ def _how_many(
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
+    window = admissible_groups(
+        staleness=terms.staleness,
+        groups_per_update=terms.groups_per_update,
+        visible_update=visible_update,
+        issued_groups=learner_update * terms.groups_per_update,
+    )
+    admissible = min(admissible, _share_left(connection, node, window, terms.max_owner_share))
     free_hands = LEASES_HELD_FACTOR * terms.groups_per_request - _held(connection, node)
     if not admissible or free_hands <= 0:
         return 0, "ahead" if message.version >= newest else "old_version"
@@ -175,6 +184,15 @@ def _held(connection: sa.Connection, node: NodeId) -> int:
     """How many leases the node has not answered yet."""
     here = (leases.c.node_id == node) & (leases.c.state == State.OPEN.value)
     return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
+
+
+def _share_left(connection: sa.Connection, node: NodeId, window: int, share: float) -> int:
+    """How many more of the groups under way may be this owner's."""
+    if share >= 1:
+        return window
+    at_work = standings.owners_at_work(connection)
+    owner = standings.owner_of(connection, node)
+    return max(0, standings.share_of(window, share, len(at_work)) - at_work[owner])
 
 
 def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:

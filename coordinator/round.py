@@ -109,6 +109,7 @@ class Round:
             max_new_tokens=config.sampling.max_new_tokens,
             timeout_ms=int(config.leases.timeout_s * 1000),
             hourly_budget_micros=config.fleet.budget_micros_per_hour,
+            max_owner_share=config.audit.max_owner_share,
             audit_backlog_max=config.audit.backlog_max,
         )
 
@@ -261,6 +262,7 @@ def _audit_terms(config: Config, folder: Path) -> AuditTerms:
         rules=rules,
         epoch_groups=config.audit.epoch_groups,
         timeout_ms=int(1000 * config.audit.timeout_s),
+        max_owner_share=config.audit.max_owner_share,
     )
 
 

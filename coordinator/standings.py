@@ -1,5 +1,6 @@
 """What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -7,9 +8,13 @@ import sqlalchemy as sa
 
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Rules, Standing
-from coordinator.tables import WAITS, audits, nodes, rollouts, trust, versions
+from coordinator.tables import WAITS, audits, leases, nodes, rollouts, trust, versions
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
+from protocol.lease import State
+
+SMALL_ROUND = 2
+"""Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
 
 
 def owner_of(connection: sa.Connection, node: NodeId) -> str:
@@ -51,6 +56,22 @@ def require_allowed(connection: sa.Connection, node: NodeId) -> None:
 def backlog(connection: sa.Connection) -> int:
     """How many claims wait for an auditor."""
     return connection.execute(sa.select(sa.func.count()).select_from(audits).where(WAITS)).scalar_one()
+
+
+def owners_at_work(connection: sa.Connection) -> Counter[str]:
+    """Groups of each owner that are leased, or accepted and not yet trained on."""
+    leased = sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
+    buffered = sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
+    under_way = sa.union_all(
+        leased.where(leases.c.state == State.OPEN.value), buffered.where(rollouts.c.state == "buffered")
+    ).subquery()
+    found = sa.select(under_way.c.owner, sa.func.count()).group_by(under_way.c.owner)
+    return Counter({owner: int(groups) for owner, groups in connection.execute(found)})
+
+
+def share_of(groups: int, share: float, owners: int) -> int:
+    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait."""
+    return groups if owners < SMALL_ROUND / share else max(1, int(share * groups))
 
 
 def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:

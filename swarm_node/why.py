@@ -45,7 +45,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield f"  {explanation.said}"
     report = evidence(explanation)
     for finding in report.get("findings", ()):
-        yield f"  {finding['rule']}, {finding['outcome']}: expected {finding['expected']}; observed {finding['observed']}"
+        yield f"  {finding['rule']}, {finding['outcome']}:"
+        yield f"    expected {finding['expected']}; observed {finding['observed']}"
         for at in finding["positions"]:
             yield (
                 f"    sample {at['sample']}, position {at['position']}: token {at['claimed']} claimed, "
@@ -69,7 +70,7 @@ def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) 
     if not explanation.rollout:
         raise ConfigInvalid("Nothing was accepted for this lease: there is no claim to replay.")
     version = Lease.from_bytes(explanation.lease).version
-    held = sorted((round_folder(home, join) / POLICIES).glob(f"{version}-*"))
+    held = sorted((round_folder(home, join) / POLICIES).glob(f"{version:012d}-*"))
     documents = saved(round_folder(home, join) / TRUST_FILE)
     if not held or documents is None or documents.manifest is None:
         raise ConfigInvalid(f"{home} does not hold version {version}; the last two are kept.", hint="Replay sooner.")

@@ -9,8 +9,10 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -29,6 +31,9 @@ from protocol.lease import Lease
 from protocol.manifest import Sampler
 from protocol.rollout import PolicyBounds, RolloutClaim, unpack_tokens
 from protocol.signing import open_envelope
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FILE = "case"
 POLICIES = "policies"
@@ -78,6 +83,11 @@ class RoundArchive:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """An effect that changes nothing, on the store."""
+        with self._engine.connect() as connection:
+            return effect(connection, *args, **kwargs)
 
     def claims_of(self, node: str) -> list[str]:
         """The accepted claims of a node, the newest first."""

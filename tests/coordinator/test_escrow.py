@@ -279,3 +279,45 @@ class TestEpochs:
         assert [row["rate_ppm"] for row in world.rows(tables.audits)] == [0] * 3 != [ALL_PPM] * 3
         assert entries(world, Reveal) == []
         world.database.close()
+
+
+class TestShares:
+    def crowd(self, folder: Path, owners: int) -> tuple[World, list[NodeKey]]:
+        """A round of four groups an update, of which half may be one owner's."""
+        world = World(folder, staleness=0, size=4)
+        world.audits = replace(world.audits, max_owner_share=0.5)
+        world.terms = replace(world.terms, max_owner_share=0.5)
+        world.publish(1, 0)
+        return world, [world.join(number + 1) for number in range(owners)]
+
+    def test_no_owner_gets_more_than_its_share_of_work_and_batch_among_many(self, tmp_path: Path) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4)
+        leases = [world.lease(key) for key in others]
+        world.give_back(others[0], leases[0])
+        world.lease(others[0])
+        assert len(world.offer(greedy, groups=4).leases) == 1  # one of four is left
+        world.database.close()
+
+    def test_a_batch_waits_for_others_when_one_owner_has_filled_its_share(self, tmp_path: Path) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4)
+        world.terms = replace(world.terms, staleness=5)
+        for key in (greedy, greedy, greedy):
+            world.earn(key)
+        for key in others[:2]:
+            world.lease(key)
+        assert world.batch(1) is None
+        world.earn(others[2])
+        assert world.batch(1) is None, "of the greedy one's three groups only two may enter"
+        world.earn(others[2])
+        batch = world.batch(1)
+        assert batch is not None
+        assert sorted(world.group_states().values()).count("trained") == 4
+        assert [row["state"] for row in world.rows(tables.rollouts)] == [
+            "batched", "batched", "buffered", "batched", "batched",
+        ]  # fmt: skip
+        world.database.close()
+
+    def test_a_round_of_few_owners_is_held_up_by_no_share(self, tmp_path: Path) -> None:
+        world, (greedy, _) = self.crowd(tmp_path, 2)
+        assert len(world.offer(greedy, groups=4).leases) == 4
+        world.database.close()

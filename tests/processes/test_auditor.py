@@ -1,11 +1,13 @@
 """Audits with real processes: a liar is caught, an honest node is not, and a killed auditor loses nothing."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from protocol.auditing import Explanations, Why
 from protocol.errors import OwnerBanned
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Program, Swarm, script, until
@@ -46,7 +48,8 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     liar = LightNode(coordinator.join_string)
     swarm.at_end(liar.close)
     liar.register()
-    liar.submit(*map(liar.answer, liar.lease(1, LIES)))
+    given = liar.lease(1, LIES)
+    liar.submit(*map(liar.answer, given))
 
     # Killed while it judges, before it could say anything.
     first = auditor(swarm, coordinator, "auditor-1")
@@ -59,6 +62,9 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     until("the liar to be judged", lambda: None not in findings(coordinator, liar.key.node_id)[:2])
     with pytest.raises(OwnerBanned):
         liar.lease(1)
+    (told,) = liar.call("/v1/verdicts", Why(about=given[0].lease_id), Explanations).explanations
+    assert (told.state, told.code, told.finding) == ("voided", "replay_mismatch", "hard")
+    assert json.loads(told.report)["findings"][0]["positions"]
     line = coordinator.leaderboard()[liar.key.node_id]
     assert (line["posted_micros"], line["pending_micros"], line["voided_micros"] > 0) == (0, 0, True)
     assert coordinator.status()["rollouts"].get("buffered", 0) == 0
@@ -77,3 +83,10 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     line = coordinator.leaderboard()[node_id]
     assert line["posted_micros"] > 0 == line["pending_micros"] == line["voided_micros"]
     assert_ledger_is_sound(coordinator)
+
+    (lease, *_) = coordinator.leases_of(node_id)
+    again = [script("swarm-node"), "why", coordinator.join_string, lease, "--home", str(swarm.folder / "honest")]
+    asked = swarm.start("why", *again, "--replay")
+    assert asked.process.wait(timeout=90) == 0
+    assert f"lease {lease}: posted" in asked.output
+    assert "pass: claim" in asked.output

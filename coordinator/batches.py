@@ -1,8 +1,8 @@
 """Batches: which accepted groups the learner trains on, and what became of them, as effects.
 
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
-- It takes the oldest policy versions first, and where many are at work, of no owner more than a set share. A group past
-  the staleness bound never enters one: it is marked stale, its prompt is offered again, and its node, which did its work
+- It takes the oldest policy versions first; where many are at work, of no owner more than a set share. A group past
+  the staleness bound never enters one: it is marked stale, its prompt is offered again, and its node, which worked
   in time, is paid.
 - The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
   log-probabilities are not those of the tokens. What becomes of them is for `coordinator.escrow` to say.

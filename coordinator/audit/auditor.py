@@ -28,6 +28,7 @@ from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case, RoundArchive, opened
 from coordinator.audit.check import audit
 from coordinator.audit.replay import Prefill, Scored
+from coordinator.audit.trust import Finding
 from coordinator.audit.verdict import VALIDATOR, Outcome, Report
 from coordinator.config import Config
 from protocol import canonical, limits
@@ -52,7 +53,7 @@ IDLE_PRIORITY = 19
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Between attempts while the coordinator is away; the last is repeated."""
 
-FINDINGS = {Outcome.PASS: "pass", Outcome.SOFT: "soft", Outcome.HARD: "hard"}
+FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", Outcome.HARD: "hard"}
 
 
 def run(config: Config, name: str) -> None:

@@ -1,7 +1,7 @@
 """What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,9 +23,8 @@ def owner_of(connection: sa.Connection, node: NodeId) -> str:
 
 def of(connection: sa.Connection, owner: str) -> Standing:
     """An owner's standing; nobody's before the first claim."""
-    columns = sa.select(trust.c.groups, trust.c.soft, trust.c.hard).where(trust.c.owner == owner)
-    row = connection.execute(columns).first()
-    return Standing(*row) if row else Standing()
+    row = connection.execute(sa.select(trust).where(trust.c.owner == owner)).mappings().first()
+    return _standing(row) if row else Standing()
 
 
 def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
@@ -35,10 +34,10 @@ def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
 def count(connection: sa.Connection, owner: str) -> int:
     """The place of an owner's next claim."""
     here = trust.c.owner == owner
-    more = sa.update(trust).where(here).values(accepted=trust.c.accepted + 1).returning(trust.c.accepted)
-    place = connection.execute(more).scalar()
+    more = {"accepted": trust.c.accepted + 1, "claims": trust.c.claims + 1}
+    place = connection.execute(sa.update(trust).where(here).values(**more).returning(trust.c.accepted)).scalar()
     if place is None:
-        connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing())))
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing(claims=1))))
     return int(place or 1)
 
 
@@ -109,7 +108,7 @@ def _every(connection: sa.Connection) -> list[Any]:
 
 
 def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
-    standing = Standing(row["groups"], row["soft"], row["hard"])
+    standing = _standing(row)
     return {
         "owner": row["owner"],
         "level": rules_of_trust.level(standing, rules),
@@ -121,6 +120,10 @@ def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
         "escrow_groups": escrow[0],
         "escrow_micros": escrow[1],
     }
+
+
+def _standing(row: sa.RowMapping) -> Standing:
+    return Standing(**{field.name: row[field.name] for field in fields(Standing)})
 
 
 def audited(connection: sa.Connection) -> dict[str, Any]:

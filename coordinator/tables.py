@@ -205,7 +205,8 @@ trust = sa.Table(
     "trust",
     metadata,
     sa.Column("owner", sa.String, primary_key=True),
-    sa.Column("accepted", sa.BigInteger, nullable=False),  # claims so far
+    sa.Column("accepted", sa.BigInteger, nullable=False),  # claims in all
+    sa.Column("claims", sa.BigInteger, nullable=False),  # this and the next three as in `coordinator.audit.trust`
     sa.Column("groups", sa.BigInteger, nullable=False),
     sa.Column("soft", sa.Integer, nullable=False),
     sa.Column("hard", sa.Integer, nullable=False),

@@ -5,7 +5,7 @@
 - A version is put together from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, the
   last few in memory.
 - A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
-- It takes what nobody else wants of the processor: settling later is better than sampling or learning later.
+- It gives way to others on the processor: settling later is better than sampling or learning later.
 - When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
 """
 
@@ -48,7 +48,8 @@ CASES_AT_ONCE = 32
 ANSWER_MAX_BYTES = 32 * limits.MIB
 """Cases come from the operator's own coordinator, which sends half of this."""
 
-IDLE_PRIORITY = 19
+NICENESS = 5
+"""A third of the weight of others: an auditor that starves leaves everybody a newcomer, who is audited the most."""
 
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Between attempts while the coordinator is away; the last is repeated."""
@@ -58,7 +59,7 @@ FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", 
 
 def run(config: Config, name: str) -> None:
     """Audit one round to its end."""
-    os.nice(IDLE_PRIORITY)
+    os.nice(NICENESS)
     with closing(RoundArchive(config)) as archive, tempfile.TemporaryDirectory(prefix="echo-swarm-auditor-") as folder:
         auditor = Auditor(config, archive, Path(folder), name)
         with closing(auditor):

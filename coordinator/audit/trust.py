@@ -8,10 +8,11 @@
 | `held` | after one hard fault, until `first_groups` more are validated | everything | nothing is posted unaudited |
 | `banned` | after a second, independent one | no more leases | void |
 
-- Trust belongs to the owner, under whom many nodes may work, and n counts validated groups, never claimed ones.
-- A hard fault sets n to 0. `trusted_groups` validated groups later it is forgotten: an honest node that chance accuses
-  once in ten thousand audits is not to be banned in the end.
-- A soft fault sets n back to where one group in four is audited; it takes no money.
+- Trust belongs to the owner, under whom many nodes may work. n counts accepted groups, but at most `LEAD` times the
+  validated ones: a flood of forgeries cannot talk its rate down, and a slow auditor makes nobody a newcomer.
+- A hard fault sets all counts to 0. `trusted_groups` validated groups later it is forgotten: an honest node that chance
+  accuses once in ten thousand audits is not to be banned in the end.
+- A soft fault sets n back to where one group in `LEAD` is audited; it takes no money.
 - The window is what makes cheating worthless: whoever cheats once gains one payment with chance 1 − q and loses
   the escrow with chance q, so (1 − q) / q payments are held back.
 - Pure: standings in, standings out.
@@ -30,8 +31,8 @@ Finding = Literal["pass", "soft", "hard", "pardon"]
 FAULTS_TO_BAN = 2
 """Independent: on two claims, whose seeds have nothing in common."""
 
-SOFT_FAULT_RATE = 4
-"""One in so many is audited right after a soft fault."""
+LEAD = 4
+"""How far accepted groups may run ahead of validated ones."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Rules:
 class Standing:
     """What is known of one owner."""
 
+    claims: int = 0
+    """Accepted since the last hard fault."""
     groups: int = 0
-    """Validated since the last hard fault."""
+    """Validated since then."""
     soft: int = 0
     hard: int = 0
     """Not forgotten yet."""
@@ -69,7 +72,8 @@ def rate_ppm(standing: Standing, rules: Rules) -> int:
     if level(standing, rules) in ("new", "held", "banned"):
         return ALL_PPM
     floor = rules.trusted_floor if standing.groups >= rules.trusted_groups else rules.floor
-    return math.ceil(ALL_PPM * min(1.0, max(floor, rules.first_groups / max(1, standing.groups))))
+    counted = min(standing.claims, LEAD * standing.groups)
+    return math.ceil(ALL_PPM * min(1.0, max(floor, rules.first_groups / max(1, counted))))
 
 
 def window(standing: Standing, rules: Rules) -> int:
@@ -90,9 +94,8 @@ def found(standing: Standing, finding: Finding, rules: Rules) -> Standing:
         case "pass":
             return validated(standing, rules)
         case "soft":
-            groups = min(standing.groups, SOFT_FAULT_RATE * rules.first_groups)
-            return replace(standing, groups=groups, soft=standing.soft + 1)
+            return replace(standing, groups=min(standing.groups, rules.first_groups), soft=standing.soft + 1)
         case "hard":
-            return replace(standing, groups=0, hard=standing.hard + 1)
+            return replace(standing, claims=0, groups=0, hard=standing.hard + 1)
         case "pardon":
             return standing

@@ -85,7 +85,7 @@ class TestSettlement:
         first, *_ = earn(audited, key, 2)
         standings_of = audited.rows(tables.trust)
         assert (standings_of[0]["groups"], standings_of[0]["accepted"]) == (0, 2)
-        audited.run(lambda conn: standings.put(conn, key.node_id, standings.Standing(groups=5)))
+        audited.run(lambda conn: standings.put(conn, key.node_id, standings.Standing(5, 5)))
         audited.train(1)
         assert [row["settled"] for row in audited.rows(tables.audits)] == [True, False]
         assert audited.rows(tables.audits)[0]["claim_id"] == first
@@ -95,7 +95,7 @@ class TestSettlement:
         key = audited.join(1)
         let_be_drawn(audited, True)
         (drawn,) = earn(audited, key)
-        audited.run(lambda conn: standings.put(conn, key.node_id, standings.Standing(groups=5)))
+        audited.run(lambda conn: standings.put(conn, key.node_id, standings.Standing(5, 5)))
         let_be_drawn(audited, False)
         earn(audited, key, 3)
         audited.train(1)

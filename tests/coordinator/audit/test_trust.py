@@ -28,19 +28,19 @@ FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "
     ],
 )
 def test_rate_and_window_follow_the_validated_groups(groups: int, rate: float, window: int) -> None:
-    standing = Standing(groups=groups)
+    standing = Standing(claims=groups, groups=groups)
     assert trust.rate_ppm(standing, RULES) / ALL_PPM == pytest.approx(rate, abs=1e-6)
     assert trust.window(standing, RULES) == window
 
 
 def test_one_hard_fault_holds_everything_and_a_second_bans() -> None:
-    once = trust.found(Standing(groups=5000), "hard", RULES)
+    once = trust.found(Standing(5000, 5000), "hard", RULES)
     assert (trust.level(once, RULES), trust.rate_ppm(once, RULES)) == ("held", ALL_PPM)
     assert trust.level(trust.found(once, "hard", RULES), RULES) == "banned"
 
 
 def test_a_hold_ends_after_ten_validated_groups_and_the_fault_is_forgotten_after_a_thousand() -> None:
-    standing = trust.found(Standing(groups=5000), "hard", RULES)
+    standing = trust.found(Standing(5000, 5000), "hard", RULES)
     seen: list[tuple[Level, int]] = []
     for groups in (9, 1, 989, 1):
         standing = trust.validated(standing, RULES, groups)
@@ -48,15 +48,20 @@ def test_a_hold_ends_after_ten_validated_groups_and_the_fault_is_forgotten_after
     assert seen == [("held", 1), ("known", 1), ("known", 1), ("trusted", 0)]
 
 
+def test_accepted_groups_lower_the_rate_only_as_far_as_validated_ones_follow() -> None:
+    rates = [trust.rate_ppm(Standing(claims, groups), RULES) for claims, groups in ((10**6, 9), (10**6, 10), (15, 10))]
+    assert rates == [ALL_PPM, ALL_PPM // 4, 666_667]
+
+
 def test_a_soft_fault_raises_the_rate_of_an_old_owner_and_spares_a_new_one() -> None:
-    old, new = (trust.found(Standing(groups=groups), "soft", RULES) for groups in (5000, 5))
+    old, new = (trust.found(Standing(groups, groups), "soft", RULES) for groups in (5000, 5))
     assert trust.rate_ppm(old, RULES) == ALL_PPM // 4
     assert (new.groups, new.soft) == (5, 1)
     assert trust.level(old, RULES) == "known"
 
 
 def test_a_pardon_changes_nothing() -> None:
-    assert trust.found(Standing(7, 1, 1), "pardon", RULES) == Standing(7, 1, 1)
+    assert trust.found(Standing(8, 7, 1, 1), "pardon", RULES) == Standing(8, 7, 1, 1)
 
 
 def test_a_round_without_audits_keeps_no_escrow() -> None:
@@ -67,7 +72,7 @@ def test_a_round_without_audits_keeps_no_escrow() -> None:
 @settings(max_examples=100, deadline=None)
 @given(findings=FINDINGS, groups=st.integers(0, 3000))
 def test_no_history_makes_a_bad_rate_or_a_cheaper_escrow(findings: list[Finding], groups: int) -> None:
-    standing = Standing(groups=groups)
+    standing = Standing(claims=4 * groups, groups=groups)
     for finding in findings:
         before = trust.rate_ppm(standing, RULES)
         standing = trust.found(standing, finding, RULES)

@@ -13,6 +13,7 @@
 - A verdict counts once, whoever brings it.
 """
 
+import logging
 from collections.abc import Iterable
 
 import sqlalchemy as sa
@@ -33,8 +34,13 @@ from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
 from protocol.lease import Event, State
 
+log = logging.getLogger(__name__)
+
 WRONG = "replay_mismatch"
 """Why the claim of a hard fault is void."""
+
+PROVEN: tuple[Finding, ...] = ("pass", "soft")
+"""What leaves a claim worth its money."""
 
 
 def admit(
@@ -86,9 +92,9 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
             sa.select(*columns).where(audits.c.owner == owner, ~audits.c.settled).order_by(audits.c.place)
         )
     )
-    proven = [row for row in waiting if row.finding in ("pass", "soft")]
+    proven = [row for row in waiting if row.finding in PROVEN]
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
-    unproven = [row for row in waiting[:first] if row not in proven]
+    unproven = [row for row in waiting[:first] if row.finding not in PROVEN]
     if not get_fact(connection, "finished", False):
         held = trust.level(standing, terms.rules) == "held"
         closed = 0 if held else max(0, len(unproven) - trust.window(standing, terms.rules))
@@ -135,8 +141,9 @@ def _ban(connection: sa.Connection, owner: str, now_ms: int) -> None:
     """End all that an owner has under way."""
     here = trust_table.c.owner == owner
     connection.execute(sa.update(trust_table).where(here).values(banned_ms=now_ms))
+    log.warning("owner=%s banned after %d hard faults", owner, trust.FAULTS_TO_BAN)
     open_claims = (audits.c.owner == owner) & ~audits.c.settled
-    proven = audits.c.finding.in_(("pass", "soft"))
+    proven = audits.c.finding.in_(PROVEN)
     _retract(connection, rollouts.c.claim_id.in_(sa.select(audits.c.claim_id).where(open_claims)))
     connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
     unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))

@@ -29,7 +29,7 @@ async def ask(join: JoinString, key: NodeKey, about: str) -> Explanations:
     """The coordinator's word on a lease or claim, or on the last ones."""
     coordinator = Coordinator(join.url, join.round_id, key)
     try:
-        return await coordinator.why(Why(about=about))
+        return await coordinator.why(Why.from_value({"about": about}))
     finally:
         await coordinator.close()
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -60,10 +59,11 @@ FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", 
 def run(config: Config, name: str) -> None:
     """Audit one round to its end."""
     os.nice(NICENESS)
-    with closing(RoundArchive(config)) as archive, tempfile.TemporaryDirectory(prefix="echo-swarm-auditor-") as folder:
-        auditor = Auditor(config, archive, Path(folder), name)
-        with closing(auditor):
-            auditor.run()
+    folder = config.round.directory / "auditors" / name  # beside the chunks: weights may not fit anywhere else
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(RoundArchive(config)) as archive, closing(Auditor(config, archive, folder, name)) as auditor:
+        auditor.run()
+    shutil.rmtree(folder)
 
 
 class Policies:

@@ -4,16 +4,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from protocol import canonical
 from protocol.auditing import Cases, Explanations, Judged, TakeCases, Verdicts, Why
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
+pytestmark = pytest.mark.asyncio
+
 TAKE = TakeCases(auditor="a", at_most=8)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def audited(tmp_path: Path) -> AsyncIterator[Served]:
     """A round whose every claim is drawn, with an epoch that ends with the second."""
     async with serve(tmp_path, "audit.first_groups=10", "audit.floor=1", "audit.epoch_groups=2") as made:

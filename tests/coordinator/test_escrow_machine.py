@@ -44,6 +44,7 @@ class Escrow(RuleBasedStateMachine):
         """The end of the round: audits first, then everything is settled."""
         self.world.run(set_fact, "finished", True)
         self.world.release_leftovers()
+        self.world.now_ms += self.world.audits.timeout_ms
         while claims := self.world.take_cases("last"):
             for claim in claims:
                 assert self.world.find(claim, "pass")

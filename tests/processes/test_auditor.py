@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from protocol.auditing import Explanations, Why
 from protocol.errors import OwnerBanned
 from tests.processes.light_node import LightNode
-from tests.processes.programs import Program, Swarm, script, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of
 
 pytestmark = pytest.mark.processes
@@ -59,7 +59,8 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     assert findings(coordinator, liar.key.node_id) == [None] * LIES
 
     second = auditor(swarm, coordinator, "auditor-2")
-    until("the liar to be judged", lambda: None not in findings(coordinator, liar.key.node_id)[:2])
+    liars = liar.key.node_id
+    until("the liar to be judged", lambda: None not in findings(coordinator, liars)[:2], within_s=3 * PATIENCE_S)
     with pytest.raises(OwnerBanned):
         liar.lease(1)
     (told,) = liar.call("/v1/verdicts", Why(about=given[0].lease_id), Explanations).explanations
@@ -73,8 +74,8 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     until("the honest node to earn", lambda: coordinator.accepted_groups() >= LIES + 8)
     node_id = node_id_of(honest)
     operator.client.finish()
-    assert honest.process.wait(timeout=60) == 0
-    assert second.process.wait(timeout=90) == 0, "an auditor leaves when nothing will ever wait again"
+    assert honest.process.wait(timeout=PATIENCE_S) == 0
+    assert second.process.wait(timeout=PATIENCE_S) == 0, "an auditor leaves when nothing will ever wait again"
     audit = coordinator.status()["audit"]
     assert (audit["waiting"], audit["unsettled"]) == (0, 0)
     found = findings(coordinator, node_id)
@@ -87,6 +88,6 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     (lease, *_) = coordinator.leases_of(node_id)
     again = [script("swarm-node"), "why", coordinator.join_string, lease, "--home", str(swarm.folder / "honest")]
     asked = swarm.start("why", *again, "--replay")
-    assert asked.process.wait(timeout=90) == 0
+    assert asked.process.wait(timeout=PATIENCE_S) == 0
     assert f"lease {lease}: posted" in asked.output
     assert "pass: claim" in asked.output

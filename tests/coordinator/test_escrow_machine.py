@@ -7,7 +7,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -149,4 +149,4 @@ class Escrow(RuleBasedStateMachine):
 
 
 TestEscrow = Escrow.TestCase
-TestEscrow.settings = settings(max_examples=6, stateful_step_count=15, deadline=None, phases=[Phase.generate])
+TestEscrow.settings = settings(max_examples=6, stateful_step_count=15, deadline=None)

@@ -73,7 +73,7 @@ async def test_a_verdict_and_its_evidence_reach_the_node_and_nobody_else(audited
         assert b"torch/bf16/cpu" in found.tolerances
     stranger = await audited.join(2)
     response = await audited.post("/v1/verdicts", audited.sealed(stranger, "/v1/verdicts", Why(about=lease_id)))
-    assert canonical.decode(await response.read())["code"] == "unknown_lease"  # type: ignore[index, call-overload]  # a map
+    assert b"unknown_lease" in await response.read()
     assert (await why(audited, stranger)).explanations == ()
 
 

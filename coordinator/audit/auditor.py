@@ -117,9 +117,10 @@ class Auditor:
         failures = 0
         while True:
             try:
+                tolerances = self._tolerances()
                 taken = self._take()
                 if taken.cases:
-                    self._bring(self._judge(taken))
+                    self._bring(self._judge(taken, tolerances))
                 elif taken.done:
                     return
                 failures = 0
@@ -131,10 +132,15 @@ class Auditor:
     def close(self) -> None:
         self._http.close()
 
-    def _judge(self, taken: Cases) -> list[Judged]:
+    def _tolerances(self) -> Calibration:
+        """What is judged by; without the class that is set nothing is even taken, let alone pardoned."""
+        found = calibration.load(self._config.round.directory, self._archive.metadata.root())
+        found.of(self._config.audit.tolerance)
+        return found
+
+    def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:
         """A verdict on each case; where one spoils the replay of all, each is replayed alone."""
         started = time.monotonic()
-        tolerances = calibration.load(self._config.round.directory, self._archive.metadata.root())
         try:
             judged = self._replay(taken.version, taken.cases, tolerances)
         except SwarmError:

@@ -203,9 +203,6 @@ class Auditor:
 
 def _load(folder: Path) -> "Scorer":
     # Torch takes seconds to come, and a round without cases never needs it.
-    import torch
-
     from coordinator.audit.scorer import Scorer
 
-    torch.set_num_threads(1)
-    return Scorer(folder)
+    return Scorer(folder, threads=1)

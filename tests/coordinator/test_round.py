@@ -38,7 +38,7 @@ def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path
 def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     open_round(tmp_path)
     secrets = [tmp_path / "operator.token", *(tmp_path / "keys").iterdir()]
-    assert len(secrets) == 6
+    assert len(secrets) == 7
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
 
 

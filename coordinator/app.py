@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from coordinator import activation, leases
-from coordinator.api import learner, ledger, nodes, public
+from coordinator.api import auditor, learner, ledger, nodes, public
 from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
 from coordinator.config import Config
@@ -32,7 +32,7 @@ def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, learner, ledger, public):
+    for room in (nodes, learner, auditor, ledger, public):
         app.add_routes(room.routes)
     return app
 
@@ -44,7 +44,7 @@ def make_runner(round_: Round) -> web.AppRunner:
     )
 
 
-async def run(config: Config, *, with_learner: bool, announce: Callable[[str], None]) -> None:
+async def run(config: Config, *, with_learner: bool, with_auditor: bool, announce: Callable[[str], None]) -> None:
     """Serve the round until it is told to stop."""
     round_ = Round(config)
     stop = asyncio.Event()
@@ -69,6 +69,8 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
                 tasks.append(group.create_task(round_.mirror.run()))
             if with_learner:
                 tasks.append(group.create_task(_learner(round_)))
+            if with_auditor:
+                tasks.append(group.create_task(_auditor(round_)))
             await stop.wait()
             for task in tasks:
                 task.cancel()
@@ -140,3 +142,8 @@ async def _seeder(round_: Round) -> None:
 async def _learner(round_: Round) -> None:
     command = [script("swarm-coordinator"), "learner", str(round_.folder)]
     await keep_running("learner", command, log_file=round_.folder / "logs" / "learner.log")
+
+
+async def _auditor(round_: Round) -> None:
+    command = [script("swarm-coordinator"), "auditor", str(round_.folder), "--child"]
+    await keep_running("auditor", command, log_file=round_.folder / "logs" / "auditor.log")

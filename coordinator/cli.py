@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -51,6 +53,7 @@ def launch(
     config_file: ConfigFile,
     settings: Settings,
     learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
+    auditor: Annotated[bool, typer.Option(help="Start an auditor here, too.")] = True,
     quiet: Quiet = False,
 ) -> None:
     """Run a round until Ctrl-C; launching again continues where it stopped.
@@ -62,7 +65,7 @@ def launch(
 
     _log_to_stderr(quiet)
     config = load(config_file, settings)
-    asyncio.run(coordinator.run(config, with_learner=learner, announce=typer.echo))
+    asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -103,6 +106,12 @@ def status(
         typer.echo(
             f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
         )
+    audit = found["audit"]
+    verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
+    typer.echo(
+        f"audited {audit['share']:.1%} of the claims: {verdicts}; {audit['waiting']} wait for an auditor, "
+        f"{audit['unsettled']} for their settlement"
+    )
     if found["alarm"]:
         typer.echo(f"ALARM {found['alarm']}")
     for one in found["fleet"]:
@@ -167,6 +176,29 @@ def demo(
 
 app.command(epilog=EXIT_CODES)(cli_planning.plan)
 app.command(epilog=EXIT_CODES)(cli_planning.simulate)
+
+
+@app.command(epilog=EXIT_CODES)
+def auditor(
+    source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
+    settings: Settings,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+) -> None:
+    """Replay what is drawn for an audit, until the round is settled; `launch` starts one, and more may help.
+
+    Needs torch, and the round's folder: start it on the coordinator's machine or where that folder is mounted.
+    """
+    from coordinator.audit.auditor import run
+    from coordinator.children import leave_with_parent
+
+    _log_to_stderr(quiet=False)
+    if child:
+        leave_with_parent()
+    if source.is_dir():
+        config = Config.model_validate_json((source / "resolved.json").read_text())
+    else:
+        config = load(source, settings)
+    run(config, "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}")
 
 
 @app.command(hidden=True)

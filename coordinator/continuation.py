@@ -5,18 +5,18 @@
   engine can go on, gets a lease of the same seed with what is done as its prefixes. Anybody else starts afresh, and
   what was told is forgotten; so is what a rejected lease has told.
 - When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
-  rollout, each earlier one for the claim that its fragments make. All of them are settled with the rollout.
+  rollout, each earlier one for the claim that its fragments make. That one is settled when the rollout is used.
 - A lease makes one claim at the most: a rollout, or the fragments that it left.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from coordinator.tables import fragments, leases, parts
 from ledger import store
-from ledger.entry import Pending, amount
+from ledger.entry import Pending, Post, Void, amount
 from protocol import chunks, limits
 from protocol.errors import FragmentMismatch, LeaseClosed
 from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
@@ -24,6 +24,9 @@ from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Lease, Prefix
 from protocol.rollout import PolicyBounds
 from protocol.signing import open_envelope
+
+MISMATCH = "logprob_mismatch"
+"""Why a part is void."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +127,11 @@ def credit(connection: sa.Connection, whole: ClaimId, told: Sequence[Told], now_
         )
 
 
-def with_parts(connection: sa.Connection, claims: Sequence[ClaimId]) -> list[ClaimId]:
-    """These rollouts' claims, and those whose work they finished: what is settled together."""
-    earlier = connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(claims))).scalars()
-    return [*claims, *map(ClaimId, earlier)]
+def settle(connection: sa.Connection, wholes: Sequence[str], *, mismatched: Collection[str] = (), now_ms: int) -> None:
+    """End the wait of those whose work these rollouts finished: posted, or void if its log-probabilities cannot be."""
+    for claim_id in connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars():
+        entry = Void(claim_id=claim_id, reason_code=MISMATCH) if claim_id in mismatched else Post(claim_id=claim_id)
+        store.append(connection, entry, now_ms)
 
 
 def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:

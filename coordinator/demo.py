@@ -183,7 +183,7 @@ async def _watch(demo: Demo, client: httpx.AsyncClient, console: Console) -> Non
                     bar.update(done, completed=1.0)
                 phases[phase] = bar.add_task(phase, total=1.0, detail="")
             bar.update(phases[phase], completed=status["fraction"], detail=status["detail"])
-            if status["finished"]:
+            if status["finished"] and not status["audit"]["unsettled"]:
                 return
 
 

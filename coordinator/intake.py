@@ -6,7 +6,8 @@ Cheap before costly, and each step has its own error:
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
 possible, 9. the reward, computed here from the tokens alone.
 
-- Acceptance is one transaction: rollout, lease, group and the Pending entry are stored together or not at all.
+- Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
+  not at all.
 - The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
 - A rejection ends the lease and is stored with its code: there is no silent punishment.
 - A rollout for another's lease is refused without touching that lease.
@@ -20,15 +21,16 @@ from typing import Any, Literal
 import numpy as np
 import sqlalchemy as sa
 
-from coordinator import continuation
+from coordinator import continuation, escrow
 from coordinator import leases as lease_table
 from coordinator.continuation import Told
 from coordinator.dispatch import is_stale
 from coordinator.leases import Terms
+from coordinator.lottery import AuditTerms
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
-from ledger.entry import Pending, Post, amount
+from ledger.entry import Pending, amount
 from protocol import chunks
 from protocol.errors import (
     BudgetExhausted,
@@ -55,6 +57,7 @@ class Judge:
     bounds: PolicyBounds
     reward: Callable[[list[int], list[int]], float]
     """From the tokens of a prompt and a completion."""
+    audits: AuditTerms
 
 
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
@@ -138,13 +141,15 @@ def _store(
     place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
     state = "surplus" if surplus else "buffered"
     connection.execute(sa.insert(rollouts).values(state=state, **place, **accepted))
+    node, claim_id, audits = NodeId(lease["node_id"]), accepted["claim_id"], judge.audits
+    escrow.admit(connection, node, claim_id, accepted["version"], terms=audits, now_ms=now_ms)
     lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
     continuation.forget(connection, [lease_id])
-    if not surplus:
+    if surplus:
+        continuation.settle(connection, [claim_id], now_ms=now_ms)
+        escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
+    else:
         lease_table.answered(connection, lease_id, lease["group_no"])
-        return
-    for claim_id in continuation.with_parts(connection, [accepted["claim_id"]]):
-        store.append(connection, Post(claim_id=claim_id), now_ms)
 
 
 def take_progress(
@@ -207,7 +212,7 @@ def _reject(
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
     if row is not None and lease_table.end_unanswered(connection, row, Event.REJECT, judge.terms, now_ms):
-        connection.execute(sa.update(leases).where(mine).values(code=error.code))
+        connection.execute(sa.update(leases).where(mine).values(code=error.code, said=str(error)[:500]))
 
 
 def _verdict(

@@ -6,7 +6,7 @@
 - A node holds no more open leases than two requests' worth, nor than `coordinator.sizing` says of it.
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
-- A node that stands by (`coordinator.activation`) gets none.
+- A node that stands by (`coordinator.activation`) gets none; nor does anybody while auditors are too far behind.
 - Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import continuation, publish, registry, sizing, stragglers
+from coordinator import continuation, publish, registry, sizing, standings, stragglers
 from coordinator.continuation import Told
 from coordinator.dispatch import admissible_groups, is_stale
 from coordinator.state import get_fact
@@ -47,6 +47,7 @@ RETRY_S: dict[Reason, float] = {
     "old_version": 1.0,
     "standby": 5.0,
     "budget": 10.0,
+    "audits": 1.0,
     "finished": 1.0,
 }
 """When to ask again, by why there was nothing."""
@@ -68,6 +69,10 @@ class Terms:
     """How many groups at most a second node gets, when a batch waits for no more than these."""
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
+    max_owner_share: float = 1.0
+    """Of what may be under way."""
+    audit_backlog_max: int = 512
+    """Claims that may wait for an auditor before no more are taken."""
 
     @property
     def held_max(self) -> int:
@@ -94,6 +99,7 @@ def offer(
 ) -> LeaseReply:
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
+    standings.require_allowed(connection, node)
     expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
@@ -117,6 +123,8 @@ def _how_many(
         return 0, "finished"
     if not registry.works(connection, node):
         return 0, "standby"
+    if standings.backlog(connection) >= terms.audit_backlog_max:
+        return 0, "audits"
     visible_update = connection.execute(
         sa.select(versions.c.policy_update).where(versions.c.version == message.version)
     ).scalar()
@@ -131,6 +139,13 @@ def _how_many(
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
     )
+    window = admissible_groups(
+        staleness=terms.staleness,
+        groups_per_update=terms.groups_per_update,
+        visible_update=visible_update,
+        issued_groups=learner_update * terms.groups_per_update,
+    )
+    admissible = min(admissible, _share_left(connection, node, window, terms.max_owner_share))
     if not admissible:
         return 0, "ahead" if message.version >= newest else "old_version"
     free_hands = _free_hands(connection, node, terms)
@@ -142,8 +157,8 @@ def _how_many(
     return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
 
 
-def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms, now_ms: int) -> bool:
-    """Move a lease by one event; False if the event is not possible in the state it is in."""
+def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
+    """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
     row = connection.execute(sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == lease_id)).first()
     after = TRANSITIONS.get((State(row.state), event)) if row else None
     if row is None or after is None:
@@ -152,7 +167,7 @@ def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms, n
     ended_ms = None if after in OPEN else now_ms
     if not connection.execute(sa.update(leases).where(here).values(state=after, ended_ms=ended_ms)).rowcount:
         return False
-    if after not in OPEN:
+    if terms is not None and after not in OPEN:
         _learn(connection, row.node_id, event, terms)
     return True
 
@@ -178,7 +193,7 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
     return skipped
 
 
-def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms, now_ms: int) -> bool:
+def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms | None, now_ms: int) -> bool:
     """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
     if row.surplus:
         return move(connection, row.lease_id, Event.CANCEL, terms, now_ms)
@@ -255,6 +270,15 @@ def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) 
     after = sizing.allowance_after(before, event, most=terms.held_max)
     if after != allowance:
         connection.execute(sa.update(nodes).where(here).values(lease_allowance=after))
+
+
+def _share_left(connection: sa.Connection, node: NodeId, window: int, share: float) -> int:
+    """How many more of the groups under way may be this owner's."""
+    if share >= 1:
+        return window
+    at_work = standings.owners_at_work(connection)
+    owner = standings.owner_of(connection, node)
+    return max(0, standings.share_of(window, share, len(at_work)) - at_work[owner])
 
 
 def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:

@@ -17,11 +17,15 @@ from typing import IO
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, publish
+from coordinator import broadcasts, lottery, publish
+from coordinator.audit import calibration
+from coordinator.audit.calibration import Calibration
+from coordinator.audit.trust import Rules
 from coordinator.config import Config
 from coordinator.files import write_durably
 from coordinator.intake import Judge
 from coordinator.leases import Draw, Terms
+from coordinator.lottery import AuditTerms
 from coordinator.mirror import open_mirror
 from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
@@ -72,6 +76,8 @@ class Round:
         self.operator_token = _open_token(self.folder)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
+        self.audits = _audit_terms(config, self.folder)
+        self.database.run_now(lottery.begin, self.audits, now_ms())
         self.roots = self.metadata.roots()
         self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
         self.publisher = Publisher(
@@ -105,6 +111,8 @@ class Round:
             newcomer_leases=config.leases.newcomer_leases,
             over_issue=config.leases.over_issue,
             hourly_budget_micros=config.fleet.budget_micros_per_hour,
+            max_owner_share=config.audit.max_owner_share,
+            audit_backlog_max=config.audit.backlog_max,
         )
 
     async def text(self) -> PolicyText:
@@ -128,7 +136,7 @@ class Round:
 
     async def judge(self) -> Judge:
         text = await self.text()
-        return Judge(self.round_id, self.terms, text.bounds, text.reward)
+        return Judge(self.round_id, self.terms, text.bounds, text.reward, self.audits)
 
     async def publish(self, publication: Publication) -> None:
         """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""
@@ -163,6 +171,10 @@ class Round:
             await asyncio.wait_for(published.wait(), patience_s)
         newest, _ = await self.database.run(publish.newest_version)
         return newest
+
+    def tolerances(self) -> Calibration:
+        """What this round's claims are judged by."""
+        return calibration.load(self.folder, self.metadata.root())
 
     async def renew_timestamp(self) -> None:
         """Sign a fresh timestamp; never while a version is being published."""
@@ -232,9 +244,33 @@ def _open_metadata(config: Config, folder: Path) -> SignedMetadata:
 
 def _open_token(folder: Path) -> str:
     path = folder / "operator.token"
+    _make_secret(path)
+    return path.read_text()
+
+
+def _audit_terms(config: Config, folder: Path) -> AuditTerms:
+    """What audits go by; their master key is made with the round."""
+    path = folder / "keys" / "audit.key"
+    _make_secret(path)
+    rules = Rules(
+        first_groups=config.audit.first_groups,
+        floor=config.audit.floor,
+        trusted_groups=config.audit.trusted_groups,
+        trusted_floor=config.audit.trusted_floor,
+        escrow_factor=config.audit.escrow_factor,
+    )
+    return AuditTerms(
+        master=bytes.fromhex(path.read_text()),
+        rules=rules,
+        epoch_groups=config.audit.epoch_groups,
+        timeout_ms=int(1000 * config.audit.timeout_s),
+        max_owner_share=config.audit.max_owner_share,
+    )
+
+
+def _make_secret(path: Path) -> None:
     if not path.exists():
         write_durably(path, secrets.token_hex(32).encode(), private=True)
-    return path.read_text()
 
 
 def _deposit(connection: sa.Connection, budget_micros: int, moment_ms: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, health, publish
+from coordinator import activation, broadcasts, health, publish, standings
 from coordinator.config import Config
 from coordinator.leases import latest_batch
 from coordinator.state import get_fact
@@ -46,6 +46,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         "rejected": _rejected(connection),
         "leases": _counts(connection, leases.c.state),
         "unfinished_by": _unfinished_by(connection),
+        "audit": standings.audited(connection),
         "budget_micros": store.balances(connection).get(BUDGET, 0),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),

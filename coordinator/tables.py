@@ -136,6 +136,7 @@ leases = sa.Table(
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
     sa.Column("surplus", sa.Boolean, nullable=False, default=False),  # its group was answered by another first
+    sa.Column("said", sa.String, nullable=False, default=""),  # the same in words, as the node was told
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
@@ -183,7 +184,7 @@ rollouts = sa.Table(
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused, surplus
+    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused, surplus, retracted
     sa.Column("batch", sa.Integer, nullable=True),
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
@@ -199,6 +200,56 @@ rejections = sa.Table(
     sa.Column("last_lease_id", sa.String, nullable=False),
     sa.Column("last_message", sa.String, nullable=False),
     sa.Column("last_ms", sa.BigInteger, nullable=False),
+)
+
+# What becomes of an accepted claim between its acceptance and its settlement.
+audits = sa.Table(
+    "audits",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("place", sa.BigInteger, nullable=False),  # among all claims of the owner
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False, index=True),
+    sa.Column("rate_ppm", sa.Integer, nullable=False),
+    sa.Column("why", sa.String, nullable=False, default=""),  # it is audited: drawn, learner, fault
+    sa.Column("finding", sa.String, nullable=True),  # pass, soft, hard, pardon; null while there is none
+    sa.Column("used", sa.Boolean, nullable=False, default=False),  # trained on, or not needed any more
+    sa.Column("settled", sa.Boolean, nullable=False, default=False),
+    sa.Column("taken_by", sa.String, nullable=False, default=""),  # the auditor that has it
+    sa.Column("taken_until_ms", sa.BigInteger, nullable=False, default=0),
+    sa.Column("tries", sa.Integer, nullable=False, default=0),
+    sa.Column("judged_ms", sa.BigInteger, nullable=True),
+    sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
+)
+WAITS = (audits.c.why != "") & audits.c.finding.is_(None) & ~audits.c.settled
+"""The claims that auditors have to look at."""
+# Almost every claim is settled, and almost none waits for an auditor.
+sa.Index("audits_open", audits.c.owner, audits.c.place, sqlite_where=~audits.c.settled)
+sa.Index("audits_waiting", audits.c.version, sqlite_where=WAITS)
+
+# How much each owner is trusted.
+trust = sa.Table(
+    "trust",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("accepted", sa.BigInteger, nullable=False),  # claims in all
+    sa.Column("claims", sa.BigInteger, nullable=False),  # this and the next three as in `coordinator.audit.trust`
+    sa.Column("groups", sa.BigInteger, nullable=False),
+    sa.Column("soft", sa.Integer, nullable=False),
+    sa.Column("hard", sa.Integer, nullable=False),
+    sa.Column("banned_ms", sa.BigInteger, nullable=True),
+)
+
+# The secrets that draw audits; what they are follows from the master key.
+epochs = sa.Table(
+    "epochs",
+    metadata,
+    sa.Column("epoch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("secret_digest", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),  # committed, drawing, over
+    sa.Column("claims", sa.BigInteger, nullable=False, default=0),
 )
 
 batches = sa.Table(

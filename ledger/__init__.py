@@ -3,10 +3,11 @@
 Glossary:
 
 - **micros**: a millionth of the round's unit of credit; every amount is an integer number of them.
-- **entry**: one thing that happened, as canonical bytes: a deposit, a pending credit, its post or its void.
+- **entry**: one thing that happened, as canonical bytes: a deposit, a pending credit, its post or its void; a version,
+  a verdict, the secret that drew the audits and the commitment to it.
 - **content hash**: the BLAKE3 hash of an entry's bytes, and its name.
 - **effect**: what an entry does that may be done only once: one deposit reference, one pending credit per claim,
-  one settlement per claim.
+  one settlement per claim, one commitment and one reveal per epoch.
 - **account**: `outside` (where deposits come from), `budget` (the operator's money still free),
   `pending:<node>` (credited, not yet settled), `payable:<node>` (validated, owed).
 - **claim**: one signed rollout that is paid for; absent → pending → posted or voided.

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, payable, pending
-from ledger.entry import DEPOSITS_MAX_MICROS, ClaimEntry, Deposit, Entry, Pending, Post, Version, Void
+from ledger.entry import DEPOSITS_MAX_MICROS, ClaimEntry, Deposit, Entry, Pending, Post, Reveal, Said, Void
 from protocol.ids import Digest, NodeId
 
 
@@ -22,13 +22,14 @@ class Outcome(StrEnum):
     """What became of an entry."""
 
     APPLIED = "applied"
-    ALREADY_APPLIED = "already_applied"  # the very same deposit, version or pending credit is in the book
+    ALREADY_APPLIED = "already_applied"  # the very same entry is in the book
     ALREADY_POSTED = "already_posted"  # the claim was posted before: a void now comes too late
     ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post now comes too late
     UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
     DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
-    CONFLICT = "conflict"  # the same reference, version or claim is in the book with other content
+    NOT_COMMITTED = "not_committed"  # a secret that is not the one that was committed to
+    CONFLICT = "conflict"  # the same effect is in the book with other content
 
 
 class ClaimState(StrEnum):
@@ -128,7 +129,7 @@ def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:
     """The new values of only what an entry changes; reads only its claim or effect and the accounts of its `route`."""
-    if isinstance(entry, Deposit | Version):
+    if isinstance(entry, Deposit | Said):
         return _once(state, entry)
     known = state.claims.get(entry.claim_id)
     if isinstance(entry, Pending) and known is not None and known.entry_hash != entry.content_hash:
@@ -183,11 +184,13 @@ def check(state: State) -> None:
         raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
 
 
-def _once(state: State, entry: Deposit | Version) -> tuple[State, Outcome]:
-    """Entries that belong to no claim: a deposit moves money, a version none."""
+def _once(state: State, entry: Deposit | Said) -> tuple[State, Outcome]:
+    """Entries that settle no claim: a deposit moves money, the others none."""
     known = state.once.get(entry.effect)
     if known is not None:
         return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
+    if isinstance(entry, Reveal) and state.once.get(entry.commitment.effect) != entry.commitment.content_hash:
+        return State(), Outcome.NOT_COMMITTED
     balances: dict[Account, int] = {}
     if isinstance(entry, Deposit):
         if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:

@@ -3,7 +3,7 @@
 - An entry's bytes are canonical MessagePack with its `kind` inside; its content hash is their BLAKE3 hash.
 - `effect` names what may happen only once. Post and Void of a claim share one: a claim is settled once.
 - A Pending carries tokens, price *and* amount, and is refused where they disagree: anyone can redo the sum.
-- An entry holds no time and no chance, so a retry makes the same bytes.
+- An entry holds no time and no chance, so a retry makes the same bytes. A secret is chance that came before its entry.
 """
 
 from functools import cached_property
@@ -24,6 +24,9 @@ CLAIM_MAX_TOKENS = limits.SAMPLES_MAX * limits.TOKENS_MAX
 
 DEPOSITS_MAX_MICROS = 2**62
 """Everything ever deposited: no other balance can exceed it, and it fits into 63 bits."""
+
+EPOCH_MAX = 2**40
+"""Epochs of audits; as with versions, nobody comes near."""
 
 MTOK = 1_000_000
 """Prices are per million tokens."""
@@ -47,6 +50,7 @@ def _named(node: NodeId) -> NodeId:
 
 NamedNode = Annotated[NodeId, AfterValidator(_named)]
 Reference = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,100}$")]
+Validator = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}/[0-9]{1,6}$")]
 ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
@@ -132,12 +136,61 @@ class Version(_Hashed):
         return f"version:{self.version}"
 
 
-ClaimEntry = Pending | Post | Void
-Entry = Deposit | Version | ClaimEntry
+class Commitment(_Hashed):
+    """The coordinator binds itself to the secret that will draw an epoch's audits, before any of its claims is here."""
 
-KINDS: dict[str, type[Deposit] | type[Version] | type[Pending] | type[Post] | type[Void]] = {
+    kind: Literal["commitment"] = "commitment"
+    epoch: int = Field(ge=1, le=EPOCH_MAX)
+    secret_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"commitment:{self.epoch}"
+
+
+class Reveal(_Hashed):
+    """The secret of an epoch that is over, and what was drawn with it: anybody can draw again."""
+
+    kind: Literal["reveal"] = "reveal"
+    epoch: int = Field(ge=1, le=EPOCH_MAX)
+    secret: bytes = Field(min_length=32, max_length=32)
+    draws_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"reveal:{self.epoch}"
+
+    @property
+    def commitment(self) -> Commitment:
+        """What must have been said before."""
+        return Commitment(epoch=self.epoch, secret_digest=chunks.digest(self.secret))
+
+
+class Verdict(_Hashed):
+    """What an audit of a claim found, and the digest of the evidence that was kept; moves nothing."""
+
+    kind: Literal["verdict"] = "verdict"
+    claim_id: Hex64
+    outcome: Literal["pass", "soft", "hard", "pardon"]
+    validator: Validator
+    evidence_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"verdict:{self.claim_id}"
+
+
+ClaimEntry = Pending | Post | Void
+Said = Version | Commitment | Reveal | Verdict
+"""What is said once and moves nothing."""
+Entry = Deposit | Said | ClaimEntry
+
+KINDS: dict[str, type[Entry]] = {
     "deposit": Deposit,
     "version": Version,
+    "commitment": Commitment,
+    "reveal": Reveal,
+    "verdict": Verdict,
     "pending": Pending,
     "post": Post,
     "void": Void,

@@ -23,7 +23,7 @@ from ledger.accounts import BUDGET, OUTSIDE, Account, payable, pending
 from ledger.book import BookBroken, Claim, ClaimState, Outcome, State
 from ledger.checkpoint import Checkpoint, Sign
 from ledger.checkpoint import sign as sign_checkpoint
-from ledger.entry import Deposit, Entry, Pending, Version, parse
+from ledger.entry import Deposit, Entry, Pending, Reveal, Said, parse
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
 from ledger.proof import Proven
@@ -281,9 +281,10 @@ def _head(conn: sa.Connection, by: int) -> int:
 
 def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     """The part of the book that `book.step` reads for these entries."""
-    effects = [entry.effect for entry in entries if isinstance(entry, Deposit | Version)]
+    effects = [entry.effect for entry in entries if isinstance(entry, Deposit | Said)]
+    effects += [entry.commitment.effect for entry in entries if isinstance(entry, Reveal)]
     once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
-    of_claims = [entry for entry in entries if not isinstance(entry, Deposit | Version)]
+    of_claims = [entry for entry in entries if not isinstance(entry, Deposit | Said)]
     claims = {
         row.claim_id: Claim(
             NodeId(row.node_id), ClaimState(row.state), row.amount_micros, row.tokens, Digest(row.entry_hash)

@@ -97,6 +97,12 @@ class UnknownNode(SwarmError):
     code, http_status, fault = "unknown_node", 403, "node"
 
 
+class OwnerBanned(SwarmError):
+    """Audits have found two rollouts of this owner's that no honest node could have produced."""
+
+    code, http_status, fault = "owner_banned", 403, "node"
+
+
 class PriceTooHigh(SwarmError):
     """The node's price is above what this round pays."""
 

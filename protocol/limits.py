@@ -104,6 +104,15 @@ REACHED_AGO_MAX_S = 86_400
 TRANSFER_MAX_BYTES = 2**50
 """A petabyte moved by one agent since it started; the sum of thousands of such counters still fits into 64 bits."""
 
+AUDIT_CASES_MAX = 64
+"""Cases that one auditor takes at once: a killed auditor delays no more than these."""
+
+AUDIT_REPORT_MAX_BYTES = 64 * KIB
+"""Evidence on one claim: a few findings of eight positions each."""
+
+EXPLANATIONS_MAX = 20
+"""Leases explained at once: more than a person reads."""
+
 CLOCK_SKEW_MAX_S = 90
 """How far a node's clock may differ; a nonce is remembered for twice as long."""
 

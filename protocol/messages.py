@@ -108,9 +108,9 @@ class LeaseRequest(Message):
     """Whether its engine can go on where another stopped."""
 
 
-Reason = Literal["", "ahead", "busy", "old_version", "standby", "budget", "finished"]
+Reason = Literal["", "ahead", "busy", "old_version", "standby", "budget", "audits", "finished"]
 """Why there is no work: enough is under way for the newest version; this node holds as many leases as it may; this
-version gives no more; others do it for less; no money; the end."""
+version gives no more; others do it for less; no money; too much waits for an audit; the end."""
 
 
 class LeaseReply(Message):

@@ -12,6 +12,7 @@ from typing import TypeVar
 import httpx
 
 from protocol import canonical, limits
+from protocol.auditing import Explanations, Why
 from protocol.errors import SwarmError, Unreachable
 from protocol.message import Message
 from protocol.messages import (
@@ -81,6 +82,10 @@ class Coordinator:
         """Say that a version is here, and who sent it."""
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
+
+    async def why(self, message: Why) -> Explanations:
+        """What became of this node's leases."""
+        return await self._call("/v1/verdicts", message, Explanations)
 
     async def origins(self) -> OriginList:
         """Where chunks and documents can be had besides the coordinator."""

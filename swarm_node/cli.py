@@ -200,6 +200,35 @@ def bench(
         )
 
 
+@app.command(epilog="Exit codes: 0 told, 1 failed, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.")
+def why(
+    join_string: Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")],
+    lease: Annotated[str, typer.Argument(help="A lease or claim of this node; without, its last ones.")] = "",
+    home: Annotated[Path, typer.Option(help="The node's folder.")] = DEFAULT_HOME,
+    replay: Annotated[bool, typer.Option("--replay", help="Repeat the audit of this lease here; needs torch.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Tell what became of this node's leases, and by what evidence; and check the evidence on this machine."""
+    import trio
+
+    from swarm_node import identity
+    from swarm_node import join_string as joining
+    from swarm_node import why as asking
+
+    if replay and not lease:
+        raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
+    join = joining.parse(join_string)
+    found = trio.run(asking.ask, join, identity.load_or_create(home / "node.key").key, lease)
+    for explanation in found.explanations:
+        if as_json:
+            told = explanation.model_dump(exclude={"lease", "rollout", "report"})
+            typer.echo(json.dumps(told | {"report": asking.evidence(explanation)}))
+        else:
+            typer.echo("\n".join(asking.lines(explanation)))
+    if replay:
+        raise typer.Exit(asking.replay(join, home, found))
+
+
 @app.command()
 def seed(
     blobs: Annotated[Path, typer.Option(help="Folder of chunks, as a coordinator or a node keeps it.")],

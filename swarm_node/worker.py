@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import trio
 
-from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError, Unreachable
+from protocol.errors import DiskFull, EngineFailed, LeaseClosed, OwnerBanned, SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.lease import Lease
 from protocol.messages import LeaseRequest, Reason, ReturnLeases
@@ -51,6 +51,7 @@ FULL_DISK_PAUSE_S = 5.0
 NO_WORK: dict[Reason, str] = {
     "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
     "budget": "the round's budget is used up, or that of this hour",
+    "audits": "the coordinator's auditors are behind; work goes on when they have caught up",
 }
 """What the owner should know; the other reasons pass by themselves."""
 
@@ -129,6 +130,8 @@ class Worker:
                     self._pause(FULL_DISK_PAUSE_S)
                 except Unreachable:  # the heartbeat tells the owner
                     self._pause(1.0)
+                except OwnerBanned:
+                    raise
                 except SwarmError as error:
                     self._say_once(error, "no work")
                     self._pause(1.0)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import activation, batches, publish
+from coordinator import activation, batches, escrow, lottery, publish
 from coordinator.api.http import body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
@@ -96,6 +96,7 @@ async def batch(request: web.Request) -> web.Response:
             int(request.match_info["number"]),
             size=here.config.learner.groups_per_update,
             staleness=here.config.staleness.max_updates,
+            audits=here.audits,
             now_ms=now_ms(),
         )
         if found is not None:
@@ -112,7 +113,7 @@ async def batch(request: web.Request) -> web.Response:
 async def report(request: web.Request) -> web.Response:
     here = require_operator(request)
     message = Report.from_bytes(await body(request))
-    await here.database.run(batches.report, message, now_ms=now_ms())
+    await here.database.run(batches.report, message, audits=here.audits, now_ms=now_ms())
     return web.Response(status=204)
 
 
@@ -135,12 +136,16 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/finish")
 async def finish(request: web.Request) -> web.Response:
-    """The last update is reported: no more leases, and what is still pending is settled."""
+    """The last update is reported: no more leases, and what is still pending is settled, or audited first."""
     here = require_operator(request)
 
     def end(connection: sa.Connection) -> None:
+        if get_fact(connection, "finished", False):
+            return
         set_fact(connection, "finished", True)
-        batches.settle_leftovers(connection, now_ms=now_ms())
+        batches.release_leftovers(connection, audits=here.audits, now_ms=now_ms())
+        lottery.end(connection, here.audits, now_ms())
+        escrow.settle_all(connection, here.audits, now_ms())
 
     await here.database.run(end)
     return web.Response(status=204)

@@ -1,13 +1,17 @@
 """What nodes call: register, beat, lease, submit, return, and ask whom to fetch from."""
 
+import asyncio
+
 import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import batches, broadcasts, intake, leases, links, publish, registry
 from coordinator.api.http import ROUND, act, reply
+from coordinator.explain import explain
 from coordinator.intake import Judge
 from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
+from protocol.auditing import Why
 from protocol.ids import NodeId
 from protocol.messages import (
     Fetched,
@@ -97,6 +101,15 @@ async def submit(request: web.Request) -> web.Response:
     return reply(SubmissionReply(verdicts=verdicts))
 
 
+@routes.post("/v1/verdicts")
+async def verdicts(request: web.Request) -> web.Response:
+    """What became of this node's leases, and by what evidence."""
+    here = request.app[ROUND]
+    tolerances = await asyncio.to_thread(here.tolerances)
+    context = {"tolerance": here.config.audit.tolerance, "tolerances": tolerances.model_dump_json().encode()}
+    return reply(await act(request, Why, explain, **context))
+
+
 @routes.post("/v1/plan")
 async def plan(request: web.Request) -> web.Response:
     """This node's part of the plan for the newest version."""
@@ -157,5 +170,5 @@ def _take_all(
     verdicts = tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)
     if get_fact(connection, "finished", False):
         # Leased before the round ended, and no report will come to settle it.
-        batches.settle_leftovers(connection, now_ms=now_ms)
+        batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)
     return verdicts

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import publish, summary
+from coordinator import publish, standings, summary
 from coordinator.api.http import ROUND, reply, reply_json
 from coordinator.mirror import IMMUTABLE
 from coordinator.round import now_ms
@@ -30,10 +30,15 @@ _OWN_CODE_ONLY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inli
 
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
-    """Who earned what, by the first `ledger_size` entries of the ledger."""
+    """Who earned what, by the first `ledger_size` entries of the ledger, and how much each owner is trusted."""
+    rules = request.app[ROUND].audits.rules
 
     def read(connection: sa.Connection) -> dict[str, Any]:
-        return {"ledger_size": store.size(connection), "nodes": summary.leaderboard(connection)}
+        return {
+            "ledger_size": store.size(connection),
+            "nodes": summary.leaderboard(connection),
+            "owners": standings.shown(connection, rules),
+        }
 
     return reply_json(await request.app[ROUND].database.run(read))
 

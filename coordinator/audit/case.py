@@ -9,8 +9,10 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -23,13 +25,15 @@ from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
 from coordinator.tables import leases, rollouts
 from protocol import chunks, limits
+from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed, TokensInvalid
-from protocol.ids import Hex64
 from protocol.lease import Lease
 from protocol.manifest import Sampler
-from protocol.message import Message
 from protocol.rollout import PolicyBounds, RolloutClaim, unpack_tokens
 from protocol.signing import open_envelope
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FILE = "case"
 POLICIES = "policies"
@@ -42,16 +46,6 @@ CONFIG_MAX_BYTES = limits.MIB
 
 NEIGHBOURS_MAX = 17
 """Versions that a claim is compared with, each of them loaded: as many before it as an export may have, one after."""
-
-
-class CaseFile(Message):
-    """What a case folder holds beside the policies."""
-
-    round_id: Hex64
-    lease: bytes
-    rollout: bytes
-    """The envelope that the node signed."""
-    sampler: Sampler
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,11 @@ class RoundArchive:
     def close(self) -> None:
         self._engine.dispose()
 
+    def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """An effect that changes nothing, on the store."""
+        with self._engine.connect() as connection:
+            return effect(connection, *args, **kwargs)
+
     def claims_of(self, node: str) -> list[str]:
         """The accepted claims of a node, the newest first."""
         query = sa.select(rollouts.c.claim_id).where(rollouts.c.node_id == node).order_by(rollouts.c.accepted_ms.desc())
@@ -107,12 +106,15 @@ class RoundArchive:
             row = connection.execute(query).first()
         if row is None:
             raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
-        manifest = self._publisher.manifest(row.version)
-        if manifest is None:
+        sampler = self.sampler(row.version)
+        if sampler is None:
             raise AuditFailed(f"The manifest of version {row.version} is gone.")
-        return CaseFile(
-            round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=manifest.sampler
-        )
+        return CaseFile(round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=sampler)
+
+    def sampler(self, version: int) -> Sampler | None:
+        """How a version is to be sampled; None if its manifest is gone."""
+        manifest = self._publisher.manifest(version)
+        return manifest.sampler if manifest else None
 
     def write_policy(self, version: int, folder: Path) -> bool:
         """Make a version's folder from its chunks; false if they are not kept any more."""
@@ -137,7 +139,7 @@ class RoundArchive:
         policy = policies / str(Lease.from_bytes(file.lease).version)
         if not policy.exists() and not self.write_policy(int(policy.name), policy):
             return None
-        return _opened(file, policy, [])
+        return opened(file, policy, [])
 
     def export(self, claim_id: str, folder: Path, *, neighbours: int) -> None:
         """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
@@ -168,10 +170,10 @@ def open_case(folder: Path) -> Case:
     neighbours = sorted({int(name) for name in names} - {lease.version})
     if len(neighbours) > NEIGHBOURS_MAX:
         raise AuditFailed(f"{folder} compares with {len(neighbours)} versions; {NEIGHBOURS_MAX} are enough.")
-    return _opened(file, policy, neighbours)
+    return opened(file, policy, neighbours)
 
 
-def _opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
+def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     """A case whose signature was checked."""
     signed = open_envelope("rollout", file.rollout)
     lease = Lease.from_bytes(file.lease)

@@ -11,16 +11,14 @@
 
 import logging
 import math
-import os
 import shutil
-import sys
-import threading
 import time
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
+from coordinator.children import leave_with_parent
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.embedded import make_policy
@@ -40,7 +38,7 @@ groups at the demo's lag stay below 1, but for one in thousands at 2.2; tokens t
 
 def run(config: Config) -> None:
     """Train until the round has all its updates."""
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    leave_with_parent()
     torch.set_num_threads(config.learner.threads)
     token = (config.round.directory / "operator.token").read_text()
     client = CoordinatorClient(f"http://{config.round.listen}", token)
@@ -179,11 +177,3 @@ class Learner:
                 accuracy_after=accuracy_after,
             )
         )
-
-
-def _exit_with_parent() -> None:
-    """The coordinator holds our standard input open; when it ends, nobody wants the next update."""
-    # A plain read: the interpreter may end while it waits, and a buffered one would hold a lock.
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os._exit(0)

@@ -41,6 +41,9 @@ SETTINGS = [
     "sampling.max_new_tokens=6",
     "publish.chunk_size_bytes=1024",
     "leases.newcomer_leases=16",
+    "audit.first_groups=0",
+    "audit.floor=0",
+    "audit.trusted_floor=0",
 ]
 
 

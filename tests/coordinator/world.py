@@ -1,6 +1,7 @@
 """A round's store with everything around it that is not under test: deterministic, on a real SQLite file.
 
 - Time stands still until a test moves `now_ms`; lease ids and seeds count upwards.
+- Nothing is audited unless a test says so, or the learner suspects it.
 - Tokens mean themselves: an honest completion of group g is `[g + 10, END]`, and the reward is 1 for exactly that.
 """
 
@@ -14,14 +15,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, intake, leases, publish, registry, tables
+from coordinator import batches, casework, intake, leases, lottery, publish, registry, tables
+from coordinator.audit.trust import Finding, Rules
 from coordinator.intake import Judge
 from coordinator.leases import Draw, Terms
+from coordinator.lottery import AuditTerms
 from coordinator.state import Database
 from ledger import store
 from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
+from protocol.auditing import Cases, Judged
 from protocol.chunks import digest
 from protocol.fragment import Fragment, Part
 from protocol.ids import NodeId
@@ -51,6 +55,8 @@ MAX_COST = SAMPLES * MAX_NEW
 """Micro-units of the dearest answer to one lease."""
 
 HONEST_TOKENS = 2 * SAMPLES
+
+NO_AUDITS = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
 
 
 def reward(prompt: list[int], completion: list[int]) -> float:
@@ -94,6 +100,8 @@ class World:
         hourly_budget_micros: int = 0,
         newcomer_leases: int = 64,
         over_issue: int = 0,
+        rules: Rules = NO_AUDITS,
+        epoch_groups: int = 256,
     ) -> None:
         self.path = folder / "state.db"
         self.path.write_bytes(empty_store())
@@ -110,13 +118,15 @@ class World:
             over_issue=over_issue,
             hourly_budget_micros=hourly_budget_micros,
         )
-        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
+        self.audits = AuditTerms(bytes(32), rules, epoch_groups=epoch_groups)
+        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward, self.audits)
         self._numbers = count(1)
         self.draw = Draw(
             prompt=lambda group: [group + 10],
             lease_id=lambda: f"{next(self._numbers):032x}",
             seed=self._numbers.__next__,
         )
+        self.run(lottery.begin, self.audits, 0)
         if budget_micros:
             self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
 
@@ -183,13 +193,14 @@ class World:
             number,
             size=self.terms.groups_per_update,
             staleness=self.terms.staleness,
+            audits=self.audits,
             now_ms=self.now_ms,
         )
         return batch
 
     def report(self, number: int, mismatched: Sequence[str] = ()) -> bool:
         message = Report(number=number, mismatched=tuple(mismatched), metrics={}, idle_s=1.0, busy_s=3.0)
-        settled: bool = self.run(batches.report, message, now_ms=self.now_ms)
+        settled: bool = self.run(batches.report, message, audits=self.audits, now_ms=self.now_ms)
         return settled
 
     def train(self, number: int) -> Batch:
@@ -198,6 +209,21 @@ class World:
         assert batch is not None
         self.report(number)
         return batch
+
+    def release_leftovers(self) -> int:
+        left: int = self.run(batches.release_leftovers, audits=self.audits, now_ms=self.now_ms)
+        return left
+
+    def take_cases(self, auditor: str = "auditor", at_most: int = 64) -> list[str]:
+        """The claims that an auditor is given."""
+        taken: Cases = self.run(casework.take, auditor, at_most, terms=self.audits, now_ms=self.now_ms)
+        return [case.claim_id for case in taken.cases]
+
+    def find(self, claim_id: str, finding: Finding = "pass") -> bool:
+        """What an auditor says of a claim; False if it was not waited for."""
+        verdict = Judged(claim_id=claim_id, finding=finding, validator="replay/1", report=b"{}")
+        counted: int = self.run(casework.bring, (verdict,), terms=self.audits, now_ms=self.now_ms)
+        return bool(counted)
 
     def tighten(self, staleness: int) -> None:
         """What an operator does who restarts the round with a smaller S."""

@@ -10,7 +10,7 @@ from ledger import book
 from ledger.accounts import BUDGET, OUTSIDE, payable, pending
 from ledger.book import TRANSITIONS, BookBroken, ClaimState, Outcome, State
 from ledger.entry import DEPOSITS_MAX_MICROS, KINDS, Entry
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from tests.ledger.values import claim, commitment, credit, deposit, node, post, reveal, verdict, version, void
 
 EVENTS: dict[str, Entry] = {"pending": credit(1), "post": post(1), "void": void(1)}
 
@@ -33,7 +33,7 @@ def after(*entries: Entry) -> State:
 
 
 def test_the_table_is_complete() -> None:
-    claim_kinds = KINDS.keys() - {"deposit", "version"}
+    claim_kinds = KINDS.keys() - {"deposit", "version", "commitment", "reveal", "verdict"}
     assert set(TRANSITIONS) == set(itertools.product(ClaimState, claim_kinds))
 
 
@@ -116,6 +116,24 @@ def test_a_version_is_noted_once_and_moves_nothing() -> None:
     assert before.balances == after(deposit(1_000)).balances
     assert book.apply(before, version(1)) == (before, Outcome.ALREADY_APPLIED)
     assert book.apply(before, version(1, manifest="b")) == (before, Outcome.CONFLICT)
+
+
+def test_only_the_secret_that_was_committed_to_is_revealed_and_once() -> None:
+    assert book.step(after(), reveal(1)) == (State(), Outcome.NOT_COMMITTED)
+    before = after(commitment(1), commitment(2, b"\1" * 32))
+    assert book.apply(before, reveal(1, b"\1" * 32)) == (before, Outcome.NOT_COMMITTED)
+    assert book.apply(before, reveal(2)) == (before, Outcome.NOT_COMMITTED)
+    shown = after(commitment(1), reveal(1))
+    assert book.apply(shown, reveal(1)) == (shown, Outcome.ALREADY_APPLIED)
+    assert book.apply(before, commitment(1, b"\2" * 32)) == (before, Outcome.CONFLICT)
+
+
+def test_a_verdict_is_said_once_and_moves_nothing() -> None:
+    before = after(deposit(1_000), credit(1))
+    judged, outcome = book.apply(before, verdict(1))
+    assert (outcome, judged.balances, judged.claims) == (Outcome.APPLIED, before.balances, before.claims)
+    other = verdict(1).model_copy(update={"outcome": "hard"})
+    assert book.apply(judged, other) == (judged, Outcome.CONFLICT)
 
 
 def test_fold_goes_on_where_another_ended_and_leaves_that_as_it_was() -> None:

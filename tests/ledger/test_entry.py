@@ -18,10 +18,13 @@ from ledger.entry import (
 )
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from tests.ledger.values import claim, commitment, credit, deposit, node, post, reveal, verdict, version, void
 
-ONE_OF_EACH: list[Entry] = [deposit(5), credit(1), post(1), void(1), version(1)]
-FROZEN = ["878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e"]
+ONE_OF_EACH: list[Entry] = [deposit(5), credit(1), post(1), void(1), version(1), commitment(1), reveal(1), verdict(1)]
+FROZEN = [
+    "878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e",
+    "fe10e1b9077c10ed", "9ac9f080e791e281", "bf88c207ae3887d9",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", ONE_OF_EACH, ids=lambda entry: entry.kind)

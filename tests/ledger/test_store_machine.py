@@ -21,19 +21,21 @@ from ledger import book, store
 from ledger.accounts import BUDGET
 from ledger.book import Outcome, State
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import ClaimEntry, Deposit, Entry, Pending, Post, Version, Void, parse
+from ledger.entry import ClaimEntry, Deposit, Entry, Pending, Post, Reveal, Said, Void, parse
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound
 from tests.ledger import naive_tree
 from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from tests.ledger.values import claim, commitment, credit, deposit, node, post, reveal, verdict, version, void
 
 SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """No limit by the clock: a machine may be busy."""
 
 NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
+
+SECRETS = [bytes(32), b"\1" * 32]
 
 ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(deposit, st.sampled_from([1, 500, 2_000]), st.sampled_from(["wire-1", "wire-2", "wire-3"])),
@@ -43,6 +45,9 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(post, NUMBERS),
     st.builds(void, NUMBERS, st.sampled_from(["stale", "replay_mismatch"])),
     st.builds(version, st.integers(1, 3), manifest=st.sampled_from("ab")),
+    st.builds(commitment, st.integers(1, 2), st.sampled_from(SECRETS)),
+    st.builds(reveal, st.integers(1, 2), st.sampled_from(SECRETS)),
+    st.builds(verdict, NUMBERS),
 )
 
 
@@ -69,7 +74,9 @@ class Auditor:
 
     def allows(self, entry: Entry) -> bool:
         """Whether an honest clerk would book it."""
-        if isinstance(entry, Deposit | Version):
+        if isinstance(entry, Reveal) and entry.commitment not in self.happened:
+            return False
+        if isinstance(entry, Deposit | Said):
             return not any(old.effect == entry.effect for old in self.happened)
         same = [old for old in self.happened if isinstance(old, ClaimEntry) and old.claim_id == entry.claim_id]
         if isinstance(entry, Pending):

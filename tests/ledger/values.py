@@ -1,7 +1,7 @@
 """Short names for entries that tests write often."""
 
-from ledger.entry import Deposit, Pending, Post, Version, Void, amount
-from protocol import ids
+from ledger.entry import Commitment, Deposit, Pending, Post, Reveal, Verdict, Version, Void, amount
+from protocol import chunks, ids
 from protocol.ids import NodeId
 
 PRICE_MICROS_PER_MTOK = 3_000_000
@@ -32,6 +32,18 @@ def credit(number: int, *, of: int = 1, tokens: int = 100, price: int = PRICE_MI
 
 def version(number: int, *, manifest: str = "a") -> Version:
     return Version(version=number, manifest_digest=manifest * 64)
+
+
+def commitment(epoch: int, secret: bytes = bytes(32)) -> Commitment:
+    return Commitment(epoch=epoch, secret_digest=chunks.digest(secret))
+
+
+def reveal(epoch: int, secret: bytes = bytes(32)) -> Reveal:
+    return Reveal(epoch=epoch, secret=secret, draws_digest="d" * 64)
+
+
+def verdict(number: int) -> Verdict:
+    return Verdict(claim_id=claim(number), outcome="pass", validator="replay/1", evidence_digest="e" * 64)
 
 
 def post(number: int) -> Post:

@@ -76,7 +76,7 @@ def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0
     """Take leases of a version and answer them with the shipped engine; a liar draws from another seed."""
     problems = task(round_.config.task.name, seed=0)
     text = PolicyText(lambda name: round_.publisher.read_file(version, name), problems, NEW_TOKENS)
-    judge = Judge(round_.round_id, 4, text.bounds, text.reward)
+    judge = Judge(round_.round_id, 4, text.bounds, text.reward, round_.audits)
     message = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="")
     round_.database.run_now(registry.register, key.node_id, message, max_price=10, now_ms=1)
     numbers = count(10**6 * lie)

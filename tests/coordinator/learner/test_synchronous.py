@@ -19,8 +19,8 @@ from tests.coordinator.world import MAX_NEW, SAMPLES, World, answer, fragment
 
 UPDATES, SIZE = 3, 2
 TOLERANCE = 1e-4
-"""A hundredth of one step: AdamW makes rounding visible where a gradient is nearly zero, and a prefix is computed in one
-piece where the other engine drew its tokens one by one."""
+"""A hundredth of one step: AdamW makes rounding visible where a gradient is nearly zero, and a prefix is computed in
+one piece where the other engine drew its tokens one by one."""
 
 SETTINGS = TrainSettings(learning_rate=1e-2, ramp_updates=1)
 

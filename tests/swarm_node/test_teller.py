@@ -31,7 +31,8 @@ class World:
 
     def __init__(self) -> None:
         self.told: list[LeaseProgress] = []
-        self.takes, self.away, self.gone = True, False, ()
+        self.takes, self.away = True, False
+        self.gone: tuple[str, ...] = ()
         self.teller = Teller(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
         self.teller.begin(LEASE)
 

@@ -104,6 +104,15 @@ TRANSFER_MAX_BYTES = 2**50
 CLOCK_SKEW_MAX_S = 90
 """How far a node's clock may differ; a nonce is remembered for twice as long."""
 
+STATEMENT_MAX_BYTES = 1 * KIB
+"""An owner's signed word: two keys, a number, an address."""
+
+STATEMENT_NUMBER_MAX = 2**53
+"""Owners number their statements by the milliseconds of their clocks; JSON's integers hold it."""
+
+ADDRESS_MAX_CHARS = 200
+"""Where an owner is paid: no account number of any kind is that long."""
+
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""
 

@@ -212,8 +212,8 @@ def check(state: State) -> None:
     """Assert conservation over a whole book: nothing was made, nothing was lost."""
     owed: dict[Account, int] = {}
     for claim in state.claims.values():
-        for account, sign in _STANDS_IN[claim.state]:
-            mine = account(claim.node_id)
+        for account_of, sign in _STANDS_IN[claim.state]:
+            mine = account_of(claim.node_id)
             owed[mine] = owed.get(mine, 0) + sign * claim.amount_micros
     for account in owed.keys() | state.balances.keys():
         balance = state.balance(account)

@@ -113,6 +113,12 @@ STATEMENT_NUMBER_MAX = 2**53
 ADDRESS_MAX_CHARS = 200
 """Where an owner is paid: no account number of any kind is that long."""
 
+STATEMENTS_MAX = 1_000
+"""Addresses of one owner in a round: a change a day for three years, and nobody fills the disk with them."""
+
+EARNINGS_NODES_MAX = 1_000
+"""Nodes listed in one answer about earnings; the total counts them all."""
+
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""
 

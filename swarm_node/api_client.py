@@ -31,6 +31,7 @@ from protocol.messages import (
     seal_request,
 )
 from protocol.origin import OriginList
+from protocol.owner import Earnings, EarningsRequest, StatementReply
 from protocol.signing import NodeKey
 from swarm_node.origin import COORDINATORS, PLAIN, Origin, read_at_most
 
@@ -76,6 +77,14 @@ class Coordinator:
         """Say that a version is here, and who sent it."""
         envelope = self._key.seal("receipt", receipt.to_bytes())
         return await self._call("/v1/fetched", Fetched(receipt=envelope), HeartbeatReply)
+
+    async def earnings(self) -> Earnings:
+        """What the node's owner has earned."""
+        return await self._call("/v1/earnings", EarningsRequest(), Earnings)
+
+    async def state(self, statement: bytes) -> StatementReply:
+        """Deliver what an owner has signed."""
+        return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
 
     async def origins(self) -> OriginList:
         """Where chunks and documents can be had besides the coordinator."""

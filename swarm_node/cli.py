@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
-from swarm_node import cli_ledger
+from swarm_node import cli_keys, cli_ledger
 from swarm_node.cli_ledger import DEFAULT_HOME
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_ledger.app, name="ledger")
+app.add_typer(cli_keys.app, name="keys")
+app.command(epilog=cli_keys.EXIT_CODES)(cli_keys.earnings)
 
 
 class Device(StrEnum):
@@ -54,6 +56,7 @@ def join(
     listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
+    owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
@@ -64,7 +67,7 @@ def join(
     import trio
 
     from swarm_node import app as agent
-    from swarm_node import identity, member
+    from swarm_node import delegation, identity, member
     from swarm_node import join_string as joining
     from swarm_node.engine.client import default_command
 
@@ -79,6 +82,7 @@ def join(
             price_micros_per_mtok=price,
             listen=listen,
             advertise=advertise,
+            delegation=delegation.kept(home, me, owner),
         ),
         groups_per_request=groups,
         engine_command=default_command(threads, device.value, dtype.value),

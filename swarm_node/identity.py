@@ -11,6 +11,9 @@ from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
 from swarm_node.disk import full_disk_named, sync_folder
 
+FILE = "node.key"
+"""In a node's home."""
+
 
 @dataclass(frozen=True)
 class Identity:

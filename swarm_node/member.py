@@ -49,6 +49,8 @@ class Settings:
     advertise: str = ""
     share: bool = True
     """Whether others are told where to fetch from this node."""
+    delegation: bytes | None = None
+    """Its owner's word that it works for them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
     folder = round_folder(settings.home, settings.join)
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
     host_name, _, port = settings.listen.rpartition(":")
-    with _only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         log.info("node started id=%s home=%s", me.key.node_id, settings.home)
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
@@ -108,7 +110,8 @@ async def cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope)
 
 
 @contextmanager
-def _only_agent(home: Path) -> Iterator[None]:
+def only_agent(home: Path) -> Iterator[None]:
+    """Nobody else uses this home until the end."""
     with (home / "agent.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -134,7 +134,11 @@ def test_what_is_only_noted_moves_nothing_and_means_one_thing(entry: Entry) -> N
     before = after(deposit(1_000), entry)
     assert before.balances == after(deposit(1_000)).balances
     assert book.apply(before, entry) == (before, Outcome.ALREADY_APPLIED)
-    other = {"version": version(1, manifest="b"), "owner": owner_act(1, digest="f"), "payout_batch": batch(1, root="f")}
+    other: dict[str, Entry] = {
+        "version": version(1, manifest="b"),
+        "owner": owner_act(1, digest="f"),
+        "payout_batch": batch(1, root="f"),
+    }
     assert book.apply(before, other[entry.kind]) == (before, Outcome.CONFLICT)
 
 

@@ -24,10 +24,9 @@ from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import ClaimEntry, Deposit, Entry, OnceEntry, Paid, Payout, Pending, Post, Void, parse
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound
-from tests.ledger import naive_tree
+from tests.ledger import naive_tree, values
 from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
-from tests.ledger import values
 from tests.ledger.values import claim, credit, deposit, node, owner_act, payout, post, version, void
 
 SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,7 +90,9 @@ class Auditor:
             return not same and self.budget() >= entry.amount_micros
         if isinstance(entry, Payout):
             owed = {number: self.owes(number) for number in (1, 2)}
-            return not same and any(entry.node_id == node(number) and owed[number] >= entry.amount_micros for number in owed)
+            return not same and any(
+                entry.node_id == node(number) and owed[number] >= entry.amount_micros for number in owed
+            )
         return len(same) == 1
 
 

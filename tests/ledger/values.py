@@ -43,9 +43,7 @@ def void(number: int, reason_code: str = "replay_mismatch") -> Void:
 
 
 def owner_act(number: int, *, owner: int = 9, of: int = 1, digest: str = "d") -> OwnerAct:
-    return OwnerAct(
-        owner=node(owner), number=number, act="delegation", node_id=node(of), statement_digest=digest * 64
-    )
+    return OwnerAct(owner=node(owner), number=number, act="delegation", node_id=node(of), statement_digest=digest * 64)
 
 
 def batch(number: int, *, micros: int = 300, root: str = "e") -> PayoutBatch:

@@ -47,17 +47,22 @@ class Chain:
             raise PayoutFailed(f"The chain's node refuses {method}: {str(said)[:300]}")
         return reply["result"]
 
+    def close(self) -> None:
+        self._client.close()
+
     def transact(self, data: str, to: str | None = None) -> str:
         """Sign and send a transaction; its hash."""
         sender = self._account.address
         target = {"to": to} if to else {}
         gas = int(self.ask("eth_estimateGas", {"from": sender, "data": data, **target}), 16)
+        price = int(self.ask("eth_gasPrice"), 16) * GAS_PRICE_PERCENT // 100
         signed = self._account.sign_transaction(
             {
                 **target,
                 "data": data,
                 "gas": gas,
-                "gasPrice": int(self.ask("eth_gasPrice"), 16) * GAS_PRICE_PERCENT // 100,
+                "maxFeePerGas": price,
+                "maxPriorityFeePerGas": min(price, int(self.ask("eth_maxPriorityFeePerGas"), 16)),
                 "nonce": int(self.ask("eth_getTransactionCount", sender, "pending"), 16),
                 "chainId": int(self.ask("eth_chainId"), 16),
                 "value": 0,
@@ -73,6 +78,9 @@ class Evm:
         self._chain = chain
         self._contract = contract
         self._confirmations = confirmations
+
+    def close(self) -> None:
+        self._chain.close()
 
     def send(self, batch: Batch) -> str:
         terms = _words(batch.root, len(batch.payees), batch.amount_micros)

@@ -90,6 +90,8 @@ def settle(
         row, batch = database.run_now(payouts.load, number, round_id)
         if row.rail != config.payouts.rail:
             raise ConfigInvalid(f"Batch {number} is for rail {row.rail}.", hint=f"Use --set payouts.rail={row.rail}.")
+        if reference and row.reference not in (None, reference):
+            raise ConfigInvalid(f"Batch {number} was paid by {row.reference}.", hint="See `payout show`.")
         rail = rails.open_rail(config.payouts, config.round.directory, reference)
         status = payouts.settle(database, row, batch, rail, now_ms=_now_ms())
         row, _ = database.run_now(payouts.load, number, round_id)

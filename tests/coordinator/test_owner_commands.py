@@ -92,6 +92,8 @@ async def test_from_a_new_owner_to_a_paid_batch(served: Served, tmp_path: Path) 
     )
     settled = await run(app, "payout", "settle", ROUND_FILE, "1", "--reference", "SEPA-1", *settings)
     assert settled.output == "batch 1: done, reference SEPA-1\n"
+    again = await run(app, "payout", "settle", ROUND_FILE, "1", "--reference", "SEPA-2", *settings)
+    assert isinstance(again.exception, ConfigInvalid)
     listed = await run(app, "payout", "list", ROUND_FILE, *settings)
     assert listed.output == "batch 1: settled, rail manual, reference SEPA-1\n"
     shown = await run(app, "payout", "show", ROUND_FILE, "1", *settings)

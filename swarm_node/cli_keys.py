@@ -215,7 +215,9 @@ def _copy(source: Path, target: Path, file: Path | None, descriptor: int | None)
     """An owner's key into another file."""
     from swarm_node import owner_key as keys
 
-    owner, words = keys.read(source).owner, keys.passphrase(file, descriptor)
+    owner = keys.read(source).owner
+    keys.require_new(target)
+    words = keys.passphrase(file, descriptor)
     keys.write(target, keys.unlock(source, words), words)
     keys.unlock(target, words)
     typer.echo(f"owner {owner}\n{target}")

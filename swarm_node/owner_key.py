@@ -52,8 +52,7 @@ def create(path: Path, passphrase: str) -> NodeKey:
 
 def write(path: Path, seed: bytes, passphrase: str) -> None:
     """Encrypt a key into a file that must not be there yet."""
-    if path.exists():
-        raise ConfigInvalid(f"{path} exists already.", hint="Name another file: a key is never written over.")
+    require_new(path)
     if len(passphrase) < PASSPHRASE_MIN_CHARS:
         raise ConfigInvalid(f"The passphrase needs {PASSPHRASE_MIN_CHARS} characters.", hint="A few words will do.")
     owner, salt, nonce = NodeKey(seed).node_id, secrets.token_bytes(16), secrets.token_bytes(12)
@@ -61,6 +60,12 @@ def write(path: Path, seed: bytes, passphrase: str) -> None:
     file = KeyFile(owner=owner, scrypt_cost=SCRYPT_COST, salt=salt.hex(), nonce=nonce.hex(), seed=sealed.hex())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, file.model_dump_json(indent=1).encode(), temp_folder=path.parent)
+
+
+def require_new(path: Path) -> None:
+    """Refuse to write over anything: it may be the only copy of a key."""
+    if path.exists():
+        raise ConfigInvalid(f"{path} exists already.", hint="Name another file: a key is never written over.")
 
 
 def read(path: Path) -> KeyFile:

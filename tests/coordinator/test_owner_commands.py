@@ -51,59 +51,38 @@ def owe(served: Served, node: NodeId, micros: int) -> None:
     served.round.database.run_now(store.append_all, [credit, Post(claim_id=claim)], 0)
 
 
-async def test_from_a_new_owner_to_a_paid_batch(served: Served, tmp_path: Path) -> None:
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Of a node whose key is known."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "node.key").write_text(SEED.hex())
+    return folder
+
+
+@pytest.fixture
+def sign(tmp_path: Path) -> list[str]:
+    """How an owner's key is named and unlocked."""
+    (tmp_path / "words").write_text("correct horse battery\n")
+    return ["--owner-key", str(tmp_path / "owner.key"), "--passphrase-file", str(tmp_path / "words")]
+
+
+def code(result: Result) -> str:
+    """How a command failed."""
+    return str(getattr(result.exception, "code", ""))
+
+
+async def test_from_a_new_owner_to_a_paid_batch(served: Served, home: Path, sign: list[str]) -> None:
     join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
-    home, key, words = tmp_path / "home", tmp_path / "owner.key", tmp_path / "words"
-    home.mkdir()
-    (home / "node.key").write_text(SEED.hex())
-    (home / "node.key").chmod(0o600)
-    words.write_text("correct horse battery\n")
-    sign = ["--owner-key", str(key), "--passphrase-file", str(words)]
-
-    made = await run(node_app, "keys", "owner", "new", *sign)
-    owner = made.output.split()[1]
-    assert (await run(node_app, "keys", "owner", "show", "--owner-key", str(key))).output == made.output
-    word = tmp_path / "delegation"
-    await run(node_app, "keys", "delegate", NODE.node_id, "--out", str(word), *sign)
-    early = await run(node_app, "keys", "address", join, "text:IBAN DE00", *sign)
-    assert getattr(early.exception, "code", "") == "unknown_owner"
-
-    message = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word.read_bytes())
-    await served.call(NODE, "/v1/nodes", message, HeartbeatReply)
-    counted = await run(node_app, "keys", "address", join, "text:IBAN DE00", *sign)
-    assert counted.output.startswith("recorded: text:IBAN DE00 counts from"), counted.output
-    mistyped = await run(node_app, "keys", "address", join, "evm:0x" + "aB" * 20, *sign)
-    assert isinstance(mistyped.exception, ConfigInvalid)
-    waiting = json.loads((await run(node_app, "earnings", join, "--home", str(home), "--json")).output)
-    assert (waiting["owner"], waiting["address"], waiting["next_address"]) == (owner, "", "text:IBAN DE00")
-
+    mine = ["earnings", join, "--home", str(home)]
+    await take_on(served, join, home, sign)
     owe(served, NODE.node_id, 2_000_000)
     await served.round.publish_checkpoint()
-    settings = ["--set", f"round.directory={served.round.folder}"]
-    assert getattr((await run(app, "payout", "create", ROUND_FILE, *settings)).exception, "code", "") == "payout_failed"
-    served.round.database.run_now(
-        lambda connection: connection.exec_driver_sql("UPDATE statements SET counts_from_ms=0")
-    )
-    created = json.loads((await run(app, "payout", "create", ROUND_FILE, *settings, "--json")).output)
-    assert [payee["amount_micros"] for payee in created["payees"]] == [2_000_000]
-    assert isinstance(
-        (await run(app, "payout", "settle", ROUND_FILE, "1", "--reference", "two words", *settings)).exception,
-        ConfigInvalid,
-    )
-    settled = await run(app, "payout", "settle", ROUND_FILE, "1", "--reference", "SEPA-1", *settings)
-    assert settled.output == "batch 1: done, reference SEPA-1\n"
-    again = await run(app, "payout", "settle", ROUND_FILE, "1", "--reference", "SEPA-2", *settings)
-    assert isinstance(again.exception, ConfigInvalid)
-    listed = await run(app, "payout", "list", ROUND_FILE, *settings)
-    assert listed.output == "batch 1: settled, rail manual, reference SEPA-1\n"
-    shown = await run(app, "payout", "show", ROUND_FILE, "1", *settings)
-    assert shown.output.splitlines()[1] == f"root {created['root']}"
-    other_rail = [*settings, "--set", "payouts.rail=evm"]
-    assert isinstance((await run(app, "payout", "settle", ROUND_FILE, "1", *other_rail)).exception, ConfigInvalid)
+    await pay(served)
 
-    paid = json.loads((await run(node_app, "earnings", join, "--home", str(home), "--json")).output)
+    paid = json.loads((await run(node_app, *mine, "--json")).output)
     assert (paid["total"]["paid_micros"], paid["total"]["payable_micros"]) == (2_000_000, 0)
-    assert "text:IBAN DE00" in (await run(node_app, "earnings", join, "--home", str(home))).output
+    assert "text:IBAN DE00" in (await run(node_app, *mine)).output
     await served.round.publish_checkpoint()
     verified = await run(node_app, "ledger", "verify", join, "--json")
     assert verified.exit_code == 0, verified.exception
@@ -111,8 +90,46 @@ async def test_from_a_new_owner_to_a_paid_batch(served: Served, tmp_path: Path) 
 
     revoked = await run(node_app, "keys", "revoke", NODE.node_id, join, *sign)
     assert revoked.output.startswith("recorded")
-    refused = await run(node_app, "earnings", join, "--home", str(home))
-    assert getattr(refused.exception, "code", "") == "key_revoked"
+    assert code(await run(node_app, *mine)) == "key_revoked"
+
+
+async def take_on(served: Served, join: str, home: Path, sign: list[str]) -> None:
+    """Make an owner, delegate the node, and say where to pay."""
+    made = await run(node_app, "keys", "owner", "new", *sign)
+    assert (await run(node_app, "keys", "owner", "show", *sign[:2])).output == made.output
+    word = home / "delegation"
+    await run(node_app, "keys", "delegate", NODE.node_id, "--out", str(word), *sign)
+    where = ["keys", "address", join]
+    assert code(await run(node_app, *where, "text:IBAN DE00", *sign)) == "unknown_owner"
+    message = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word.read_bytes())
+    await served.call(NODE, "/v1/nodes", message, HeartbeatReply)
+    counted = await run(node_app, *where, "text:IBAN DE00", *sign)
+    assert counted.output.startswith("recorded: text:IBAN DE00 counts from"), counted.output
+    assert code(await run(node_app, *where, "evm:0x" + "aB" * 20, *sign)) == "config_invalid"
+    waiting = json.loads((await run(node_app, "earnings", join, "--home", str(home), "--json")).output)
+    assert (waiting["owner"], waiting["next_address"]) == (made.output.split()[1], "text:IBAN DE00")
+    assert waiting["address"] == ""
+
+
+async def pay(served: Served) -> None:
+    """Wait until the address counts, then make a batch and settle it by hand."""
+    settings = ["--set", f"round.directory={served.round.folder}"]
+    create = ["payout", "create", ROUND_FILE, *settings, "--json"]
+    settle = ["payout", "settle", ROUND_FILE, "1", *settings]
+    assert code(await run(app, *create)) == "payout_failed"
+    served.round.database.run_now(
+        lambda connection: connection.exec_driver_sql("UPDATE statements SET counts_from_ms=0")
+    )
+    created = json.loads((await run(app, *create)).output)
+    assert [payee["amount_micros"] for payee in created["payees"]] == [2_000_000]
+    assert code(await run(app, *settle, "--reference", "two words")) == "config_invalid"
+    assert (await run(app, *settle, "--reference", "SEPA-1")).output == "batch 1: done, reference SEPA-1\n"
+    assert code(await run(app, *settle, "--reference", "SEPA-2")) == "config_invalid"
+    assert code(await run(app, *settle, "--set", "payouts.rail=evm")) == "config_invalid"
+    listed = await run(app, "payout", "list", ROUND_FILE, *settings)
+    assert listed.output == "batch 1: settled, rail manual, reference SEPA-1\n"
+    shown = await run(app, "payout", "show", ROUND_FILE, "1", *settings)
+    assert shown.output.splitlines()[1] == f"root {created['root']}"
 
 
 @pytest.mark.parametrize("body", [b"", b"garbage", bytes(5_000)], ids=len)

@@ -1,9 +1,11 @@
 """The node's key: made once, readable by its owner only, and the same for HTTP, libp2p and the ledger."""
 
+import fcntl
 import os
 import secrets
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +32,19 @@ def load_or_create(path: Path) -> Identity:
         if not path.exists():
             _create(path)
     return _load(path)
+
+
+@contextmanager
+def only_agent(home: Path) -> Iterator[None]:
+    """Nobody else uses this home until the end."""
+    with (home / "agent.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigInvalid(
+                f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home."
+            ) from None
+        yield
 
 
 def _create(path: Path) -> None:

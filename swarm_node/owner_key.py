@@ -21,8 +21,8 @@ from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
 from swarm_node.disk import write_durably
 
-SCRYPT_COST = 2**17
-"""128 MiB and a third of a second for each guess."""
+SCRYPT_COST = 2**16
+"""64 MiB and a fifth of a second for each guess."""
 
 PASSPHRASE_MIN_CHARS = 10
 FILE_MAX_BYTES = 4096

@@ -10,7 +10,6 @@ from protocol.errors import ConfigInvalid
 from protocol.ids import NodeId
 from swarm_node import delegation, identity
 from swarm_node.disk import sync_folder
-from swarm_node.member import only_agent
 
 OF_THE_KEY = ("outbox", "claims", "receipts", "address.json")
 """In the folder of a round."""
@@ -21,7 +20,7 @@ def rotate(home: Path, *, drop_unsent: bool) -> tuple[NodeId, NodeId]:
     key = home / identity.FILE
     if not key.exists():
         raise ConfigInvalid(f"There is no node in {home}.", hint="`swarm-node join` makes one.")
-    with only_agent(home):
+    with identity.only_agent(home):
         if not drop_unsent and any(home.glob("rounds/*/outbox/*.rollout")):
             raise ConfigInvalid(
                 "Finished work is not sent yet, and only the old key can send it.",

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_audit, cli_keys, cli_planning
+from coordinator import cli_audit, cli_keys, cli_payout, cli_planning
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, named
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_keys.app, name="keys")
 app.add_typer(cli_audit.app, name="audit")
+app.add_typer(cli_payout.app, name="payout")
 app.command()(cli_audit.calibrate)
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]

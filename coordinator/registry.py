@@ -2,9 +2,10 @@
 
 import sqlalchemy as sa
 
+from coordinator import owners
 from coordinator.tables import blames, fleet, nodes, nonces, transfers
 from protocol import limits
-from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
+from protocol.errors import KeyRevoked, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Heartbeat, Register
 
@@ -40,16 +41,24 @@ def register(connection: sa.Connection, node: NodeId, message: Register, *, max_
     }
     if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:
         connection.execute(sa.insert(nodes).values(node_id=node, owner=node, registered_ms=now_ms, **values))
+    require_node(connection, node)
+    if message.delegation is not None:
+        owners.delegate(connection, node, message.delegation, now_ms=now_ms)
 
 
 def require_node(connection: sa.Connection, node: NodeId) -> int:
-    """The price of a registered node."""
-    price = connection.execute(sa.select(nodes.c.price_micros_per_mtok).where(nodes.c.node_id == node)).scalar()
-    if price is None:
+    """The price of a registered node whose key was not revoked."""
+    columns = (nodes.c.price_micros_per_mtok, nodes.c.revoked_ms)
+    row = connection.execute(sa.select(*columns).where(nodes.c.node_id == node)).first()
+    if row is None:
         raise UnknownNode(
             "This node has not registered in this round.", hint="Join again: registering is the first step."
         )
-    return int(price)
+    if row.revoked_ms is not None:
+        raise KeyRevoked(
+            "The owner of this node has revoked its key.", hint="Make a new one with `swarm-node keys rotate`."
+        )
+    return int(row.price_micros_per_mtok)
 
 
 def works(connection: sa.Connection, node: NodeId) -> bool:

@@ -15,6 +15,7 @@ nodes = sa.Table(
     metadata,
     sa.Column("node_id", sa.String, primary_key=True),
     sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
+    sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
     sa.Column("name", sa.String, nullable=False),
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
@@ -26,6 +27,40 @@ nodes = sa.Table(
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
     sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
+)
+
+# What owners signed, as it was signed; an address counts from a time on, or never where a newer one came before that.
+statements = sa.Table(
+    "statements",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False, default=""),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("received_ms", sa.BigInteger, nullable=False),
+    sa.Column("counts_from_ms", sa.BigInteger, nullable=True),
+)
+
+# Batches of payouts, who gets what in them, and what became of them.
+payout_batches = sa.Table(
+    "payout_batches",
+    metadata,
+    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("rail", sa.String, nullable=False),
+    sa.Column("reference", sa.String, nullable=True, unique=True),
+    sa.Column("checkpoint_size", sa.BigInteger, nullable=False),
+    sa.Column("made_ms", sa.BigInteger, nullable=False),
+)
+payees = sa.Table(
+    "payees",
+    metadata,
+    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False),
+    sa.Column("amount_micros", sa.BigInteger, nullable=False),
 )
 
 # Who works and who stands by, since when and why; who is not in it may work.

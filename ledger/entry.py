@@ -4,6 +4,8 @@
 - `effect` names what may happen only once. Post and Void of a claim share one: a claim is settled once.
 - A Pending carries tokens, price *and* amount, and is refused where they disagree: anyone can redo the sum.
 - An entry holds no time and no chance, so a retry makes the same bytes. A secret is chance that came before its entry.
+- What an owner signs is kept by its digest: whoever holds the signed bytes can show that they are in the log, and an
+  address cannot be guessed out of it.
 """
 
 from functools import cached_property
@@ -21,6 +23,9 @@ ENTRY_MAX_BYTES = 65_535
 
 CLAIM_MAX_TOKENS = limits.SAMPLES_MAX * limits.TOKENS_MAX
 """Tokens of one claim: a whole group of the longest samples; times the highest price it stays below 2^63."""
+
+BATCH_MAX = 10**9
+"""Payout batches of a round: one a second for thirty years."""
 
 DEPOSITS_MAX_MICROS = 2**62
 """Everything ever deposited: no other balance can exceed it, and it fits into 63 bits."""
@@ -180,10 +185,74 @@ class Verdict(_Hashed):
         return f"verdict:{self.claim_id}"
 
 
-ClaimEntry = Pending | Post | Void
-Said = Version | Commitment | Reveal | Verdict
-"""What is said once and moves nothing."""
-Entry = Deposit | Said | ClaimEntry
+class OwnerAct(_Hashed):
+    """An owner's signed statement counts from here on: kept by its digest, and moves nothing."""
+
+    kind: Literal["owner"] = "owner"
+    owner: NamedNode
+    number: int = Field(gt=0, le=limits.STATEMENT_NUMBER_MAX)
+    act: Literal["delegation", "revocation", "address"]
+    node_id: NamedNode | None
+    statement_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"owner:{self.owner}:{self.number}"
+
+
+class PayoutBatch(_Hashed):
+    """A batch of payouts is made: says for ever who gets what, as the root of the payees' tree, and moves nothing."""
+
+    kind: Literal["payout_batch"] = "payout_batch"
+    batch: int = Field(gt=0, le=BATCH_MAX)
+    payees_root: Hex64
+    payees: int = Field(gt=0)
+    amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
+
+    @property
+    def effect(self) -> str:
+        return f"payout_batch:{self.batch}"
+
+
+class _OfPayout(_Hashed):
+    """What happens to one node's share of a batch; the book keeps it among the claims."""
+
+    batch: int = Field(gt=0, le=BATCH_MAX)
+    node_id: NamedNode
+
+    @property
+    def claim_id(self) -> str:
+        return f"{self.batch}:{self.node_id}"
+
+
+class Payout(_OfPayout):
+    """A node's share goes into a batch: payable → paying."""
+
+    kind: Literal["payout"] = "payout"
+    amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
+
+    @property
+    def effect(self) -> str:
+        return f"payout:{self.claim_id}"
+
+
+class Paid(_OfPayout):
+    """The batch was paid, by the reference of whoever paid it: paying → paid."""
+
+    kind: Literal["paid"] = "paid"
+    reference: Reference
+
+    @property
+    def effect(self) -> str:
+        return f"paid:{self.claim_id}"
+
+
+OnceEntry = Deposit | Version | Commitment | Reveal | Verdict | OwnerAct | PayoutBatch
+"""What belongs to no claim."""
+
+PayoutEntry = Payout | Paid
+ClaimEntry = Pending | Post | Void | PayoutEntry
+Entry = OnceEntry | ClaimEntry
 
 KINDS: dict[str, type[Entry]] = {
     "deposit": Deposit,
@@ -191,9 +260,13 @@ KINDS: dict[str, type[Entry]] = {
     "commitment": Commitment,
     "reveal": Reveal,
     "verdict": Verdict,
+    "owner": OwnerAct,
+    "payout_batch": PayoutBatch,
     "pending": Pending,
     "post": Post,
     "void": Void,
+    "payout": Payout,
+    "paid": Paid,
 }
 """Kind on the wire → model."""
 

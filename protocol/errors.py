@@ -103,6 +103,36 @@ class OwnerBanned(SwarmError):
     code, http_status, fault = "owner_banned", 403, "node"
 
 
+class OwnerConflict(SwarmError):
+    """The node works for another owner: it has one for ever, and a new one needs a new node key."""
+
+    code, http_status, fault = "owner_conflict", 409, "node"
+
+
+class KeyRevoked(SwarmError):
+    """The owner has revoked this node's key."""
+
+    code, http_status, fault = "key_revoked", 403, "node"
+
+
+class UnknownOwner(SwarmError):
+    """No node works for this owner in this round."""
+
+    code, http_status, fault = "unknown_owner", 403, "node"
+
+
+class StatementStale(SwarmError):
+    """An owner's statement that another one has overtaken."""
+
+    code, http_status, fault = "statement_stale", 409, "node"
+
+
+class PayoutFailed(SwarmError):
+    """A payout that cannot be made or finished as things stand; nothing was paid twice, and it may be tried again."""
+
+    code, http_status, fault = "payout_failed", 409, "operator"
+
+
 class PriceTooHigh(SwarmError):
     """The node's price is above what this round pays."""
 

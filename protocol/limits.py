@@ -116,6 +116,21 @@ EXPLANATIONS_MAX = 20
 CLOCK_SKEW_MAX_S = 90
 """How far a node's clock may differ; a nonce is remembered for twice as long."""
 
+STATEMENT_MAX_BYTES = 1 * KIB
+"""An owner's signed word: two keys, a number, an address."""
+
+STATEMENT_NUMBER_MAX = 2**53
+"""Owners number their statements by the milliseconds of their clocks; JSON's integers hold it."""
+
+ADDRESS_MAX_CHARS = 200
+"""Where an owner is paid: no account number of any kind is that long."""
+
+STATEMENTS_MAX = 1_000
+"""Addresses of one owner in a round: a change a day for three years, and nobody fills the disk with them."""
+
+EARNINGS_NODES_MAX = 1_000
+"""Nodes listed in one answer about earnings; the total counts them all."""
+
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""
 

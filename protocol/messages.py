@@ -39,6 +39,8 @@ class Register(Message):
     shares: bool = True
     """Whether it passes chunks on; one without an address does so over connections that it opens."""
     agent: str = Field(max_length=100)
+    delegation: bytes | None = Field(None, max_length=limits.STATEMENT_MAX_BYTES)
+    """Its owner's word that it works for them; without one, and before the first, it is its own."""
 
 
 class Transfer(Message):

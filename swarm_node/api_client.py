@@ -34,6 +34,7 @@ from protocol.messages import (
     seal_request,
 )
 from protocol.origin import OriginList
+from protocol.owner import Earnings, EarningsRequest, StatementReply
 from protocol.signing import NodeKey
 from swarm_node.origin import COORDINATORS, PLAIN, Origin, read_at_most
 
@@ -86,6 +87,14 @@ class Coordinator:
     async def why(self, message: Why) -> Explanations:
         """What became of this node's leases."""
         return await self._call("/v1/verdicts", message, Explanations)
+
+    async def earnings(self) -> Earnings:
+        """What the node's owner has earned."""
+        return await self._call("/v1/earnings", EarningsRequest(), Earnings)
+
+    async def state(self, statement: bytes) -> StatementReply:
+        """Deliver what an owner has signed."""
+        return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
 
     async def origins(self) -> OriginList:
         """Where chunks and documents can be had besides the coordinator."""

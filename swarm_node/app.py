@@ -9,6 +9,7 @@ from protocol.errors import SwarmError
 from swarm_node import member
 from swarm_node.engine.client import Choose, open_engine
 from swarm_node.member import cancel_on_signal, open_member
+from swarm_node.notices import Notices
 from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
 from swarm_node.receipts import Claims
@@ -60,7 +61,8 @@ async def run(settings: Settings) -> Earnings:
             pulse = Pulse(me, worker)
             nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
             await pulse.register()
-            for machine in (pulse, me.policies, me.log_watch, sender, worker):
+            notices = Notices(me.coordinator, me.folder)
+            for machine in (pulse, me.policies, me.log_watch, sender, worker, notices):
                 nursery.start_soon(machine.run)
             nursery.start_soon(pulse.listen)
             nursery.start_soon(teller.run, worker.drop)

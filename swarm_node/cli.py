@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
-from swarm_node import cli_ledger
+from swarm_node import cli_keys, cli_ledger
 from swarm_node.cli_ledger import DEFAULT_HOME
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_ledger.app, name="ledger")
+app.add_typer(cli_keys.app, name="keys")
+app.command(epilog=cli_keys.EXIT_CODES)(cli_keys.earnings)
 
 
 class Device(StrEnum):
@@ -71,6 +73,7 @@ def join(
     listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
+    owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
     engine: EngineOption = Engine.AUTO,
     threads: ThreadsOption = 1,
     device: DeviceOption = Device.AUTO,
@@ -83,7 +86,7 @@ def join(
     import trio
 
     from swarm_node import app as agent
-    from swarm_node import identity, member
+    from swarm_node import delegation, identity, member
     from swarm_node import join_string as joining
     from swarm_node.engine.choose import Options, choose, for_folder, this_machine
 
@@ -100,6 +103,7 @@ def join(
             price_micros_per_mtok=price,
             listen=listen,
             advertise=advertise,
+            delegation=delegation.kept(home, me, owner),
         ),
         groups_per_request=groups,
         engine_command=partial(for_folder, engine.value, options),

@@ -5,12 +5,13 @@ import asyncio
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, broadcasts, intake, leases, links, publish, registry
-from coordinator.api.http import ROUND, act, reply
+from coordinator import batches, broadcasts, intake, leases, links, owners, publish, rails, registry
+from coordinator.api.http import ROUND, act, body, reply
 from coordinator.explain import explain
 from coordinator.intake import Judge
 from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
+from protocol import limits
 from protocol.auditing import Why
 from protocol.ids import NodeId
 from protocol.messages import (
@@ -28,6 +29,7 @@ from protocol.messages import (
     Verdict,
     VersionRequest,
 )
+from protocol.owner import Earnings, EarningsRequest
 
 routes = web.RouteTableDef()
 
@@ -122,6 +124,33 @@ async def plan(request: web.Request) -> web.Response:
 async def fetched(request: web.Request) -> web.Response:
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
     return reply(await _hint(request))
+
+
+@routes.post("/v1/earnings")
+async def earnings(request: web.Request) -> web.Response:
+    return reply(await act(request, EarningsRequest, _earnings))
+
+
+@routes.post("/v1/owners")
+async def state(request: web.Request) -> web.Response:
+    """An owner's own word, by whoever brings it: it is signed and numbered, and repeating it is harmless."""
+    here = request.app[ROUND]
+    envelope = await body(request, limits.STATEMENT_MAX_BYTES)
+    terms = here.config.payouts
+    taken = await here.database.run(
+        owners.take,
+        envelope,
+        round_id=here.round_id,
+        scheme=rails.scheme(terms),
+        delay_ms=int(terms.address_delay_h * 3_600_000),
+        now_ms=now_ms(),
+    )
+    return reply(taken)
+
+
+def _earnings(connection: sa.Connection, node: NodeId, _message: EarningsRequest, *, now_ms: int) -> Earnings:
+    registry.require_node(connection, node)
+    return owners.earnings(connection, node, now_ms=now_ms)
 
 
 def _registered(connection: sa.Connection, node: NodeId, _message: PlanRequest, *, now_ms: int) -> NodeId:

@@ -1,6 +1,20 @@
 """Short names for entries that tests write often."""
 
-from ledger.entry import Commitment, Deposit, Pending, Post, Reveal, Verdict, Version, Void, amount
+from ledger.entry import (
+    Commitment,
+    Deposit,
+    OwnerAct,
+    Paid,
+    Payout,
+    PayoutBatch,
+    Pending,
+    Post,
+    Reveal,
+    Verdict,
+    Version,
+    Void,
+    amount,
+)
 from protocol import chunks, ids
 from protocol.ids import NodeId
 
@@ -52,3 +66,19 @@ def post(number: int) -> Post:
 
 def void(number: int, reason_code: str = "replay_mismatch") -> Void:
     return Void(claim_id=claim(number), reason_code=reason_code)
+
+
+def owner_act(number: int, *, owner: int = 9, of: int = 1, digest: str = "d") -> OwnerAct:
+    return OwnerAct(owner=node(owner), number=number, act="delegation", node_id=node(of), statement_digest=digest * 64)
+
+
+def batch(number: int, *, micros: int = 300, root: str = "e") -> PayoutBatch:
+    return PayoutBatch(batch=number, payees_root=root * 64, payees=1, amount_micros=micros)
+
+
+def payout(number: int, *, of: int = 1, micros: int = 300) -> Payout:
+    return Payout(batch=number, node_id=node(of), amount_micros=micros)
+
+
+def paid(number: int, *, of: int = 1, reference: str = "tx-1") -> Paid:
+    return Paid(batch=number, node_id=node(of), reference=reference)

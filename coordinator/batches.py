@@ -52,7 +52,6 @@ def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, no
         return False
     in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
     used = list(in_batch)
-    continuation.settle(connection, used, mismatched=message.mismatched, now_ms=now_ms)
     escrow.used(connection, used, suspects=message.mismatched, terms=audits, now_ms=now_ms)
     connection.execute(
         sa.update(batches)
@@ -65,7 +64,6 @@ def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, no
 def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
     """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
     left = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.state == "buffered")).scalars().all()
-    continuation.settle(connection, left, now_ms=now_ms)
     connection.execute(sa.update(rollouts).where(rollouts.c.state == "buffered").values(state="unused"))
     escrow.used(connection, list(left), terms=audits, now_ms=now_ms)
     return len(left)
@@ -116,7 +114,6 @@ def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerm
         connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="stale"))
         lease_table.reopen(connection, group_no)
     dropped = [claim_id for claim_id, _ in stale]
-    continuation.settle(connection, dropped, now_ms=now_ms)
     escrow.used(connection, dropped, terms=audits, now_ms=now_ms)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import escrow
+from coordinator import continuation, escrow
 from coordinator.lottery import AuditTerms
 from coordinator.state import get_fact
-from coordinator.tables import WAITS, audits, leases, rollouts
+from coordinator.tables import WAITS, audits, leases
 from ledger.entry import Validator
 from protocol.auditing import AuditCase, Cases, Judged
 from protocol.lease import OPEN
@@ -29,7 +29,7 @@ GAVE_UP: Validator = "none/0"
 """No validator came to a verdict."""
 
 CASES_MAX_BYTES = 16 * 2**20
-"""Rollouts in one answer; a single larger one still goes alone."""
+"""Claims in one answer; a single larger one still goes alone."""
 
 
 def take(connection: sa.Connection, auditor: str, at_most: int, *, terms: AuditTerms, now_ms: int) -> Cases:
@@ -61,14 +61,18 @@ def bring(connection: sa.Connection, verdicts: tuple[Judged, ...], *, terms: Aud
 
 def _cases(connection: sa.Connection, here: sa.ColumnElement[bool], at_most: int) -> list[AuditCase]:
     query = (
-        sa.select(audits.c.claim_id, leases.c.offer, rollouts.c.envelope)
-        .join_from(audits, rollouts, rollouts.c.claim_id == audits.c.claim_id)
-        .join(leases, leases.c.lease_id == rollouts.c.lease_id)
+        sa.select(audits.c.claim_id, audits.c.lease_id, leases.c.offer)
+        .join_from(audits, leases, leases.c.lease_id == audits.c.lease_id)
         .where(here)
-        .order_by(rollouts.c.accepted_ms, audits.c.owner, audits.c.place)
+        .order_by(leases.c.ended_ms, audits.c.owner, audits.c.place)
         .limit(at_most)
     )
-    return [AuditCase(claim_id=row[0], lease=row[1], rollout=row[2]) for row in connection.execute(query)]
+    return [_case(connection, *row) for row in connection.execute(query).all()]
+
+
+def _case(connection: sa.Connection, claim_id: str, lease_id: str, offer: bytes) -> AuditCase:
+    rollout, told = continuation.signed(connection, lease_id)
+    return AuditCase(claim_id=claim_id, lease=offer, rollout=rollout, fragments=told)
 
 
 def _within(cases: list[AuditCase]) -> list[AuditCase]:
@@ -76,7 +80,7 @@ def _within(cases: list[AuditCase]) -> list[AuditCase]:
     room = CASES_MAX_BYTES
     fitting: list[AuditCase] = []
     for case in cases:
-        room -= len(case.rollout) + len(case.lease)
+        room -= len(case.lease) + len(case.rollout) + sum(map(len, case.fragments))
         if fitting and room < 0:
             break
         fitting.append(case)

@@ -5,18 +5,18 @@
   engine can go on, gets a lease of the same seed with what is done as its prefixes. Anybody else starts afresh, and
   what was told is forgotten; so is what a rejected lease has told.
 - When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
-  rollout, each earlier one for the claim that its fragments make. That one is settled when the rollout is used.
+  rollout, each earlier one for its part: the claim that its fragments make, audited and settled as any other.
 - A lease makes one claim at the most: a rollout, or the fragments that it left.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.tables import fragments, leases, parts
+from coordinator.tables import fragments, leases, parts, rollouts
 from ledger import store
-from ledger.entry import Pending, Post, Void, amount
+from ledger.entry import Pending, amount
 from protocol import chunks, limits
 from protocol.errors import FragmentMismatch, LeaseClosed
 from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
@@ -24,9 +24,6 @@ from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Lease, Prefix
 from protocol.rollout import PolicyBounds
 from protocol.signing import open_envelope
-
-MISMATCH = "logprob_mismatch"
-"""Why a part is void."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +124,26 @@ def credit(connection: sa.Connection, whole: ClaimId, told: Sequence[Told], now_
         )
 
 
-def settle(connection: sa.Connection, wholes: Sequence[str], *, mismatched: Collection[str] = (), now_ms: int) -> None:
-    """End the wait of those whose work these rollouts finished: posted, or void if its log-probabilities cannot be."""
-    for claim_id in connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars():
-        entry = Void(claim_id=claim_id, reason_code=MISMATCH) if claim_id in mismatched else Post(claim_id=claim_id)
-        store.append(connection, entry, now_ms)
+def parts_of(connection: sa.Connection, wholes: Sequence[str]) -> list[str]:
+    """The claims of those whose work these rollouts finished."""
+    return list(connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars())
+
+
+def whole_of(connection: sa.Connection, claim_id: str) -> str:
+    """The rollout that a part went into; a rollout is its own."""
+    return connection.execute(sa.select(parts.c.whole).where(parts.c.claim_id == claim_id)).scalar() or claim_id
+
+
+def signed(connection: sa.Connection, lease_id: str) -> tuple[bytes, tuple[bytes, ...]]:
+    """What its node signed for a lease: the rollout, or the fragments that it left."""
+    rollout = connection.execute(sa.select(rollouts.c.envelope).where(rollouts.c.lease_id == lease_id)).scalar()
+    return (rollout, ()) if rollout else (b"", tuple(_envelopes(connection, lease_id)))
 
 
 def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:
+    return [open_envelope("fragment", envelope).payload for envelope in _envelopes(connection, lease_id)]
+
+
+def _envelopes(connection: sa.Connection, lease_id: str) -> Sequence[bytes]:
     stored = sa.select(fragments.c.envelope).where(fragments.c.lease_id == lease_id).order_by(fragments.c.number)
-    return [open_envelope("fragment", envelope).payload for envelope in connection.execute(stored).scalars()]
+    return connection.execute(stored).scalars().all()

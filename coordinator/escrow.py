@@ -9,12 +9,16 @@
   whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
 - A hard fault voids its claim and has all that is in the owner's escrow audited. A second one bans the owner: what no
   audit found right is void, their groups leave the buffer, their leases end, and the prompts are offered again.
+- A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
+  whole groups: behind a part worth one token nothing is safe.
+- A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
 - What cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) is as if never drawn.
 - A verdict counts once, whoever brings it.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -32,7 +36,7 @@ from ledger.entry import Post, Verdict, Void
 from protocol import chunks
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
-from protocol.lease import Event
+from protocol.lease import Event, Lease
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +48,28 @@ PROVEN: tuple[Finding, ...] = ("pass", "soft")
 
 
 def admit(
-    connection: sa.Connection, node: NodeId, claim_id: str, version: int, *, terms: AuditTerms, now_ms: int
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: str,
+    lease: Lease,
+    *,
+    groups: int = 1,
+    terms: AuditTerms,
+    now_ms: int,
 ) -> None:
-    """Enter an accepted claim, and draw whether it is audited."""
+    """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
     owner = standings.owner_of(connection, node)
     rate = trust.rate_ppm(standings.of(connection, owner), terms.rules)
     epoch, drawn = lottery.draw(connection, claim_id, rate, terms)
     connection.execute(
         sa.insert(audits).values(
             claim_id=claim_id,
+            lease_id=lease.lease_id,
             node_id=node,
             owner=owner,
-            place=standings.count(connection, owner),
-            version=version,
+            groups=groups,
+            place=standings.count(connection, owner, groups),
+            version=lease.version,
             epoch=epoch,
             rate_ppm=rate,
             why="drawn" if drawn else "",
@@ -65,15 +78,21 @@ def admit(
     lottery.turn(connection, terms, now_ms)
 
 
+def bar(connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int) -> None:
+    """Nodes whose work was finished by others just now may be of owners who were banned meanwhile."""
+    for owner in standings.banned_among(connection, working):
+        for touched in sorted(_forfeit(connection, owner, now_ms)):
+            settle(connection, touched, terms, now_ms)
+
+
 def used(
-    connection: sa.Connection, claims: list[str], *, suspects: Iterable[str] = (), terms: AuditTerms, now_ms: int
+    connection: sa.Connection, wholes: list[str], *, suspects: Iterable[str] = (), terms: AuditTerms, now_ms: int
 ) -> None:
-    """The learner needs these claims no more; those that it calls suspect are audited before they are settled."""
-    here = audits.c.claim_id.in_(claims)
-    suspected = audits.c.claim_id.in_(set(claims).intersection(suspects)) & (audits.c.why == "") & ~audits.c.settled
+    """The learner needs these rollouts no more; what it calls suspect is audited before it is settled."""
+    worked = {*wholes, *continuation.parts_of(connection, wholes)}
+    suspected = audits.c.claim_id.in_(worked.intersection(suspects)) & (audits.c.why == "") & ~audits.c.settled
     connection.execute(sa.update(audits).where(suspected).values(why="learner"))
-    connection.execute(sa.update(audits).where(here).values(used=True))
-    for owner in connection.execute(sa.select(audits.c.owner).where(here).distinct()).scalars().all():
+    for owner in sorted(_use(connection, wholes)):
         settle(connection, owner, terms, now_ms)
 
 
@@ -86,7 +105,7 @@ def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> Non
 def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
     """Post what an owner's escrow has to hold no longer."""
     standing = standings.of(connection, owner)
-    columns = (audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.used)
+    columns = (audits.c.claim_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
     waiting = list(
         connection.execute(
             sa.select(*columns).where(audits.c.owner == owner, ~audits.c.settled).order_by(audits.c.place)
@@ -94,16 +113,25 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     )
     proven = [row for row in waiting if row.finding in PROVEN]
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
-    unproven = [row for row in waiting[:first] if row.finding not in PROVEN]
+    unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
     if not get_fact(connection, "finished", False):
         held = trust.level(standing, terms.rules) == "held"
-        closed = 0 if held else max(0, len(unproven) - trust.window(standing, terms.rules))
-        unproven = unproven[:closed]
-    posted = [row.claim_id for row in unproven if row.used]
+        unproven = [] if held else _closed(unproven, trust.window(standing, terms.rules))
+    posted = [row for row in unproven if row.used]
     _end(connection, [Post(claim_id=row.claim_id) for row in proven if row.used], now_ms)
-    _end(connection, [Post(claim_id=claim_id) for claim_id in posted], now_ms)
-    if posted:
-        standings.put(connection, owner, trust.validated(standing, terms.rules, len(posted)))
+    _end(connection, [Post(claim_id=row.claim_id) for row in posted], now_ms)
+    if groups := sum(row.groups for row in posted):
+        standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
+
+
+def _closed(unproven: list[Any], window: int) -> list[Any]:
+    """The claims with so many groups behind them."""
+    behind = 0
+    for place in reversed(range(len(unproven))):
+        if behind >= window:
+            return unproven[: place + 1]
+        behind += unproven[place].groups
+    return []
 
 
 def judge(
@@ -119,52 +147,73 @@ def judge(
     """Take a verdict; False if the claim does not wait for one."""
     waits = (audits.c.claim_id == claim_id) & WAITS
     values = {"finding": finding, "report": report, "judged_ms": now_ms}
-    owner = connection.execute(sa.update(audits).where(waits).values(**values).returning(audits.c.owner)).scalar()
-    if owner is None:
+    columns = (audits.c.owner, audits.c.groups)
+    row = connection.execute(sa.update(audits).where(waits).values(**values).returning(*columns)).first()
+    if row is None:
         return False
+    owner, touched = row.owner, {row.owner}
     verdict = Verdict(claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report))
     store.append(connection, verdict, now_ms)
-    standing = trust.found(standings.of(connection, owner), finding, terms.rules)
+    standing = trust.found(standings.of(connection, owner), finding, terms.rules, row.groups)
     standings.put(connection, owner, standing)
     if finding == "hard":
-        _retract(connection, rollouts.c.claim_id == claim_id, now_ms)
+        touched |= _retract(connection, [claim_id])
         _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
         escrowed = (audits.c.owner == owner) & (audits.c.why == "") & ~audits.c.settled
         connection.execute(sa.update(audits).where(escrowed).values(why="fault"))
         if trust.level(standing, terms.rules) == "banned":
-            _ban(connection, owner, now_ms)
-    settle(connection, owner, terms, now_ms)
+            touched |= _ban(connection, owner, now_ms)
+    for each in sorted(touched):
+        settle(connection, each, terms, now_ms)
     return True
 
 
-def _ban(connection: sa.Connection, owner: str, now_ms: int) -> None:
-    """End all that an owner has under way."""
+def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
+    """End all that an owner has under way; whose claims that touches."""
     here = trust_table.c.owner == owner
     connection.execute(sa.update(trust_table).where(here).values(banned_ms=now_ms))
     log.warning("owner=%s banned after %d hard faults", owner, trust.FAULTS_TO_BAN)
-    open_claims = (audits.c.owner == owner) & ~audits.c.settled
-    proven = audits.c.finding.in_(PROVEN)
-    _retract(connection, rollouts.c.claim_id.in_(sa.select(audits.c.claim_id).where(open_claims)), now_ms)
-    connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
-    unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))
-    void = connection.execute(unproven.order_by(audits.c.place)).scalars().all()
-    _end(connection, [Void(claim_id=claim_id, reason_code=OwnerBanned.code) for claim_id in void], now_ms)
+    touched = _forfeit(connection, owner, now_ms)
     theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == owner)
     held = lease_table.IS_OPEN & leases.c.node_id.in_(theirs)
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     for row in connection.execute(sa.select(*columns).where(held)).all():
         if lease_table.end_unanswered(connection, row, Event.REJECT, None, now_ms):
             connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=OwnerBanned.code))
+    return touched
 
 
-def _retract(connection: sa.Connection, which: sa.ColumnElement[bool], now_ms: int) -> None:
-    """Take groups out of the buffer and offer their prompts again; those that were trained on stay where they are."""
-    buffered = which & (rollouts.c.state == "buffered")
+def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
+    """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches."""
+    open_claims = (audits.c.owner == owner) & ~audits.c.settled
+    names = connection.execute(sa.select(audits.c.claim_id).where(open_claims)).scalars().all()
+    touched = _retract(connection, names)
+    proven = audits.c.finding.in_(PROVEN)
+    connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
+    unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))
+    void = connection.execute(unproven.order_by(audits.c.place)).scalars().all()
+    _end(connection, [Void(claim_id=claim_id, reason_code=OwnerBanned.code) for claim_id in void], now_ms)
+    return touched
+
+
+def _retract(connection: sa.Connection, claims: Iterable[str]) -> set[str]:
+    """Take the groups of claims out of the buffer and offer their prompts again; whose work that was.
+
+    Those that were trained on stay where they are.
+    """
+    wholes = {continuation.whole_of(connection, claim_id) for claim_id in claims}
+    buffered = rollouts.c.claim_id.in_(wholes) & (rollouts.c.state == "buffered")
     columns = (rollouts.c.claim_id, rollouts.c.group_no)
     taken = connection.execute(sa.update(rollouts).where(buffered).values(state="retracted").returning(*columns)).all()
     for row in taken:
         lease_table.reopen(connection, row.group_no)
-    continuation.settle(connection, [row.claim_id for row in taken], now_ms=now_ms)
+    return _use(connection, [row.claim_id for row in taken])
+
+
+def _use(connection: sa.Connection, wholes: list[str]) -> set[str]:
+    """These rollouts, and the parts that they went on from, are needed no more; whose they are."""
+    here = audits.c.claim_id.in_([*wholes, *continuation.parts_of(connection, wholes)])
+    return set(connection.execute(sa.update(audits).where(here).values(used=True).returning(audits.c.owner)).scalars())
 
 
 def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: int) -> None:

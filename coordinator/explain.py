@@ -6,9 +6,9 @@
 
 import sqlalchemy as sa
 
-from coordinator import registry
+from coordinator import continuation, registry
 from coordinator.escrow import WRONG
-from coordinator.tables import audits, leases, rollouts
+from coordinator.tables import audits, leases
 from ledger import store
 from ledger.book import ClaimState
 from protocol import limits
@@ -24,17 +24,15 @@ def explain(
     registry.require_node(connection, node)
     here = leases.c.node_id == node
     if message.about:
-        here &= (leases.c.lease_id == message.about) | (rollouts.c.claim_id == message.about)
+        here &= (leases.c.lease_id == message.about) | (audits.c.claim_id == message.about)
     rows = connection.execute(
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
-            rollouts.c.claim_id, rollouts.c.envelope,
-            audits.c.why, audits.c.finding, audits.c.report,
+            audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.report,
             store.claims_table.c.state.label("money"),
         )
-        .outerjoin_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-        .outerjoin(audits, audits.c.claim_id == rollouts.c.claim_id)
-        .outerjoin(store.claims_table, store.claims_table.c.claim_id == rollouts.c.claim_id)
+        .outerjoin_from(leases, audits, audits.c.lease_id == leases.c.lease_id)
+        .outerjoin(store.claims_table, store.claims_table.c.claim_id == audits.c.claim_id)
         .where(here)
         .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
         .limit(limits.EXPLANATIONS_MAX)
@@ -44,12 +42,15 @@ def explain(
     return Explanations(
         tolerance=tolerance,
         tolerances=tolerances if message.about else b"",
-        explanations=tuple(_explained(row, whole=bool(message.about)) for row in rows),
+        explanations=tuple(
+            _explained(row, continuation.signed(connection, row["lease_id"]) if message.about else None) for row in rows
+        ),
     )
 
 
-def _explained(row: sa.RowMapping, *, whole: bool) -> Explanation:
-    """One lease; `whole` with what was leased and signed."""
+def _explained(row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | None) -> Explanation:
+    """One lease, with what was leased and signed if that is given."""
+    rollout, told = signed if signed and row["claim_id"] else (b"", ())
     void = row["money"] == ClaimState.VOIDED.value
     reason = (WRONG if row["finding"] == "hard" else OwnerBanned.code) if void else ""
     waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
@@ -61,6 +62,7 @@ def _explained(row: sa.RowMapping, *, whole: bool) -> Explanation:
         said=row["said"],
         finding="waiting" if waits else row["finding"] or "",
         report=row["report"] or b"",
-        lease=row["offer"] if whole else b"",
-        rollout=(row["envelope"] or b"") if whole else b"",
+        lease=row["offer"] if signed else b"",
+        rollout=rollout,
+        fragments=told,
     )

@@ -130,6 +130,9 @@ def _accept(
         "accepted_ms": now_ms,
     }
     _store(connection, row, accepted, judge, now_ms)
+    _enter(connection, node, claim_id, lease, told, judge, now_ms)
+    if row["surplus"]:
+        escrow.used(connection, [claim_id], terms=judge.audits, now_ms=now_ms)
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
 
@@ -141,15 +144,26 @@ def _store(
     place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
     state = "surplus" if surplus else "buffered"
     connection.execute(sa.insert(rollouts).values(state=state, **place, **accepted))
-    node, claim_id, audits = NodeId(lease["node_id"]), accepted["claim_id"], judge.audits
-    escrow.admit(connection, node, claim_id, accepted["version"], terms=audits, now_ms=now_ms)
     lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
     continuation.forget(connection, [lease_id])
-    if surplus:
-        continuation.settle(connection, [claim_id], now_ms=now_ms)
-        escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
-    else:
+    if not surplus:
         lease_table.answered(connection, lease_id, lease["group_no"])
+
+
+def _enter(
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: ClaimId,
+    lease: Lease,
+    told: Sequence[Told],
+    judge: Judge,
+    now_ms: int,
+) -> None:
+    """Into escrow with a rollout, and with the parts that it went on from."""
+    escrow.admit(connection, node, claim_id, lease, terms=judge.audits, now_ms=now_ms)
+    for one in told:
+        escrow.admit(connection, one.node_id, one.claim_id, one.lease, groups=0, terms=judge.audits, now_ms=now_ms)
+    escrow.bar(connection, [one.node_id for one in told], terms=judge.audits, now_ms=now_ms)
 
 
 def take_progress(

@@ -320,7 +320,8 @@ def _give(
     version = message.version
     for group_no, begun, begun_version in taken:
         told = continuation.chain(connection, begun)
-        fits = message.continues and begun_version == version
+        barred = standings.banned_among(connection, [one.node_id for one in told])
+        fits = message.continues and begun_version == version and not barred
         lease = _go_on(told, draw, price, terms, now_ms) if fits else None
         if lease is None:
             if told:

@@ -1,6 +1,7 @@
 """What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -8,7 +9,8 @@ import sqlalchemy as sa
 
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Rules, Standing
-from coordinator.tables import WAITS, audits, leases, nodes, rollouts, trust, versions
+from coordinator.tables import WAITS, audits, leases, nodes, parts, rollouts, trust, versions
+from ledger import store
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
 from protocol.lease import OPEN
@@ -31,13 +33,13 @@ def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
     connection.execute(sa.update(trust).where(trust.c.owner == owner).values(**asdict(standing)))
 
 
-def count(connection: sa.Connection, owner: str) -> int:
-    """The place of an owner's next claim."""
+def count(connection: sa.Connection, owner: str, groups: int) -> int:
+    """The place of an owner's next claim, which counts for so many groups."""
     here = trust.c.owner == owner
-    more = {"accepted": trust.c.accepted + 1, "claims": trust.c.claims + 1}
+    more = {"accepted": trust.c.accepted + 1, "claims": trust.c.claims + groups}
     place = connection.execute(sa.update(trust).where(here).values(**more).returning(trust.c.accepted)).scalar()
     if place is None:
-        connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing(claims=1))))
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing(claims=groups))))
     return int(place or 1)
 
 
@@ -50,6 +52,15 @@ def require_allowed(connection: sa.Connection, node: NodeId) -> None:
             f"Audits found {faults} rollouts that the claimed version and seed do not make: no more leases.",
             hint="`swarm-node why` shows the evidence; appeal to the operator.",
         )
+
+
+def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[str]:
+    """The banned owners of these nodes."""
+    if not working:
+        return []
+    here = nodes.c.node_id.in_(working) & trust.c.banned_ms.is_not(None)
+    banned = sa.select(trust.c.owner).join_from(trust, nodes, nodes.c.owner == trust.c.owner).where(here)
+    return list(connection.execute(banned.distinct().order_by(trust.c.owner)).scalars())
 
 
 def backlog(connection: sa.Connection) -> int:
@@ -74,13 +85,16 @@ def share_of(groups: int, share: float, owners: int) -> int:
 
 
 def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
-    """The updates that an owner's groups went into, and the first version that has them."""
+    """The updates that an owner's groups, or parts of groups, went into, and the first version that has them."""
     first = sa.select(sa.func.min(versions.c.version)).where(versions.c.policy_update >= rollouts.c.batch)
     query = (
         sa.select(
-            rollouts.c.batch.label("update"), sa.func.count().label("groups"), first.scalar_subquery().label("version")
+            rollouts.c.batch.label("update"),
+            sa.func.count(rollouts.c.claim_id.distinct()).label("groups"),
+            first.scalar_subquery().label("version"),
         )
-        .join_from(rollouts, audits, audits.c.claim_id == rollouts.c.claim_id)
+        .outerjoin_from(audits, parts, parts.c.claim_id == audits.c.claim_id)
+        .join(rollouts, rollouts.c.claim_id == sa.func.coalesce(parts.c.whole, audits.c.claim_id))
         .where(audits.c.owner == owner, rollouts.c.batch.is_not(None))
         .group_by(rollouts.c.batch)
         .order_by(rollouts.c.batch)
@@ -90,12 +104,12 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
 
 def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
     """One row per owner: level, rate, faults and what is in escrow."""
-    amount = sa.func.sum(rollouts.c.credit_micros)
+    claims = store.claims_table
     escrow = {
         owner: (int(groups), int(micros))
         for owner, groups, micros in connection.execute(
-            sa.select(audits.c.owner, sa.func.count(), amount)
-            .join_from(audits, rollouts, rollouts.c.claim_id == audits.c.claim_id)
+            sa.select(audits.c.owner, sa.func.sum(audits.c.groups), sa.func.sum(claims.c.amount_micros))
+            .join_from(audits, claims, claims.c.claim_id == audits.c.claim_id)
             .where(~audits.c.settled)
             .group_by(audits.c.owner)
         )

@@ -242,8 +242,10 @@ audits = sa.Table(
     "audits",
     metadata,
     sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
     sa.Column("node_id", sa.String, nullable=False),
     sa.Column("owner", sa.String, nullable=False),
+    sa.Column("groups", sa.Integer, nullable=False),  # for how many it counts: 1, or 0 for a part of one
     sa.Column("place", sa.BigInteger, nullable=False),  # among all claims of the owner
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False, index=True),

@@ -4,7 +4,7 @@
 - Cases are taken for a while; verdicts are evidence, kept for the node concerned.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from protocol import limits
 from protocol.ids import Hex32, Hex64
 from protocol.manifest import Sampler
 from protocol.message import Message
+
+Fragments = Annotated[tuple[bytes, ...], Field(max_length=limits.FRAGMENTS_MAX)]
+"""The envelopes of a claim to a part of a group, in their order; none beside a rollout."""
 
 
 class TakeCases(Message):
@@ -28,6 +31,8 @@ class AuditCase(Message):
     claim_id: Hex64
     lease: bytes
     rollout: bytes
+    """Empty if another finished the group."""
+    fragments: Fragments = ()
 
 
 class CaseFile(Message):
@@ -36,7 +41,8 @@ class CaseFile(Message):
     round_id: Hex64
     lease: bytes
     rollout: bytes
-    """The envelope that the node signed."""
+    """The envelope that the node signed; empty if another finished the group."""
+    fragments: Fragments = ()
     sampler: Sampler
 
 
@@ -87,9 +93,10 @@ class Explanation(Message):
     report: bytes
     """The evidence as JSON; empty if there is none."""
     lease: bytes
-    """As it was sent; this and the rollout only where one lease was named."""
+    """As it was sent; this and what follows only where one lease was named."""
     rollout: bytes
     """As it was signed."""
+    fragments: Fragments = ()
 
 
 class Explanations(Message):

@@ -13,12 +13,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from protocol import limits
+from protocol import chunks, limits
 from protocol.errors import FragmentMismatch
 from protocol.ids import Hex32, Hex64
 from protocol.lease import Lease, Prefix
 from protocol.message import Message
-from protocol.rollout import PolicyBounds, check_logprobs, check_tokens
+from protocol.rollout import Completion, PolicyBounds, check_logprobs, check_tokens, unpack_logprobs, unpack_tokens
 
 Finish = Literal["", "stop", "length"]
 """How a sample ended; empty while it has not."""
@@ -94,6 +94,28 @@ def check_fragment(
         raise FragmentMismatch("A sample stands in the fragment twice.")
     if growing == {part.sample for part in fragment.parts if part.finish}:
         raise FragmentMismatch("With this fragment the group would be whole.", hint="Submit it as a rollout.")
+
+
+def check_fragments(
+    payloads: Sequence[bytes], lease: Lease, round_id: str, bounds: PolicyBounds
+) -> tuple[Completion, ...]:
+    """What one node has told of its lease, from all payloads in their order; samples that it left alone are empty."""
+    told, head = list[Fragment](), ""
+    for payload in payloads:
+        fragment = Fragment.from_bytes(payload)
+        check_fragment(fragment, lease, round_id, bounds, before=begun(lease, told), head=head)
+        told.append(fragment)
+        head = chunks.digest(payload)
+    prefixes = lease.prefixes or [Prefix(tokens=b"", finish="")] * lease.samples
+    return tuple(
+        Completion(
+            tokens=unpack_tokens(sample.tokens),
+            logprobs=unpack_logprobs(sample.logprobs),
+            finish=sample.finish or prefix.finish,
+            start=len(prefix.tokens) // 4,
+        )
+        for sample, prefix in zip(begun(lease, told), prefixes, strict=True)
+    )
 
 
 def joined(lease: Lease, parts: Sequence[Begun]) -> tuple[Prefix, ...]:

@@ -73,7 +73,8 @@ class Completion:
 
     tokens: Tokens
     logprobs: Logprobs
-    finish: Literal["stop", "length"]
+    finish: Literal["", "stop", "length"]
+    """Empty if another went on with it."""
     start: int = 0
     """The position of its first token: how long the prefix is."""
 
@@ -90,6 +91,10 @@ def unpack_tokens(data: bytes) -> Tokens:
     if len(data) % 4:
         raise TokensInvalid(f"{len(data)} bytes are no array of 32-bit tokens.")
     return np.frombuffer(data, dtype="<u4")
+
+
+def unpack_logprobs(data: bytes) -> Logprobs:
+    return np.frombuffer(data, dtype="<f4")
 
 
 def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: PolicyBounds) -> tuple[Completion, ...]:
@@ -145,7 +150,7 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
 def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
     if len(data) != 4 * count:
         raise LogprobsInvalid(f"Sample {number} has {count} tokens, but {len(data)} bytes of log-probabilities.")
-    logprobs = np.frombuffer(data, dtype="<f4")
+    logprobs = unpack_logprobs(data)
     if not np.isfinite(logprobs).all():
         raise LogprobsInvalid(f"Sample {number} has a log-probability that is not a finite number.")
     if float(logprobs.max()) > LOGPROB_SLACK:

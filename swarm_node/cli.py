@@ -225,7 +225,7 @@ def why(
     found = trio.run(asking.ask, join, identity.load_or_create(home / "node.key").key, lease)
     for explanation in found.explanations:
         if as_json:
-            told = explanation.model_dump(exclude={"lease", "rollout", "report"})
+            told = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
             typer.echo(json.dumps(told | {"report": asking.evidence(explanation)}))
         else:
             typer.echo("\n".join(asking.lines(explanation)))

@@ -67,7 +67,7 @@ def evidence(explanation: Explanation) -> dict[str, Any]:
 def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) -> None:
     """The folder of a case, for `swarm-coordinator audit replay`."""
     (explanation,) = found.explanations
-    if not explanation.rollout:
+    if not (explanation.rollout or explanation.fragments):
         raise ConfigInvalid("Nothing was accepted for this lease: there is no claim to replay.")
     version = Lease.from_bytes(explanation.lease).version
     held = sorted((round_folder(home, join) / POLICIES).glob(f"{version:012d}-*"))
@@ -77,7 +77,11 @@ def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) 
     # Every version of a round has one sampler.
     newest = open_manifest(documents.manifest, round_id=join.round_id, version=documents.policy_version)
     file = CaseFile(
-        round_id=join.round_id, lease=explanation.lease, rollout=explanation.rollout, sampler=newest.sampler
+        round_id=join.round_id,
+        lease=explanation.lease,
+        rollout=explanation.rollout,
+        fragments=explanation.fragments,
+        sampler=newest.sampler,
     )
     folder.mkdir(parents=True)
     (folder / "case").write_bytes(file.to_bytes())

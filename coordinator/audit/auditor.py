@@ -173,7 +173,11 @@ class Auditor:
         if policy is None or sampler is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
         file = CaseFile(
-            round_id=self._archive.metadata.round_id, lease=case.lease, rollout=case.rollout, sampler=sampler
+            round_id=self._archive.metadata.round_id,
+            lease=case.lease,
+            rollout=case.rollout,
+            fragments=case.fragments,
+            sampler=sampler,
         )
         return opened(file, policy, neighbours)
 

@@ -1,8 +1,9 @@
 """A case: one claim with all that an audit of it needs, from a round's store or from an exported folder.
 
-- A case folder is `case` (canonical bytes: lease, signed rollout, sampler), `tolerances.json`, and `policies/VERSION/`
-  in hub format: the claimed version, and those to compare it with. Whoever holds the folder can repeat the verdict.
-- The signature is checked whenever a case is opened, so evidence is always what the node signed. All else in a folder
+- A case folder is `case` (canonical bytes: lease, signed rollout or fragments, sampler), `tolerances.json`, and
+  `policies/VERSION/` in hub format: the claimed version, and those to compare it with. Whoever holds the folder can
+  repeat the verdict.
+- Signatures are checked whenever a case is opened, so evidence is always what the node signed. All else in a folder
   is the word of whoever made it: prompt, sampler, tolerances and weights.
 - The round's store is only read, so a coordinator may be running meanwhile.
 """
@@ -17,20 +18,22 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
+from coordinator import continuation
 from coordinator.audit import calibration
 from coordinator.config import Config
 from coordinator.files import read_at_most
 from coordinator.policy_text import policy_bounds
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
-from coordinator.tables import leases, rollouts
+from coordinator.tables import audits, leases, rollouts
 from protocol import chunks, limits
 from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed, TokensInvalid
+from protocol.fragment import check_fragments
 from protocol.lease import Lease
 from protocol.manifest import Sampler
-from protocol.rollout import PolicyBounds, RolloutClaim, unpack_tokens
-from protocol.signing import open_envelope
+from protocol.rollout import Completion, PolicyBounds, RolloutClaim, check_claim, unpack_tokens
+from protocol.signing import Signed, open_envelope
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,11 +59,18 @@ class Case:
     node: str
     round_id: str
     lease: Lease
-    claim: RolloutClaim
+    claim: RolloutClaim | tuple[bytes, ...]
+    """A rollout; or the payloads of fragments, of a group that another finished."""
     sampler: Sampler
     bounds: PolicyBounds
     neighbours: tuple[int, ...]
     """Versions it shall be compared with."""
+
+    def completions(self) -> tuple[Completion, ...]:
+        """The node's own tokens, without those it was given, if its lease allows them."""
+        if isinstance(self.claim, RolloutClaim):
+            return check_claim(self.claim, self.lease, self.round_id, self.bounds)
+        return check_fragments(self.claim, self.lease, self.round_id, self.bounds)
 
 
 class RoundArchive:
@@ -98,18 +108,21 @@ class RoundArchive:
     def file(self, claim_id: str) -> CaseFile:
         """A claim as it is stored."""
         query = (
-            sa.select(rollouts.c.envelope, rollouts.c.version, leases.c.offer)
-            .join(leases, leases.c.lease_id == rollouts.c.lease_id)
-            .where(rollouts.c.claim_id == claim_id)
+            sa.select(audits.c.lease_id, audits.c.version, leases.c.offer)
+            .join(leases, leases.c.lease_id == audits.c.lease_id)
+            .where(audits.c.claim_id == claim_id)
         )
         with self._engine.connect() as connection:
             row = connection.execute(query).first()
-        if row is None:
-            raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
+            if row is None:
+                raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
+            rollout, told = continuation.signed(connection, row.lease_id)
         sampler = self.sampler(row.version)
         if sampler is None:
             raise AuditFailed(f"The manifest of version {row.version} is gone.")
-        return CaseFile(round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=sampler)
+        return CaseFile(
+            round_id=self.metadata.round_id, lease=row.offer, rollout=rollout, fragments=told, sampler=sampler
+        )
 
     def sampler(self, version: int) -> Sampler | None:
         """How a version is to be sampled; None if its manifest is gone."""
@@ -174,8 +187,8 @@ def open_case(folder: Path) -> Case:
 
 
 def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
-    """A case whose signature was checked."""
-    signed = open_envelope("rollout", file.rollout)
+    """A case whose signatures were checked."""
+    last, claim = _signed(file)
     lease = Lease.from_bytes(file.lease)
     try:
         bounds = policy_bounds(lambda name: read_at_most(policy / name, CONFIG_MAX_BYTES), file.sampler.max_new_tokens)
@@ -184,15 +197,26 @@ def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     if int(unpack_tokens(lease.prompt).max()) >= bounds.vocab_size:
         raise AuditFailed(f"The lease's prompt has tokens beyond the vocabulary of {bounds.vocab_size}.")
     return Case(
-        claim_id=chunks.digest(signed.payload),
-        node=signed.signer,
+        claim_id=chunks.digest(last.payload),
+        node=last.signer,
         round_id=file.round_id,
         lease=lease,
-        claim=RolloutClaim.from_bytes(signed.payload),
+        claim=claim,
         sampler=file.sampler,
         bounds=bounds,
         neighbours=tuple(neighbours),
     )
+
+
+def _signed(file: CaseFile) -> tuple[Signed, RolloutClaim | tuple[bytes, ...]]:
+    """What stands for the claim, and the claim."""
+    if not file.fragments:
+        signed = open_envelope("rollout", file.rollout)
+        return signed, RolloutClaim.from_bytes(signed.payload)
+    told = [open_envelope("fragment", envelope) for envelope in file.fragments]
+    if len({one.signer for one in told}) > 1:
+        raise AuditFailed("The fragments of one claim are signed by several nodes.")
+    return told[-1], tuple(one.payload for one in told)
 
 
 def _around(version: int, neighbours: int) -> list[int]:

@@ -3,6 +3,8 @@
 - The caller brings the model: `Score` says what a version makes of some prefills. So this needs no torch, and an
   auditor may keep versions loaded, or farm them out.
 - A case that its lease does not allow never reaches the model.
+- What others sampled before is given, as the prompt is: it is fed to the model, and the claim is not judged by it.
+  Samples to which the claim adds nothing are not even fed.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +13,8 @@ from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case
 from coordinator.audit.replay import Measured, Prefill, Scored, measure
 from coordinator.audit.verdict import Report, judge, malformed
-from protocol.errors import SwarmError
-from protocol.rollout import Completion, check_claim, unpack_tokens, whole_tokens
+from protocol.errors import SwarmError, TokensInvalid
+from protocol.rollout import Completion, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
 """(version, claims) → for every claim, its completions under that version."""
@@ -39,7 +41,7 @@ def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
     sound: dict[int, tuple[Completion, ...]] = {}
     for number, case in enumerate(cases):
         try:
-            sound[number] = check_claim(case.claim, case.lease, case.round_id, case.bounds)
+            sound[number] = _own(case)
             found.append({})
         except SwarmError as error:
             found.append(error)
@@ -58,6 +60,14 @@ def _versions(case: Case) -> tuple[int, ...]:
     return (case.lease.version, *case.neighbours)
 
 
+def _own(case: Case) -> tuple[Completion, ...]:
+    completions = case.completions()
+    if not any(len(said.tokens) for said in completions):
+        raise TokensInvalid("The claim adds no token to what was done before.")
+    return completions
+
+
 def _prefill(case: Case, completions: Sequence[Completion]) -> Prefill:
-    tokens = whole_tokens(case.lease, completions)
-    return Prefill(unpack_tokens(case.lease.prompt), tokens, case.lease.seed, case.sampler.temperature)
+    whole = whole_tokens(case.lease, completions)
+    fed = [tokens if len(said.tokens) else said.tokens for tokens, said in zip(whole, completions, strict=True)]
+    return Prefill(unpack_tokens(case.lease.prompt), fed, case.lease.seed, case.sampler.temperature)

@@ -28,7 +28,7 @@ MARGIN_MAX = 100.0
 
 @dataclass(frozen=True)
 class Prefill:
-    """One claim to score: its prompt, its completions, and how its lease has them drawn."""
+    """One claim to score: its prompt, its completions, empty ones among them, and how its lease has them drawn."""
 
     prompt: Tokens
     completions: Sequence[Tokens]

@@ -29,6 +29,9 @@ BODY_TOKENS_MAX = 16_384
 HEAD_LOGITS_MAX = 2**22
 """Logits in one slice: 27 positions of a 150k vocabulary; 16 MiB in float32, and 32 more for their cumulative sums."""
 
+NOTHING = Scored(logprobs=np.zeros(0), below=np.zeros(0), upto=np.zeros(0), dictated=np.zeros(0, np.int64))
+"""Of an empty completion."""
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -59,13 +62,16 @@ class Scorer:
     def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
         """For every claim the replay of each of its completions."""
         vocabulary, found = self._head.weight.shape[0], dict[tuple[int, int], Scored]()
-        if any(int(part.max()) >= vocabulary for claim in claims for part in (claim.prompt, *claim.completions)):
+        if any(
+            int(part.max(initial=0)) >= vocabulary for claim in claims for part in (claim.prompt, *claim.completions)
+        ):
             raise AuditFailed(f"A claim has tokens beyond this version's vocabulary of {vocabulary}.")
         with torch.inference_mode():
             for batch in _batches(claims):
                 self._score(claims, batch, found)
         return [
-            [found[place, number] for number in range(len(claim.completions))] for place, claim in enumerate(claims)
+            [found.get((place, number), NOTHING) for number in range(len(claim.completions))]
+            for place, claim in enumerate(claims)
         ]
 
     def _score(self, claims: Sequence[Prefill], batch: list[int], found: dict[tuple[int, int], Scored]) -> None:
@@ -160,6 +166,8 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
 def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:
     for place in batch:
         for number, tokens in enumerate(claims[place].completions):
+            if not len(tokens):
+                continue
             drawn = torch.from_numpy(tokens.astype(np.int64))
             chances = torch.from_numpy(uniforms(claims[place].seed, number, len(tokens)))
             yield _Row(place, number, drawn, chances, claims[place].temperature)

@@ -8,7 +8,9 @@
 | `held` | after one hard fault, until `first_groups` more are validated | everything | nothing is posted unaudited |
 | `banned` | after a second, independent one | no more leases | void |
 
-- Trust belongs to the owner, under whom many nodes may work. n counts accepted groups, but at most `LEAD` times the
+- Trust belongs to the owner, under whom many nodes may work. It is earned by whole groups: a part of one, that another
+  finished, is audited at the owner's rate and may be a fault, but counts for nothing else, since it may be one token.
+- n counts accepted groups, but at most `LEAD` times the
   validated ones: a flood of forgeries cannot talk its rate down, and a slow auditor makes nobody a newcomer.
 - A hard fault sets all counts to 0. `trusted_groups` validated groups later it is forgotten: an honest node that chance
   accuses once in ten thousand audits is not to be banned in the end.
@@ -88,11 +90,11 @@ def validated(standing: Standing, rules: Rules, groups: int = 1) -> Standing:
     return replace(standing, groups=count, hard=0 if count >= rules.trusted_groups else standing.hard)
 
 
-def found(standing: Standing, finding: Finding, rules: Rules) -> Standing:
-    """After a verdict."""
+def found(standing: Standing, finding: Finding, rules: Rules, groups: int = 1) -> Standing:
+    """After a verdict on a claim that counts for so many groups."""
     match finding:
         case "pass":
-            return validated(standing, rules)
+            return validated(standing, rules, groups)
         case "soft":
             return replace(standing, groups=min(standing.groups, rules.first_groups), soft=standing.soft + 1)
         case "hard":

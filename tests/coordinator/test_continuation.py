@@ -61,7 +61,7 @@ def test_what_a_lost_node_told_of_is_gone_on_with_and_both_are_paid_for_their_ow
     assert world.audit() == []
 
 
-def test_who_made_tokens_that_do_not_fit_their_probabilities_is_not_paid_and_who_went_on_is(world: World) -> None:
+def test_tokens_that_do_not_fit_their_probabilities_wait_for_an_audit_and_who_went_on_is_paid(world: World) -> None:
     first, second = world.join(1), world.join(2)
     lost(world, first)
     world.submit(second, answer(second, heir_of(world, second)))
@@ -70,6 +70,9 @@ def test_who_made_tokens_that_do_not_fit_their_probabilities_is_not_paid_and_who
     assert batch is not None
     (earlier,) = batch.groups[0].earlier
     world.report(1, [earlier.claim_id])
+    assert (world.owed(first.node_id), world.owed(second.node_id)) == ((3, 0), (0, 5))
+    assert world.take_cases() == [earlier.claim_id]
+    world.find(earlier.claim_id, "hard")
     assert (world.owed(first.node_id), world.owed(second.node_id)) == ((0, 0), (0, 5))
 
 

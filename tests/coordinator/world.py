@@ -225,6 +225,15 @@ class World:
         counted: int = self.run(casework.bring, (verdict,), terms=self.audits, now_ms=self.now_ms)
         return bool(counted)
 
+    def leave(self, key: NodeKey, tokens: dict[int, list[int]], *, heir: NodeKey) -> Lease:
+        """A node tells of some tokens and gives up; the lease of another that goes on."""
+        (lease,) = self.offer(key, continues=True).leases
+        assert self.tell(key, fragment(key, lease, tokens)).taken
+        self.give_back(key, lease)
+        (after,) = self.offer(heir, continues=True).leases
+        assert after.prefixes
+        return after
+
     def tighten(self, staleness: int) -> None:
         """What an operator does who restarts the round with a smaller S."""
         self.terms = replace(self.terms, staleness=staleness)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from coordinator import activation, leases
+from coordinator import activation, leases, registry
 from coordinator.api import learner, ledger, nodes, public
 from coordinator.api.http import ROUND, errors
 from coordinator.children import keep_running, script
@@ -106,6 +106,7 @@ async def _sweep(round_: Round) -> None:
     expired = await round_.database.run(leases.expire, now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)
+    await round_.database.run(registry.forget_nonces, now_ms())
 
 
 async def _steer(round_: Round) -> None:

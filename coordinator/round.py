@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -27,7 +28,7 @@ from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
-from coordinator.state import Database
+from coordinator.state import Database, get_fact
 from ledger import store
 from ledger.checkpoint import ledger_key
 from ledger.entry import Deposit
@@ -55,6 +56,19 @@ FIXED = (
 """Settings that batches, versions, leases or the ledger of a round were counted with."""
 
 
+@dataclass(frozen=True)
+class News:
+    """What nodes are told with every answer: kept in memory, since everybody asks and it seldom changes."""
+
+    version: int
+    update: int
+    finished: bool
+
+    @staticmethod
+    def read(connection: sa.Connection) -> "News":
+        return News(*publish.newest_version(connection), finished=bool(get_fact(connection, "finished", False)))
+
+
 class Round:
     """Everything the handlers and timers of one round share."""
 
@@ -72,6 +86,7 @@ class Round:
         self.operator_token = _open_token(self.folder)
         self.database = Database(self.folder / "state.db")
         self.database.run_now(_deposit, config.market.budget_micros, now_ms())
+        self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
         self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
         self.publisher = Publisher(
@@ -92,7 +107,7 @@ class Round:
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
         self._publishing = asyncio.Lock()
-        self._published = asyncio.Event()
+        self._changed = asyncio.Event()
         self._publication: asyncio.Task[None] | None = None
         self._text: PolicyText | None = None
         self.terms = Terms(
@@ -108,7 +123,7 @@ class Round:
     async def text(self) -> PolicyText:
         """The policy's tokenizer and bounds; there is none before the first version."""
         if self._text is None:
-            version, _ = await self.database.run(publish.newest_version)
+            version = self.news.version
             if not version:
                 raise NotFound("No policy version is published yet.", hint="Wait for the first one.")
             problems = task(self.config.task.name, seed=self.config.round.seed)
@@ -147,20 +162,24 @@ class Round:
                 broadcasts.begin, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms()
             )
             log.info("published version=%d update=%d", manifest.version, manifest.update)
-            self._published.set()
-            self._published = asyncio.Event()
+            await self.look()
             await asyncio.to_thread(self.publisher.forget_old, publication.version)
+
+    async def look(self) -> None:
+        """See what is new in the store, and wake those who wait for it."""
+        news = await self.database.run(News.read)
+        if news != self.news:
+            self.news = news
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     async def version_after(self, version: int, *, patience_s: float) -> int:
         """The newest version, as soon as it is above this one or when patience ends."""
-        published = self._published
-        newest, _ = await self.database.run(publish.newest_version)
-        if newest > version:
-            return newest
         with suppress(TimeoutError):
-            await asyncio.wait_for(published.wait(), patience_s)
-        newest, _ = await self.database.run(publish.newest_version)
-        return newest
+            async with asyncio.timeout(patience_s):
+                while self.news.version <= version:
+                    await self._changed.wait()
+        return self.news.version
 
     async def renew_timestamp(self) -> None:
         """Sign a fresh timestamp; never while a version is being published."""

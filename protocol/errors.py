@@ -277,6 +277,12 @@ class Unreachable(SwarmError):
     code, http_status, fault = "unreachable", 503, "network"
 
 
+class Overloaded(Unreachable):
+    """The coordinator has more to do than it can; the header Retry-After says when to come again."""
+
+    code, http_status, fault = "overloaded", 503, "coordinator"
+
+
 class ConfigInvalid(SwarmError):
     """A setting that is unknown or out of range."""
 

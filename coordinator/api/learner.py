@@ -143,4 +143,5 @@ async def finish(request: web.Request) -> web.Response:
         batches.settle_leftovers(connection, now_ms=now_ms())
 
     await here.database.run(end)
+    await here.look()
     return web.Response(status=204)

@@ -40,13 +40,13 @@ QUESTIONS_PER_NODE = 2
 async def register(request: web.Request) -> web.Response:
     market = request.app[ROUND].config.market
     await act(request, Register, registry.register, max_price=market.max_price_micros_per_mtok)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
     await act(request, Heartbeat, _beat)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/versions")
@@ -62,7 +62,7 @@ async def newer_version(request: web.Request) -> web.Response:
         here.questions[node] -= 1
         if not here.questions[node]:
             del here.questions[node]
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/leases")
@@ -79,7 +79,7 @@ async def lease(request: web.Request) -> web.Response:
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
     await act(request, ReturnLeases, leases.give_back)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/rollouts")
@@ -101,7 +101,7 @@ async def plan(request: web.Request) -> web.Response:
 @routes.post("/v1/fetched")
 async def fetched(request: web.Request) -> web.Response:
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 def _registered(connection: sa.Connection, node: NodeId, _message: PlanRequest, *, now_ms: int) -> NodeId:
@@ -122,15 +122,13 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
     return here.plans.part(node, here.seeder)
 
 
-async def _hint(request: web.Request) -> HeartbeatReply:
+def _hint(request: web.Request) -> HeartbeatReply:
     here = request.app[ROUND]
-
-    def read(connection: sa.Connection) -> HeartbeatReply:
-        newest, _ = publish.newest_version(connection)
-        finished = bool(get_fact(connection, "finished", False))
-        return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
-
-    return await here.database.run(read)
+    return HeartbeatReply(
+        newest_version=here.news.version,
+        heartbeat_s=here.config.leases.heartbeat_s,
+        finished=here.news.finished,
+    )
 
 
 def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:

@@ -53,6 +53,14 @@ class Judge:
     """From the tokens of a prompt and a completion."""
 
 
+# Built once: making a statement costs more than running it, and these run for every rollout.
+_lease = sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease"))
+_answer = sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
+    rollouts.c.lease_id == sa.bindparam("lease")
+)
+_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
+
+
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
     """Accept or reject one submitted rollout."""
     lease_id = ""
@@ -78,12 +86,12 @@ def _accept(
     judge: Judge,
     now_ms: int,
 ) -> Verdict:
-    row = connection.execute(sa.select(leases).where(leases.c.lease_id == claim.lease_id)).mappings().first()
+    row = connection.execute(_lease, {"lease": claim.lease_id}).mappings().first()
     if row is None:
         raise UnknownLease("No such lease was given out in this round.")
     if row["node_id"] != node:  # (3)
         raise LeaseOfAnother("This lease belongs to another node.")
-    before = connection.execute(sa.select(rollouts).where(rollouts.c.lease_id == claim.lease_id)).mappings().first()
+    before = connection.execute(_answer, {"lease": claim.lease_id}).mappings().first()
     if before is not None:  # (4)
         if before["claim_id"] != claim_id:
             raise LeaseConflict("This lease was already answered, with another rollout.")
@@ -93,9 +101,7 @@ def _accept(
             "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
         )
     lease = Lease.from_bytes(row["offer"])
-    policy_update = connection.execute(
-        sa.select(versions.c.policy_update).where(versions.c.version == lease.version)
-    ).scalar_one()
+    policy_update = connection.execute(_policy_update, {"version": lease.version}).scalar_one()
     learner_update = lease_table.latest_batch(connection)
     if is_stale(staleness=judge.staleness, policy_update=policy_update, learner_update=learner_update):  # (6)
         raise StaleVersion(

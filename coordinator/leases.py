@@ -42,6 +42,30 @@ RETRY_S: dict[Reason, float] = {
 """When to ask again, by why there was nothing."""
 
 
+# Built once: making a statement costs more than running it, and these run for every lease.
+_open = leases.c.state == sa.literal(State.OPEN.value, literal_execute=True)  # written out: partial indexes want it
+_over = sa.select(leases.c.lease_id, leases.c.group_no).where(_open, leases.c.expires_ms <= sa.bindparam("now"))
+_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
+_latest_batch = sa.select(sa.func.max(batches.c.batch))
+_unfinished = sa.select(sa.func.count()).select_from(groups).where(groups.c.state.in_(("leased", "accepted")))
+_held_by = sa.select(sa.func.count()).select_from(leases).where(_open, leases.c.node_id == sa.bindparam("node"))
+_reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(_open)
+_newest_group = sa.select(sa.func.max(groups.c.group_no))
+_waiting = (
+    sa.select(groups.c.group_no)
+    .where(groups.c.state == "open")
+    .order_by(groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_set_group = sa.update(groups).where(groups.c.group_no == sa.bindparam("group")).values(state=sa.bindparam("new"))
+_close = (
+    sa.update(leases)
+    .where(leases.c.lease_id == sa.bindparam("lease"), leases.c.state == sa.bindparam("before"))
+    .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("now"))
+)
+_give = sa.insert(leases)
+
+
 @dataclass(frozen=True)
 class Terms:
     """What the configuration says about leases."""
@@ -93,9 +117,7 @@ def _how_many(
         return 0, "finished"
     if not registry.works(connection, node):
         return 0, "standby"
-    visible_update = connection.execute(
-        sa.select(versions.c.policy_update).where(versions.c.version == message.version)
-    ).scalar()
+    visible_update = connection.execute(_policy_update, {"version": message.version}).scalar()
     learner_update = latest_batch(connection)
     if visible_update is None or is_stale(
         staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
@@ -120,19 +142,15 @@ def close(connection: sa.Connection, lease_id: str, event: Event, now_ms: int) -
     """Move a lease by one event; False if the event is not possible in the state it is in."""
     for (before, happening), after in TRANSITIONS.items():
         if happening is event:
-            here = (leases.c.lease_id == lease_id) & (leases.c.state == before.value)
-            if connection.execute(sa.update(leases).where(here).values(state=after.value, ended_ms=now_ms)).rowcount:
+            change = {"lease": lease_id, "before": before.value, "after": after.value, "now": now_ms}
+            if connection.execute(_close, change).rowcount:
                 return True
     return False
 
 
 def expire(connection: sa.Connection, now_ms: int) -> int:
     """End the leases whose time is over and open their groups again."""
-    over = connection.execute(
-        sa.select(leases.c.lease_id, leases.c.group_no).where(
-            leases.c.state == State.OPEN.value, leases.c.expires_ms <= now_ms
-        )
-    ).all()
+    over = connection.execute(_over, {"now": now_ms}).all()
     for lease_id, group_no in over:
         if close(connection, lease_id, Event.EXPIRE, now_ms):
             set_group(connection, group_no, "open")
@@ -152,23 +170,21 @@ def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *,
 
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
-    connection.execute(sa.update(groups).where(groups.c.group_no == group_no).values(state=state))
+    connection.execute(_set_group, {"group": group_no, "new": state})
 
 
 def latest_batch(connection: sa.Connection) -> int:
     """The update that the newest batch leads to: where the learner stands or is about to stand."""
-    return connection.execute(sa.select(sa.func.max(batches.c.batch))).scalar() or 0
+    return connection.execute(_latest_batch).scalar() or 0
 
 
 def _unfinished_groups(connection: sa.Connection) -> int:
-    here = groups.c.state.in_(("leased", "accepted"))
-    return connection.execute(sa.select(sa.func.count()).select_from(groups).where(here)).scalar_one()
+    return connection.execute(_unfinished).scalar_one()
 
 
 def _held(connection: sa.Connection, node: NodeId) -> int:
     """How many leases the node has not answered yet."""
-    here = (leases.c.node_id == node) & (leases.c.state == State.OPEN.value)
-    return connection.execute(sa.select(sa.func.count()).select_from(leases).where(here)).scalar_one()
+    return connection.execute(_held_by, {"node": node}).scalar_one()
 
 
 def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:
@@ -176,12 +192,10 @@ def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int
     max_cost = terms.max_cost_micros(price)
     if not max_cost:
         return 2**31
-    free = store.balances(connection).get(BUDGET, 0)
+    free = store.balance(connection, BUDGET)
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
-    reserved = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(leases.c.state == State.OPEN.value)
-    ).scalar_one()
+    reserved = connection.execute(_reserved).scalar_one()
     # Below zero after a restart with dearer terms; a negative count would take every open group.
     return max(0, (free - int(reserved)) // max_cost)
 
@@ -195,11 +209,12 @@ def _spent_since(connection: sa.Connection, since_ms: int) -> int:
 
 def _take_groups(connection: sa.Connection, count: int) -> list[int]:
     """Groups that nobody works on: the oldest open ones first, then new ones."""
-    waiting = sa.select(groups.c.group_no).where(groups.c.state == "open").order_by(groups.c.group_no).limit(count)
-    taken = [row[0] for row in connection.execute(waiting)]
+    if not count:
+        return []
+    taken = [row[0] for row in connection.execute(_waiting, {"count": count})]
     for group_no in taken:
         set_group(connection, group_no, "leased")
-    newest = connection.execute(sa.select(sa.func.max(groups.c.group_no))).scalar()
+    newest = connection.execute(_newest_group).scalar()
     first = 0 if newest is None else newest + 1
     fresh = list(range(first, first + count - len(taken)))
     if fresh:
@@ -226,16 +241,15 @@ def _lease(
         price_micros_per_mtok=price,
         expires_ms=now_ms + terms.timeout_ms,
     )
-    connection.execute(
-        sa.insert(leases).values(
-            lease_id=lease.lease_id,
-            group_no=group_no,
-            node_id=node,
-            state=State.OPEN.value,
-            max_cost_micros=terms.max_cost_micros(price),
-            offer=lease.to_bytes(),
-            issued_ms=now_ms,
-            expires_ms=lease.expires_ms,
-        )
-    )
+    given = {
+        "lease_id": lease.lease_id,
+        "group_no": group_no,
+        "node_id": node,
+        "state": State.OPEN.value,
+        "max_cost_micros": terms.max_cost_micros(price),
+        "offer": lease.to_bytes(),
+        "issued_ms": now_ms,
+        "expires_ms": lease.expires_ms,
+    }
+    connection.execute(_give, given)
     return lease

@@ -20,6 +20,7 @@ BLAMES_MAX = 100
 # Built once: making a statement costs more than running it, and these run for every request.
 _spend = sa.insert(nonces)
 _price = sa.select(nodes.c.price_micros_per_mtok).where(nodes.c.node_id == sa.bindparam("node"))
+_works = sa.select(fleet.c.works).where(fleet.c.node_id == sa.bindparam("node"))
 _beat = (
     sa.update(nodes)
     .where(nodes.c.node_id == sa.bindparam("node"))
@@ -75,7 +76,7 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
 
 def works(connection: sa.Connection, node: NodeId) -> bool:
     """Whether the node is wanted for work, or stands by; before anything was decided of it, it may work."""
-    return connection.execute(sa.select(fleet.c.works).where(fleet.c.node_id == node)).scalar() is not False
+    return connection.execute(_works, {"node": node}).scalar() is not False
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:

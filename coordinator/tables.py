@@ -128,7 +128,7 @@ leases = sa.Table(
     metadata,
     sa.Column("lease_id", sa.String, primary_key=True),
     sa.Column("group_no", sa.Integer, nullable=False),
-    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("node_id", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
@@ -138,7 +138,9 @@ leases = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
-sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state == State.OPEN.value)
+_open = leases.c.state == State.OPEN.value
+sa.Index("leases_open", leases.c.expires_ms, leases.c.max_cost_micros, sqlite_where=_open, postgresql_where=_open)
+sa.Index("leases_held", leases.c.node_id, sqlite_where=_open, postgresql_where=_open)
 
 rollouts = sa.Table(
     "rollouts",

@@ -223,6 +223,12 @@ def size(conn: sa.Connection) -> int:
     return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
 
 
+def balance(conn: sa.Connection, account: Account) -> int:
+    """What one account holds; nothing before it ever moved."""
+    found = conn.execute(_accounts, {"names": [str(account)]}).first()
+    return int(found.micros) if found else 0
+
+
 def balances(conn: sa.Connection) -> dict[Account, int]:
     """Every account that ever moved."""
     rows = conn.execute(sa.select(balances_table.c.account, balances_table.c.micros))

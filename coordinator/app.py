@@ -34,6 +34,7 @@ def build(round_: Round) -> web.Application:
     app[ROUND] = round_
     for room in (nodes, learner, ledger, public):
         app.add_routes(room.routes)
+    public.share(app)
     return app
 
 

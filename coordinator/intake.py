@@ -58,6 +58,7 @@ _lease = sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease"))
 _answer = sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
     rollouts.c.lease_id == sa.bindparam("lease")
 )
+_accepted = sa.insert(rollouts)
 _policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
 
 
@@ -113,22 +114,21 @@ def _accept(
     rewards = np.array([judge.reward(prompt, item.tokens.tolist()) for item in completions], dtype="<f4")  # (9)
     tokens = sum(len(item.tokens) for item in completions)
     credit = _credit(connection, node, claim_id, lease, tokens, now_ms)
-    connection.execute(
-        sa.insert(rollouts).values(
-            claim_id=claim_id,
-            lease_id=claim.lease_id,
-            group_no=row["group_no"],
-            node_id=node,
-            version=lease.version,
-            policy_update=policy_update,
-            tokens=tokens,
-            credit_micros=credit,
-            rewards=rewards.tobytes(),
-            envelope=envelope,
-            accepted_ms=now_ms,
-            state="buffered",
-        )
-    )
+    accepted = {
+        "claim_id": claim_id,
+        "lease_id": claim.lease_id,
+        "group_no": row["group_no"],
+        "node_id": node,
+        "version": lease.version,
+        "policy_update": policy_update,
+        "tokens": tokens,
+        "credit_micros": credit,
+        "rewards": rewards.tobytes(),
+        "envelope": envelope,
+        "accepted_ms": now_ms,
+        "state": "buffered",
+    }
+    connection.execute(_accepted, accepted)
     lease_table.close(connection, claim.lease_id, Event.ACCEPT, now_ms)
     lease_table.set_group(connection, row["group_no"], "accepted")
     return _verdict("accepted", claim.lease_id, tokens, credit)

@@ -101,7 +101,7 @@ def _check_sample(number: int, sample: Sample, bounds: PolicyBounds) -> Completi
         raise TokensInvalid(f"Sample {number} has {len(tokens)} tokens; 1 to {bounds.max_new_tokens} are possible.")
     if int(tokens.max()) >= bounds.vocab_size:
         raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
-    ends = np.isin(tokens, list(bounds.end_tokens))
+    ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
     if ends[:-1].any():
         raise TokensInvalid(f"Sample {number} goes on after its end token.")
     if ends[-1] != (sample.finish == "stop"):

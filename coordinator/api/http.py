@@ -101,10 +101,6 @@ def reply(message: Message, status: int = 200) -> web.Response:
     return web.Response(body=message.to_bytes(), content_type=MSGPACK, status=status)
 
 
-def reply_json(value: Any) -> web.Response:
-    return web.json_response(value, headers={"Cache-Control": "no-store"})
-
-
 def _error(request: web.Request, error: SwarmError) -> web.Response:
     accepted = request.headers.get("Accept", "")
     # Drawn, so that those who are refused together do not come back together.

@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from aiohttp import web
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
 
+LOOK_S = 0.25
+"""How soon a process beside the leader hears of a version; nodes take longer to fetch it."""
+
 CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""
 
@@ -32,7 +36,7 @@ def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, learner, ledger, public):
+    for room in (nodes, ledger, public, *([learner] if round_.leads else [])):
         app.add_routes(room.routes)
     public.share(app)
     return app
@@ -48,10 +52,7 @@ def make_runner(round_: Round) -> web.AppRunner:
 async def run(config: Config, *, with_learner: bool, announce: Callable[[str], None]) -> None:
     """Serve the round until it is told to stop."""
     round_ = Round(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+    stop = _told_to_stop()
     runner = make_runner(round_)
     await runner.setup()
     try:
@@ -78,6 +79,32 @@ async def run(config: Config, *, with_learner: bool, announce: Callable[[str], N
         with suppress(asyncio.CancelledError):
             await runner.cleanup()
         round_.close()
+
+
+async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -> None:
+    """Serve nodes of a round that another process leads, until told to stop."""
+    round_ = Round.beside(folder)
+    stop = _told_to_stop()
+    runner = make_runner(round_)
+    await runner.setup()
+    try:
+        await _listen(runner, listen)
+        announce(f"Serving nodes: http://{listen}")
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(every(LOOK_S, round_.look))
+            await stop.wait()
+            looking.cancel()
+    finally:
+        await runner.cleanup()
+        round_.close()
+
+
+def _told_to_stop() -> asyncio.Event:
+    """Set by Ctrl-C and its like."""
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    return stop
 
 
 async def _listen(runner: web.AppRunner, address: str) -> None:

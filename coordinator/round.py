@@ -28,7 +28,7 @@ from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
-from coordinator.state import Database, get_fact
+from coordinator.state import Database, get_fact, set_fact
 from ledger import store
 from ledger.checkpoint import ledger_key
 from ledger.entry import Deposit
@@ -52,6 +52,7 @@ FIXED = (
     "sampling.max_new_tokens",
     "learner.groups_per_update",
     "market.budget_micros",
+    "store.url",
 )
 """Settings that batches, versions, leases or the ledger of a round were counted with."""
 
@@ -72,20 +73,19 @@ class News:
 class Round:
     """Everything the handlers and timers of one round share."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, leads: bool = True) -> None:
         self.config = config
         self.folder = config.round.directory
-        resolved = self.folder / "resolved.json"
-        _check_settings(resolved, config)
-        self._lock = only_coordinator(self.folder)
-        write_durably(resolved, config.model_dump_json(indent=2).encode())
-        self.metadata = _open_metadata(config, self.folder)
+        self.leads = leads
+        """One process of a round trains, publishes, plans and signs; those `beside` it serve nodes."""
+        self._lock = _lead(config) if leads else None
+        self.metadata = _open_metadata(config, self.folder, leads=leads)
         self.round_id = self.metadata.round_id
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = _open_token(self.folder)
-        self.database = Database(self.folder / "state.db")
-        self.database.run_now(_deposit, config.market.budget_micros, now_ms())
+        self.database = Database(config.state)
+        self.database.run_now(_open_books, self.round_id, config.market.budget_micros, now_ms())
         self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
         self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
@@ -119,6 +119,19 @@ class Round:
             timeout_ms=int(config.leases.timeout_s * 1000),
             hourly_budget_micros=config.fleet.budget_micros_per_hour,
         )
+
+    @classmethod
+    def beside(cls, folder: Path) -> "Round":
+        """The round of a folder that another process leads, with the settings of that process."""
+        resolved = folder / "resolved.json"
+        if not resolved.exists():
+            raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator launch`.")
+        config = Config.model_validate_json(resolved.read_text())
+        if not config.store.url:
+            raise ConfigInvalid(
+                "A round on SQLite is served by one process.", hint="Make it with store.url=postgresql://…"
+            )
+        return cls(config, leads=False)
 
     async def text(self) -> PolicyText:
         """The policy's tokenizer and bounds; there is none before the first version."""
@@ -194,7 +207,8 @@ class Round:
 
     def close(self) -> None:
         self.database.close()
-        self._lock.close()
+        if self._lock:
+            self._lock.close()
 
 
 def now_ms() -> int:
@@ -222,6 +236,16 @@ def only_coordinator(folder: Path) -> IO[str]:
     return lock
 
 
+def _lead(config: Config) -> IO[str]:
+    """Be the round's one leader, with settings that its history allows."""
+    folder = config.round.directory
+    resolved = folder / "resolved.json"
+    _check_settings(resolved, config)
+    lock = only_coordinator(folder)
+    write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
+    return lock
+
+
 def _check_settings(path: Path, config: Config) -> None:
     """A round that exists goes on with the settings that its history depends on."""
     if not path.exists():
@@ -237,9 +261,11 @@ def _check_settings(path: Path, config: Config) -> None:
             )
 
 
-def _open_metadata(config: Config, folder: Path) -> SignedMetadata:
+def _open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
+    if not leads:
+        return SignedMetadata(keys, metadata, lifetime_s)
     if (metadata / "timestamp.json").exists():
         opened = SignedMetadata(keys, metadata, lifetime_s)
         opened.mend(utc_now())
@@ -254,6 +280,14 @@ def _open_token(folder: Path) -> str:
     return path.read_text()
 
 
-def _deposit(connection: sa.Connection, budget_micros: int, moment_ms: int) -> None:
+def _open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
+    """Make the store this round's, or find that it is."""
+    owner = get_fact(connection, "round_id")
+    if owner not in (None, round_id):
+        raise ConfigInvalid(
+            f"The store at store.url belongs to round {owner[:16]}…", hint="Give each round a database of its own."
+        )
+    if owner is None:
+        set_fact(connection, "round_id", round_id)
     if budget_micros:
         store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)

@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from coordinator import tables
 from coordinator.tables import facts
 from ledger import store
-from protocol.errors import Overloaded
+from protocol.errors import ConfigInvalid, Overloaded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,13 +73,8 @@ class Database:
     """The store of one round: a file of SQLite, or a PostgreSQL by its URL."""
 
     def __init__(self, where: Path | str) -> None:
-        # Autocommit, because the driver must not guess transactions: each is begun and ended here.
-        url = f"sqlite:///{where}" if isinstance(where, Path) else where
-        self._engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-        self._dialect = POSTGRESQL
-        if self._engine.dialect.name == "sqlite":
-            self._dialect = SQLITE
-            sa.event.listen(self._engine, "connect", _tune_sqlite)
+        self._dialect = SQLITE if isinstance(where, Path) else POSTGRESQL
+        self._engine = engine(where)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
         self._lock = threading.Lock()
@@ -227,6 +222,19 @@ def _create(connection: sa.Connection) -> None:
 
 def _overloaded() -> Overloaded:
     return Overloaded("The coordinator has more to do than it can.", hint="Come again when its Retry-After is over.")
+
+
+def engine(where: Path | str) -> sa.Engine:
+    """Connections to a store; they begin no transaction by themselves, since `Database` begins and ends each one."""
+    if isinstance(where, str):
+        try:
+            from coordinator import postgresql
+        except ModuleNotFoundError:
+            raise ConfigInvalid("PostgreSQL needs its driver.", hint="pip install 'echo-swarm[postgres]'") from None
+        return postgresql.engine(where)
+    made = sa.create_engine(f"sqlite:///{where}", isolation_level="AUTOCOMMIT")
+    sa.event.listen(made, "connect", _tune_sqlite)
+    return made
 
 
 def _tune_sqlite(connection: Any, _record: object) -> None:

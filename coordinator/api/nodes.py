@@ -8,6 +8,7 @@ from coordinator.api.http import ROUND, act, reply
 from coordinator.intake import Judge
 from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
+from protocol.errors import NotFound
 from protocol.ids import NodeId
 from protocol.messages import (
     Fetched,
@@ -94,6 +95,8 @@ async def submit(request: web.Request) -> web.Response:
 async def plan(request: web.Request) -> web.Response:
     """This node's part of the plan for the newest version."""
     here = request.app[ROUND]
+    if not here.leads:  # two plans for one version would send a node to parents that know nothing of it
+        raise NotFound("This process makes no plans.", hint="Send /v1/plan to the process that leads the round.")
     node = await act(request, PlanRequest, _registered)
     return reply(await here.database.read(_plan, node, here=here, now_ms=now_ms()))
 

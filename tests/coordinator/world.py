@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from coordinator import batches, intake, leases, publish, registry, tables
 from coordinator.intake import Judge
 from coordinator.leases import Draw, Terms
-from coordinator.state import Database
+from coordinator.state import Database, engine
 from ledger import store
 from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
@@ -71,6 +71,15 @@ def empty_store() -> bytes:
         return path.read_bytes()
 
 
+def clear(postgres_url: str) -> None:
+    """Take every row out of a PostgreSQL; the tables stay, since making them takes longer than a test."""
+    made = engine(postgres_url)
+    every = ", ".join(sa.inspect(made).get_table_names())
+    with made.connect() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {every}" if every else "SELECT 1")
+    made.dispose()
+
+
 class World:
     """One round; `staleness` is S, `size` is B."""
 
@@ -83,10 +92,14 @@ class World:
         budget_micros: int = 10**6,
         groups_per_request: int = 8,
         hourly_budget_micros: int = 0,
+        postgres_url: str = "",
     ) -> None:
-        self.path = folder / "state.db"
-        self.path.write_bytes(empty_store())
-        self.database = Database(self.path)
+        self.where: Path | str = postgres_url or folder / "state.db"
+        if isinstance(self.where, Path):
+            self.where.write_bytes(empty_store())
+        else:
+            clear(self.where)
+        self.database = Database(self.where)
         self.now_ms = 1_000_000
         self.terms = Terms(
             staleness=staleness,
@@ -113,7 +126,7 @@ class World:
     def reopen(self) -> None:
         """What a restart of the coordinator does: nothing but the file is left."""
         self.database.close()
-        self.database = Database(self.path)
+        self.database = Database(self.where)
 
     def join(self, number: int, price: int = PRICE) -> NodeKey:
         key = NodeKey(number.to_bytes(32))

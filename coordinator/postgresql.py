@@ -32,7 +32,7 @@ def engine(url: str) -> sa.Engine:
         made = sa.create_engine(driver, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
         sa.event.listen(made, "connect", _tune)
         made.connect().close()
-    except (sa.exc.ArgumentError, sa.exc.OperationalError) as error:
+    except (ValueError, sa.exc.ArgumentError, sa.exc.OperationalError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ConfigInvalid(f"The database at store.url cannot be used: {reason}.") from None
     return made

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -78,14 +78,17 @@ class Round:
         self.folder = config.round.directory
         self.leads = leads
         """One process of a round trains, publishes, plans and signs; those `beside` it serve nodes."""
-        self._lock = _lead(config) if leads else None
-        self.metadata = _open_metadata(config, self.folder, leads=leads)
-        self.round_id = self.metadata.round_id
+        with ExitStack() as held:
+            if leads:
+                held.enter_context(_lead(config))
+            self.metadata = _open_metadata(config, self.folder, leads=leads)
+            self.round_id = self.metadata.round_id
+            self.database = held.enter_context(closing(Database(config.state)))
+            self.database.run_now(_open_books, self.round_id, config.market.budget_micros, now_ms())
+            self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = _open_token(self.folder)
-        self.database = Database(config.state)
-        self.database.run_now(_open_books, self.round_id, config.market.budget_micros, now_ms())
         self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
         self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
@@ -206,9 +209,7 @@ class Round:
         return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger)
 
     def close(self) -> None:
-        self.database.close()
-        if self._lock:
-            self._lock.close()
+        self._held.close()
 
 
 def now_ms() -> int:

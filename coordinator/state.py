@@ -168,8 +168,8 @@ class Database:
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._engine.connect() as connection:
-            _say(connection, *self._dialect.begin)
             try:
+                _say(connection, *self._dialect.begin)
                 yield connection
                 _say(connection, "COMMIT")
             except BaseException:

@@ -27,7 +27,6 @@ from bench.control.load import Reply, drive
 from bench.harness import Bench, quick_from_environment
 from coordinator.learner.client import CoordinatorClient
 from protocol.learning import Report
-from protocol.lease import Lease
 from protocol.messages import LeaseReply, SubmissionReply
 from tests.coordinator.policy_files import write_policy
 from tests.processes.programs import free_address, script
@@ -78,10 +77,10 @@ class Server:
 class Round:
     """A coordinator with a published version, as its operator sees it."""
 
-    def __init__(self, folder: Path, stack: ExitStack, size: int, store_url: str = "") -> None:
+    def __init__(self, folder: Path, stack: ExitStack, size: int) -> None:
         policy, address = folder / "policy", free_address()
         place = {"round.directory": folder / "round", "round.listen": address, "round.seeder": free_address()}
-        settings = SETTINGS | place | ({"store.url": store_url} if store_url else {})
+        settings = SETTINGS | place
         config = folder / "round.toml"
         config.write_text("")
         chosen = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
@@ -126,7 +125,7 @@ def measure_requests(bench: Bench, here: Round, bare: Server, rounds: int) -> No
         offered = compare(bench, "lease", here, bare, here.fleet.lease_requests())
         leases = [one for reply in offered for one in LeaseReply.from_bytes(reply.body).leases]
         assert len(leases) == len(here.fleet.keys), "not every node got a lease"
-        judged = compare(bench, "submission", here, bare, submissions(here, leases))
+        judged = compare(bench, "submission", here, bare, here.fleet.submissions(leases))
         verdicts = [one for reply in judged for one in SubmissionReply.from_bytes(reply.body).verdicts]
         assert {verdict.outcome for verdict in verdicts} == {"accepted"}
         resident.append(here.server.resident_mib())
@@ -135,11 +134,6 @@ def measure_requests(bench: Bench, here: Round, bare: Server, rounds: int) -> No
         ratio = bench.ratio(f"{kind} / bare handler", kind, f"bare handler, {kind}")
         bench.goal(f"a {kind} costs at most twice a bare handler", ratio, at_most=2.0)
     bench.goal("memory is flat: the last round's / the first's", resident[-1] / resident[0], at_most=1.1)
-
-
-def submissions(here: Round, leases: list[Lease]) -> Prepared:
-    """The answers, as the nodes sign them that the leases were given to: replies come in the order of requests."""
-    return here.fleet.submissions(leases)
 
 
 async def flood(here: Round, prepared: Prepared, batches: int) -> tuple[list[Reply], list[float], float]:

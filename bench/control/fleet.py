@@ -44,6 +44,7 @@ class Fleet:
         return [self._signed(key, "/v1/leases", LeaseRequest(version=1, groups=1)) for key in self.keys]
 
     def submissions(self, leases: list[Lease]) -> Prepared:
+        """Each node's answer to its lease."""
         return [
             self._signed(key, "/v1/rollouts", Submission(rollouts=(self._answer(key, lease),)))
             for key, lease in zip(self.keys, leases, strict=True)

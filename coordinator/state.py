@@ -172,7 +172,7 @@ class Database:
                 _say(connection, *self._dialect.begin)
                 yield connection
                 _say(connection, "COMMIT")
-            except BaseException:
+            except BaseException:  # raised again
                 with suppress(sa.exc.DBAPIError):  # SQLite has rolled back by itself where the disk was full
                     _say(connection, "ROLLBACK")
                 raise
@@ -198,7 +198,7 @@ def _do(connection: sa.Connection, call: _Call) -> None:
     _say(connection, "SAVEPOINT effect")
     try:
         call.outcome = call.effect(connection)
-    except Exception as failure:
+    except Exception as failure:  # told to whoever asked
         call.failure = failure
         _say(connection, "ROLLBACK TO SAVEPOINT effect")
     _say(connection, "RELEASE SAVEPOINT effect")

@@ -25,7 +25,7 @@ class Message(BaseModel):
         message = cls.from_value(canonical.read(data, max_bytes=max_bytes))
         # The schema lets 1 stand for 1.0 and a default for a missing field: other bytes for the same message.
         if message.to_bytes() != data:
-            canonical.decode(data, max_bytes=max_bytes)
+            canonical.decode(data, max_bytes=max_bytes)  # says so if already the encoding is wrong
             raise NotCanonical(f"{cls.__name__}: a field is missing, or is a whole number where a fraction stands.")
         return message
 

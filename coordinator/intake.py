@@ -152,7 +152,8 @@ def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: L
 
 def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, now_ms: int) -> None:
     """Store the rejection, and end the lease if it is the sender's and still open."""
-    last = {"last_lease_id": lease_id, "last_message": str(error)[:500], "last_ms": now_ms}
+    said = str(error)[:500].replace("\0", "")  # it may quote the sender, and PostgreSQL keeps no NUL
+    last = {"last_lease_id": lease_id, "last_message": said, "last_ms": now_ms}
     here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
     if not connection.execute(sa.update(rejections).where(here).values(count=rejections.c.count + 1, **last)).rowcount:
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))

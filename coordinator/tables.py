@@ -189,8 +189,8 @@ batches = sa.Table(
 versions = sa.Table(
     "versions",
     metadata,
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("policy_update", sa.Integer, nullable=False),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
     sa.Column("manifest_digest", sa.String, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("published_ms", sa.BigInteger, nullable=False),

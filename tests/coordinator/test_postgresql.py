@@ -10,8 +10,20 @@ import sqlalchemy as sa
 from coordinator.round import Round
 from coordinator.state import Database, get_fact, set_fact
 from ledger import store
-from protocol.errors import ConfigInvalid
-from protocol.messages import Fetched, Heartbeat, HeartbeatReply, Plan, PlanRequest, Reached, Receipt, Transfer, Upload
+from protocol import canonical
+from protocol.errors import ConfigInvalid, MalformedMessage
+from protocol.messages import (
+    Fetched,
+    Heartbeat,
+    HeartbeatReply,
+    Plan,
+    PlanRequest,
+    Reached,
+    Receipt,
+    Register,
+    Transfer,
+    Upload,
+)
 from tests.coordinator.served import serve
 from tests.coordinator.world import clear
 
@@ -59,6 +71,19 @@ async def test_every_address_works_on_postgresql_as_on_sqlite(tmp_path: Path, po
         board = await (await served.client.get("/v1/leaderboard")).json()
         assert [row["pending_micros"] for row in board["nodes"]] == [verdict.credit_micros, 0]
         assert served.round.database.run_now(store.rebuild) == []
+
+
+@pytest.mark.asyncio
+async def test_a_nul_that_postgresql_cannot_keep_is_refused_by_name(tmp_path: Path, postgres_url: str) -> None:
+    clear(postgres_url)
+    async with serve(tmp_path, f"store.url={postgres_url}") as served:
+        await served.publish()
+        node = await served.join()
+        nul_name = Register.model_construct(name="a\0b", price_micros_per_mtok=1, addresses=(), shares=False, agent="")
+        response = await served.post("/v1/nodes", served.sealed(node, "/v1/nodes", nul_name))
+        assert response.status == MalformedMessage.http_status
+        (verdict,) = await served.submit(node, node.seal("rollout", canonical.encode({"\0": 1})))
+        assert (verdict.outcome, verdict.code) == ("rejected", MalformedMessage.code)
 
 
 @pytest.mark.asyncio

@@ -62,12 +62,12 @@ class News:
     """What nodes are told with every answer: kept in memory, since everybody asks and it seldom changes."""
 
     version: int
-    update: int
     finished: bool
 
     @staticmethod
     def read(connection: sa.Connection) -> "News":
-        return News(*publish.newest_version(connection), finished=bool(get_fact(connection, "finished", False)))
+        version, _ = publish.newest_version(connection)
+        return News(version, bool(get_fact(connection, "finished", False)))
 
 
 class Round:

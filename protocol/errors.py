@@ -274,7 +274,8 @@ class AuditFailed(SwarmError):
 class Unreachable(SwarmError):
     """The coordinator did not answer in time."""
 
-    code, http_status, fault = "unreachable", 503, "network"
+    code, http_status = "unreachable", 503
+    fault: ClassVar[Fault] = "network"
 
 
 class Overloaded(Unreachable):

@@ -19,6 +19,8 @@ from protocol.origin import OriginUrl
 UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
 """No character that a signed address would have to escape."""
 
+STORE = r"^$|^postgresql(\+psycopg)?://"
+
 
 class Section(BaseModel):
     """A table of the file: frozen, strict about names, and its field descriptions are its manual."""
@@ -154,6 +156,12 @@ class AuditSection(Section):
     )
 
 
+class StoreSection(Section):
+    """Where the round's state lives."""
+
+    url: str = Field("", pattern=STORE, description="postgresql://user@host/name; empty is SQLite in round.directory")
+
+
 class PublishSection(Section):
     """How versions travel."""
 
@@ -198,6 +206,12 @@ class Config(Section):
     leases: LeasesSection = LeasesSection()
     audit: AuditSection = AuditSection()
     publish: PublishSection = PublishSection()
+    store: StoreSection = StoreSection()
+
+    @property
+    def state(self) -> Path | str:
+        """What `coordinator.state.Database` opens."""
+        return self.store.url or self.round.directory / "state.db"
 
     def with_absolute_folder(self) -> "Config":
         """The same with a folder that child processes find wherever they start."""

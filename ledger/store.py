@@ -76,7 +76,6 @@ claims_table = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("entry_hash", sa.String(64), nullable=False),
 )
-
 tiles_table = sa.Table(
     "ledger_tiles",
     metadata,
@@ -93,7 +92,6 @@ checkpoint_table = sa.Table(
     sa.Column("root", sa.LargeBinary, nullable=False),
     sa.Column("note", sa.LargeBinary, nullable=False),
 )
-
 
 # Built once: making a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
@@ -221,6 +219,11 @@ def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]
 def size(conn: sa.Connection) -> int:
     """How many entries there are."""
     return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
+
+
+def balance(conn: sa.Connection, account: Account) -> int:
+    """What one account holds; nothing before it ever moved."""
+    return sum(row.micros for row in conn.execute(_accounts, {"names": [str(account)]}))
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:

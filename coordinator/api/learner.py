@@ -25,8 +25,8 @@ routes = web.RouteTableDef()
 BATCH_WAIT_S = 20.0
 """How long a request for a batch is held open; the learner asks again after it."""
 
-LOOK_AGAIN_S = 2.0
-"""A submission whose sender hung up may have been stored without waking us."""
+LOOK_AGAIN_S = 0.5
+"""A submission may have been stored without waking us: by another API process, or for a sender that hung up."""
 
 UPLOAD_MAX_BYTES = 2**40
 """The operator's own learner is believed about sizes; the disk is the limit."""
@@ -148,4 +148,5 @@ async def finish(request: web.Request) -> web.Response:
         escrow.settle_all(connection, here.audits, now_ms())
 
     await here.database.run(end)
+    await here.look()
     return web.Response(status=204)

@@ -23,6 +23,7 @@ from coordinator.files import read_at_most
 from coordinator.policy_text import policy_bounds
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
+from coordinator.state import engine
 from coordinator.tables import leases, rollouts
 from protocol import chunks, limits
 from protocol.auditing import CaseFile
@@ -68,9 +69,10 @@ class RoundArchive:
 
     def __init__(self, config: Config) -> None:
         self._folder = folder = config.round.directory
-        if not (folder / "state.db").exists():
+        if not (folder / "resolved.json").exists():
             raise AuditFailed(f"There is no round in {folder}.", hint="Name the TOML file of one that was launched.")
-        self._engine = sa.create_engine(f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true")
+        read_only = f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true"
+        self._engine = engine(config.store.url) if config.store.url else sa.create_engine(read_only)
         self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
         self._publisher = Publisher(
             folder=folder,

@@ -46,7 +46,8 @@ async def ends(engine: EngineClient) -> list[str]:
     """The requests that still end, in order; one that failed with its message."""
     seen = []
     while group := await engine.finished():
-        seen.append(group.request_id if isinstance(group, GroupDone) else f"{group.request_id}: {group.message}")
+        said = f"{group.request_id}: {group.message}" if isinstance(group, GroupFailed) else group.request_id
+        seen.append(said)
     return seen
 
 

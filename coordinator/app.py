@@ -10,8 +10,9 @@ from contextlib import suppress
 from aiohttp import web
 
 from coordinator import activation, leases
-from coordinator.api import learner, ledger, nodes, public
+from coordinator.api import events, learner, ledger, nodes, pages, public, stats
 from coordinator.api.http import ROUND, errors
+from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.round import Round, join_string, now_ms
@@ -32,7 +33,9 @@ def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, learner, ledger, public):
+    app[WATCH] = Watch(round_)
+    app.cleanup_ctx.append(app[WATCH].run)
+    for room in (nodes, learner, ledger, public, pages, events, stats):
         app.add_routes(room.routes)
     return app
 

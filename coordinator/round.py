@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import sqlalchemy as sa
 
@@ -104,6 +104,18 @@ class Round:
             timeout_ms=int(config.leases.timeout_s * 1000),
             hourly_budget_micros=config.fleet.budget_micros_per_hour,
         )
+
+    def told(self) -> dict[str, Any]:
+        """What the operator set, as far as nodes and visitors want to know it."""
+        config = self.config
+        return {
+            "round_id": self.round_id,
+            "task": config.task.name,
+            "staleness": config.staleness.max_updates,
+            "max_updates": config.round.max_updates,
+            "samples_per_group": config.sampling.samples_per_group,
+            "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        }
 
     async def text(self) -> PolicyText:
         """The policy's tokenizer and bounds; there is none before the first version."""

@@ -1,7 +1,6 @@
-"""What anyone may read: the page, the leaderboard, the status, trust metadata and chunks."""
+"""What anyone may read as data: the leaderboard, the status, trust metadata and chunks."""
 
 import asyncio
-from importlib import resources
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,15 +18,6 @@ from protocol.origin import chunk_path, may_change
 routes = web.RouteTableDef()
 
 
-@routes.get("/")
-async def page(_request: web.Request) -> web.Response:
-    text = resources.files("coordinator").joinpath("web/index.html").read_text()
-    return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": _OWN_CODE_ONLY})
-
-
-_OWN_CODE_ONLY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
-
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
     """Who earned what, by the first `ledger_size` entries of the ledger."""
@@ -42,7 +32,7 @@ async def leaderboard(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     here = request.app[ROUND]
     found = await here.database.run(summary.status, config=here.config, alive_since_ms=now_ms() - here.silent_after_ms)
-    return reply_json(found | _terms(request))
+    return reply_json(found | here.told())
 
 
 @routes.get("/v1/broadcast")
@@ -50,20 +40,6 @@ async def broadcast(request: web.Request) -> web.Response:
     """How the last version spread, node by node."""
     here = request.app[ROUND]
     return reply_json(await here.database.run(summary.broadcast, alive_since_ms=now_ms() - here.silent_after_ms))
-
-
-def _terms(request: web.Request) -> dict[str, object]:
-    """What the operator set, as far as nodes and visitors want to know it."""
-    here = request.app[ROUND]
-    config = here.config
-    return {
-        "round_id": here.round_id,
-        "task": config.task.name,
-        "staleness": config.staleness.max_updates,
-        "max_updates": config.round.max_updates,
-        "samples_per_group": config.sampling.samples_per_group,
-        "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
-    }
 
 
 @routes.get("/v1/origins")

@@ -22,7 +22,7 @@ COLUMNS: tuple[tuple[str, Column], ...] = (
     ("score", Column("score", "validated credit, half as much after every seven days")),
     ("credit", Column("credit", "all validated credit", is_minor=True)),
     ("pending", Column("in escrow", "the share of the credit that is not settled yet", is_minor=True)),
-    ("tokens", Column("tokens", "validated tokens")),
+    ("tokens", Column("tokens", "validated tokens", is_minor=True)),
     ("accepted", Column("accepted", "of the groups sent in; the interval holds the true share 95 times in 100")),
     (
         "lag",
@@ -171,7 +171,7 @@ def _accepted(line: Line) -> Any:
     low, high = line.accept_interval
     between = f"{100 * low:.0f}–{100 * high:.0f}"
     told = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
-    shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})")]
+    shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_="minor")]
     return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=told)
 
 

@@ -106,8 +106,8 @@ def _figure(
         y = f"{scale.y(value):.1f}"
         axes.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
         axes.append(el("text", tell(value), x=LEFT - 6, y=y, class_="end"))
-    axes.append(el("text", words.figure(scale.left), x=LEFT, y=HEIGHT - 6))
-    axes.append(el("text", f"{across} {words.figure(scale.right)}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
+    axes.append(el("text", rows[0][0], x=LEFT, y=HEIGHT - 6))
+    axes.append(el("text", f"{across} {rows[-1][0]}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
     last = f"{len(rows)} points; {across} {rows[-1][0]}: {', '.join(rows[-1][1:])}. The table below has all of them."
     svg = el(
         "svg", el("title", title, id=f"{name}-title"), el("desc", last, id=f"{name}-desc"), axes, drawn,

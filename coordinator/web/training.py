@@ -124,15 +124,20 @@ def _broadcast(figures: Training) -> Markup:
         for name, take in (("median", attrgetter("median_s")), ("slowest", attrgetter("max_s")))
     }
     last = figures.status["broadcast"]
+    spread = charts.lines(
+        "t-bcast",
+        "from publication to the first token",
+        "version",
+        curves if any(curves.values()) else {},
+        tell=words.seconds,
+        from_zero=True,
+    )
     return el(
         "div",
-        charts.lines(
-            "t-bcast", "from publication to the first token", "version", curves if any(curves.values()) else {},
-            tell=words.seconds, from_zero=True,
-        ),
+        el("div", spread, class_="charts"),
         el("h3", f"Who had version {last['version']} from whom") if last else None,
         tree.picture(last["version"], figures.branches) if last else None,
-    )  # fmt: skip
+    )
 
 
 def _fleet(status: Mapping[str, Any]) -> Any:

@@ -8,7 +8,8 @@ from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, node_link, table
 
-ROW, COLUMN, LEFT, TOP, NAME_WIDTH = 22, 190, 70, 18, 170
+ROW, COLUMN, LEFT, TOP, NAME_WIDTH = 22, 220, 70, 18, 170
+LETTER, LABEL_MAX = 8, 20
 
 COLUMNS = (Column("node", is_text=True), Column("had most from", is_text=True), Column("of it"))
 
@@ -23,8 +24,9 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
     places, rows = _places(branches)
     names = {branch.node_id: branch.name for branch in branches}
     width = LEFT + COLUMN * max(depth for depth, _ in places.values()) + NAME_WIDTH
-    drawn = [_edge(places[branch.parent], places[branch.node_id], branch.size_bytes) for branch in branches]
-    drawn += [_node(places[node_id], names.get(node_id, ""), node_id) for node_id in places]
+    labels = {branch.node_id: words.readable(branch.name, branch.node_id)[:LABEL_MAX] for branch in branches}
+    drawn = [_edge(places, labels.get(branch.parent, ""), branch) for branch in branches]
+    drawn += [_node(place, labels.get(node_id, "")) for node_id, place in places.items()]
     deepest = max(depth for depth, _ in places.values())
     svg = el(
         "svg",
@@ -86,17 +88,18 @@ def _at(place: Place) -> tuple[float, float]:
     return LEFT + COLUMN * place[0], TOP + ROW * place[1]
 
 
-def _edge(above: Place, below: Place, size_bytes: int) -> Markup:
-    (x0, y0), (x1, y1) = _at(above), _at(below)
-    middle = (x0 + x1) / 2 + NAME_WIDTH / 2 * (above[0] > 0)
-    curve = f"M{x0:.0f} {y0:.1f} C{middle:.0f} {y0:.1f} {middle:.0f} {y1:.1f} {x1:.0f} {y1:.1f}"
-    return el("path", el("title", words.size(size_bytes)), d=curve, class_="edge")
+def _edge(places: dict[str, Place], label: str, branch: Branch) -> Markup:
+    """A curve that begins behind the label of the node above."""
+    (x0, y0), (x1, y1) = _at(places[branch.parent]), _at(places[branch.node_id])
+    start = x0 + (LETTER * len(label) + 12 if label else 0)
+    middle = (start + x1) / 2
+    curve = f"M{start:.0f} {y0:.1f} C{middle:.0f} {y0:.1f} {middle:.0f} {y1:.1f} {x1:.0f} {y1:.1f}"
+    return el("path", el("title", words.size(branch.size_bytes)), d=curve, class_="edge")
 
 
-def _node(place: Place, name: str, node_id: str) -> Markup:
+def _node(place: Place, label: str) -> Markup:
     x, y = _at(place)
     dot = el("circle", cx=f"{x:.0f}", cy=f"{y:.1f}", r=4, class_="dot s0")
-    if not node_id:
+    if not label:
         return el("g", dot, el("text", "seeder", x=x - 8, y=f"{y:.1f}", class_="end"))
-    label = words.readable(name, node_id)
     return el("g", dot, el("text", label, x=x + 8, y=f"{y:.1f}"))

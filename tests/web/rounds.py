@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from coordinator import batches
 from coordinator.round import now_ms
+from coordinator.tables import batches as formed
 from coordinator.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
 from protocol.ids import NodeId
 from protocol.learning import Report
@@ -47,7 +48,7 @@ async def earn(served: Served, *keys: NodeKey) -> None:
             await served.submit(key, served.answer(key, lease))
 
     def train(connection: sa.Connection) -> None:
-        number = connection.execute(sa.select(sa.func.max(batches.batches.c.batch))).scalar() or 0
+        number = connection.execute(sa.select(sa.func.max(formed.c.batch))).scalar() or 0
         batch = batches.get(connection, number + 1, size=len(keys), staleness=4, now_ms=now_ms())
         assert batch is not None
         metrics = {"reward_mean": 0.5 + 0.1 * number, "<b>kl": 0.01}

@@ -1,6 +1,7 @@
 """Standings, curves and histories out of a real store; words and elements out of any text."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -70,7 +71,7 @@ class TestStandings:
             world.earn(key)
         world.train(1)
         found = list(lines(world, Fold()).values())
-        shared = [line.__class__(**{**vars_of(line), "owner": "them"}) for line in found]
+        shared = [replace(line, owner="them") for line in found]
         (line,) = by_owner(shared)
         assert (line.nodes, line.posted_micros, line.accepted) == (2, 2 * HONEST_TOKENS, 2)
 
@@ -90,10 +91,6 @@ class TestStandings:
         assert [(claim["state"], claim["entry"] < claim["settled_entry"]) for claim in claims] == [("posted", True)] * 2
         (day,) = world.run(history.days, key.node_id)
         assert (day["groups"], day["posted"], day["pending"]) == (2, 2 * HONEST_TOKENS, 0)
-
-
-def vars_of(line: Line) -> dict[str, object]:
-    return {name: getattr(line, name) for name in line.__dataclass_fields__}
 
 
 class TestCurves:

@@ -29,6 +29,9 @@ FRESH_S = 2.0
 SHOWN_AT_MOST_S = 10.0
 """Older figures are shown to nobody."""
 
+RESTS = 5
+"""Figures that take long to compute stay fresh for so many times as long: they never take a core for themselves."""
+
 PAGES_MAX = 128
 """Pages kept for one moment: every view and order of the board; a crawler's other ones are made again each time."""
 
@@ -107,18 +110,19 @@ class Snapshot(Generic[T]):
         self._shown_at_most_s = shown_at_most_s
         self._clock = clock
         self._moment: Moment[T] | None = None
-        self._made_s = 0.0
+        self._made_s = self._took_s = 0.0
         self._making: asyncio.Task[Moment[T]] | None = None
 
     async def get(self) -> Moment[T]:
         """A moment that may be shown."""
         age_s = self._clock() - self._made_s
-        if self._moment is not None and age_s < self._fresh_s:
+        fresh_s = max(self._fresh_s, RESTS * self._took_s)
+        if self._moment is not None and age_s < fresh_s:
             return self._moment
         if self._making is None:
             self._making = asyncio.create_task(self._compute())
             self._making.add_done_callback(self._ended)
-        if self._moment is not None and age_s < self._shown_at_most_s:
+        if self._moment is not None and age_s < max(self._shown_at_most_s, 2 * fresh_s):
             return self._moment
         return await asyncio.shield(self._making)
 
@@ -130,7 +134,7 @@ class Snapshot(Generic[T]):
     async def _compute(self) -> Moment[T]:
         began_s = self._clock()
         moment = Moment(await self._make())
-        self._moment, self._made_s = moment, began_s
+        self._moment, self._made_s, self._took_s = moment, began_s, self._clock() - began_s
         return moment
 
     def _ended(self, task: asyncio.Task[Moment[T]]) -> None:

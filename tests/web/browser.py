@@ -14,7 +14,6 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -73,11 +72,9 @@ class Tab:
     async def without_scripts(self) -> None:
         await self.call("Emulation.setScriptExecutionDisabled", value=True)
 
-    async def picture(self, *, whole: bool = False) -> bytes:
+    async def picture(self) -> bytes:
         """What is to be seen, as WebP."""
-        answer = await self.call(
-            "Page.captureScreenshot", format="webp", quality=70, captureBeyondViewport=whole, optimizeForSpeed=False
-        )
+        answer = await self.call("Page.captureScreenshot", format="webp", quality=70)
         return base64.b64decode(answer["data"])
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -162,8 +159,3 @@ async def open_browser() -> AsyncIterator[Browser]:
 async def _drain(stream: asyncio.StreamReader) -> None:
     while await stream.readline():
         pass
-
-
-def save(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)

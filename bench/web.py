@@ -202,7 +202,7 @@ async def measure(bench: Bench, folder: Path, members: int, rounds: int, seconds
 def main() -> int:
     """Measure, print and judge."""
     quick = quick_from_environment()
-    members, rounds, seconds = (1_000, 3, 2.0) if quick else (NODES, 5, 8.0)
+    members, rounds, seconds = (1_000, 3, 2.0) if quick else (NODES, 3, 5.0)
     inputs = {"nodes": members, "rounds": rounds, "seconds": seconds, "pages_per_s": RATE, "heartbeats_per_s": BEATS}
     bench = Bench("web", inputs=inputs, quick=quick)
     with tempfile.TemporaryDirectory() as folder:

@@ -179,16 +179,14 @@ async def measure(bench: Bench, folder: Path, members: int, rounds: int, seconds
             (public / "page.html").write_bytes(await response.read())
         load = Load(client, round_id, keys)
         for _ in range(rounds):
-            before = cpu_s(coordinator)
             alone = await by_the_clock(BEATS, seconds, load.beat)
-            between = cpu_s(coordinator)
+            before_s = cpu_s(coordinator)
             async with asyncio.TaskGroup() as group:
                 pages = group.create_task(by_the_clock(RATE, seconds, lambda: load.first_byte(page)))
                 beats = group.create_task(by_the_clock(BEATS, seconds, load.beat))
-            # What the pages cost is what the coordinator took more than in as long a time without them.
-            page_s = cpu_s(coordinator) - between - (between - before)
-            static_s = cpu_s(server)
+            page_s, static_s = cpu_s(coordinator) - before_s, cpu_s(server)
             files = await by_the_clock(RATE, seconds, lambda: load.first_byte(static))
+            # All that the coordinator did meanwhile is put on the pages' account, figures and heartbeats, too.
             bench.measure("page, processor", 1e3 * page_s / len(files), unit="ms")
             bench.measure("static file, processor", 1e3 * (cpu_s(server) - static_s) / len(files), unit="ms")
             for case, values in (

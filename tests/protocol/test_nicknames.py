@@ -25,7 +25,7 @@ def test_golden_nicknames_never_change(node_id: str, expected: str) -> None:
 def test_every_word_is_there_once() -> None:
     for words in (QUALITIES, CREATURES):
         assert len(words) == len(set(words)) == 64
-        assert words == sorted(words)
+        assert list(words) == sorted(words)
 
 
 @given(st.text(st.characters(exclude_categories=[])))

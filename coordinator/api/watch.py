@@ -83,7 +83,7 @@ class Watch:
     async def _produce(self) -> None:
         while True:
             await self._wanted.wait()
-            with suppress(sa.exc.SQLAlchemyError):  # the snapshot has logged it; the next look may succeed
+            with suppress(Exception):  # the snapshot has logged it, and the next look may succeed
                 self._look((await self.board.get()).figures)
             if not self.listeners:
                 self._wanted.clear()

@@ -38,6 +38,7 @@ async function refresh() {
   missed = false;
   try {
     const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (!reply.ok) throw new Error(reply.statusText);
     const page = new DOMParser().parseFromString(await reply.text(), "text/html");
     for (const old of document.querySelectorAll("[data-live]")) {
       const fresh = page.getElementById(old.id);

@@ -206,7 +206,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(bench, Path(folder), members, rounds, seconds))
     bench.ratio("page / static file, median", "page, median", "static file, median")
-    bench.ratio("page / static file, processor", "page, processor", "static file, processor")
+    cost = bench.ratio("page / static file, processor", "page, processor", "static file, processor")
+    bench.goal("a page costs at most twice what a static file does", cost, at_most=2.0)
     bench.ratio("heartbeat meanwhile / alone, median", "heartbeat meanwhile, median", "heartbeat alone, median")
     bench.goal("half of the pages begin within 100 ms", bench.median("page, median"), at_most=100.0)
     bench.goal("99 of 100 pages begin within 100 ms", bench.median("page, p99"), at_most=100.0)

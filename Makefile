@@ -13,13 +13,14 @@ LOG    := $(VENV)/install.log
 PYTHON ?=
 ARGS   ?=
 QUICK  ?=
+ROUND  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
 LLAMA  := $(VENV)/.llama
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint clean
+.PHONY: help setup demo test check lint clean screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +36,9 @@ test: lint  ## lint and all tests; ARGS go to pytest
 
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
+
+screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
+	@$(BIN)/python -P -m tests.web.screenshots $(ROUND)
 
 bench-broadcast: $(RIVALS)
 bench-llama bench-verification: $(LLAMA)

@@ -11,8 +11,9 @@ from pathlib import Path
 from aiohttp import web
 
 from coordinator import activation, leases, registry
-from coordinator.api import auditor, learner, ledger, nodes, public
+from coordinator.api import auditor, events, learner, ledger, nodes, pages, public, stats
 from coordinator.api.http import ROUND, errors
+from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.round import Round, join_string, now_ms
@@ -36,7 +37,9 @@ def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, ledger, public, *([learner, auditor] if round_.leads else [])):
+    app[WATCH] = Watch(round_)
+    app.cleanup_ctx.append(app[WATCH].run)
+    for room in (nodes, ledger, public, pages, events, stats, *([learner, auditor] if round_.leads else [])):
         app.add_routes(room.routes)
     public.share(app)
     return app

@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import sqlalchemy as sa
 
@@ -146,6 +146,18 @@ class Round:
                 "A round on SQLite is served by one process.", hint="Make it with store.url=postgresql://…"
             )
         return cls(config, leads=False)
+
+    def told(self) -> dict[str, Any]:
+        """What the operator set, as far as nodes and visitors want to know it."""
+        config = self.config
+        return {
+            "round_id": self.round_id,
+            "task": config.task.name,
+            "staleness": config.staleness.max_updates,
+            "max_updates": config.round.max_updates,
+            "samples_per_group": config.sampling.samples_per_group,
+            "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        }
 
     async def text(self) -> PolicyText:
         """The policy's tokenizer and bounds; there is none before the first version."""

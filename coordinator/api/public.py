@@ -1,9 +1,8 @@
-"""What anyone may read: the page, the leaderboard, the status, trust metadata and chunks."""
+"""What anyone may read as data: the leaderboard, the status, trust metadata and chunks."""
 
 import asyncio
 import json
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +12,7 @@ from coordinator import publish, standings, summary
 from coordinator.api.http import ROUND, reply
 from coordinator.api.shared import Shared
 from coordinator.mirror import IMMUTABLE
-from coordinator.round import Round, now_ms
+from coordinator.round import now_ms
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
@@ -24,15 +23,6 @@ routes = web.RouteTableDef()
 LEADERBOARD = web.AppKey("leaderboard", Shared[bytes])
 STATUS = web.AppKey("status", Shared[bytes])
 BROADCAST = web.AppKey("broadcast", Shared[bytes])
-
-
-@routes.get("/")
-async def page(_request: web.Request) -> web.Response:
-    text = resources.files("coordinator").joinpath("web/index.html").read_text()
-    return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": _OWN_CODE_ONLY})
-
-
-_OWN_CODE_ONLY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 @routes.get("/v1/leaderboard")
@@ -63,7 +53,6 @@ def share(app: web.Application) -> None:
 
         return Shared(lambda: here.database.read(read))
 
-    terms = _terms(here)
     app[LEADERBOARD] = shared(
         lambda conn, _: {
             "ledger_size": store.size(conn),
@@ -71,27 +60,15 @@ def share(app: web.Application) -> None:
             "owners": standings.shown(conn, here.audits.rules),
         },
     )
+    told = here.told()
     app[STATUS] = shared(
-        lambda conn, alive_since_ms: summary.status(conn, config=here.config, alive_since_ms=alive_since_ms) | terms
+        lambda conn, alive_since_ms: summary.status(conn, config=here.config, alive_since_ms=alive_since_ms) | told
     )
     app[BROADCAST] = shared(lambda conn, alive_since_ms: summary.broadcast(conn, alive_since_ms=alive_since_ms))
 
 
 def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def _terms(here: Round) -> dict[str, object]:
-    """What the operator set, as far as nodes and visitors want to know it."""
-    config = here.config
-    return {
-        "round_id": here.round_id,
-        "task": config.task.name,
-        "staleness": config.staleness.max_updates,
-        "max_updates": config.round.max_updates,
-        "samples_per_group": config.sampling.samples_per_group,
-        "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
-    }
 
 
 @routes.get("/v1/origins")

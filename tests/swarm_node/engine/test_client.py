@@ -15,7 +15,7 @@ from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine.choose import ENGINES, Options, for_folder
 from swarm_node.engine.client import EngineClient, open_engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 
 pytestmark = pytest.mark.trio
 

@@ -25,7 +25,8 @@ from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
 from protocol.errors import ConfigInvalid
 from protocol.learning import Progress, Report
@@ -105,9 +106,7 @@ class Learner:
     def _open(self) -> tuple[Policy, Tokenizer]:
         """The policy where the last checkpoint left it, or as the round starts, and its tokenizer."""
         start = self._folder / "start"
-        settings = TrainSettings(
-            learning_rate=self._config.learner.learning_rate, temperature=self._config.sampling.temperature
-        )
+        settings = train_settings(self._config)
         if self._checkpoint.exists():
             policy = Policy(start, settings)
             policy.restore_checkpoint(self._checkpoint)

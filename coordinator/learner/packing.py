@@ -1,0 +1,181 @@
+"""Many samples as one sequence without padding, each prompt in it only once.
+
+    packed:  prompt 0 · prompt 1 · … · sample 0 · sample 1 · …        L tokens, and that is all a model's layers compute
+
+- A sample's last token is predicted, never fed; its first one is predicted from the last place of its prompt.
+- Attention alone needs rectangles. A `Rectangle` says where each packed token lies in one; its padding is zero and
+  takes no gradient. Prompts see themselves; a sample sees its prompt and itself.
+- A model of transformers takes all this as the argument `packing` and hands it to its attention; without it, attention
+  is the usual one.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from coordinator.learner.batch import Tensors
+
+IMPLEMENTATION = "shared_prompts"
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Rows of unequal length, packed one after the other: R rows of at most W of the L tokens."""
+
+    index: torch.Tensor  # [R, W] the packed place of each token, 0 for padding
+    padding: torch.Tensor  # [R, W] bool
+    inverse: torch.Tensor  # [L] row · W + column of each packed token
+
+    @staticmethod
+    def of(lengths: torch.Tensor) -> "Rectangle":
+        columns = torch.arange(int(lengths.max()))
+        padding = columns >= lengths[:, None]
+        index = ((lengths.cumsum(0) - lengths)[:, None] + columns).masked_fill(padding, 0)
+        return Rectangle(index, padding, (~padding).flatten().nonzero()[:, 0])
+
+    def to(self, device: torch.device) -> "Rectangle":
+        return Rectangle(self.index.to(device), self.padding.to(device), self.inverse.to(device))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A piece of a batch as a model is fed it, and where the completion tokens are predicted."""
+
+    tokens: torch.Tensor  # [1, L]
+    positions: torch.Tensor  # [1, L]
+    prompts: Rectangle
+    samples: Rectangle | None  # None if every completion is a single token
+    fed: torch.Tensor  # the samples that have a row in `samples`
+    owners: torch.Tensor  # of these, the prompt in this piece
+    visible: torch.Tensor  # [rows, 1, Q, P + Q] bool: what a sample's places see of its prompt and of itself
+    rows: torch.Tensor  # [R] the packed places that predict something, in ascending order
+    source: torch.Tensor  # [M] which of them predicts each completion token, in ascending order
+    targets: torch.Tensor  # [M] the token
+    places: torch.Tensor  # [M] row · T + column of that token in the piece's rectangle [n, T]
+
+
+def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
+    """Some samples of a batch, with the prompts that they need."""
+    groups, owners = data.owners[chosen].unique(return_inverse=True)
+    prompts = [data.prompts[group] for group in groups.tolist()]
+    prompt_lengths, lengths = torch.tensor([len(prompt) for prompt in prompts]), data.lengths[chosen]
+    fed = (lengths > 1).nonzero()[:, 0]
+    fed_lengths = lengths[fed] - 1
+    width = int(lengths.max())
+    within = [torch.arange(int(length)) for length in fed_lengths]
+    tokens = [data.tokens[row, : len(places)] for row, places in zip(chosen[fed].tolist(), within, strict=True)]
+    starts = [int(prompt_lengths[owner]) + places for owner, places in zip(owners[fed].tolist(), within, strict=True)]
+    prompt_rectangle = Rectangle.of(prompt_lengths)
+    rectangle = Rectangle.of(fed_lengths) if len(fed) else None
+
+    # First tokens are predicted by the prompts' ends, the others by the places of the tokens before them.
+    following = int(fed_lengths.sum())
+    rows = torch.cat([prompt_lengths.cumsum(0) - 1, int(prompt_lengths.sum()) + torch.arange(following)])
+    source = torch.cat([owners, len(prompts) + torch.arange(following)])
+    places = [torch.arange(len(chosen)) * width]
+    places += [row * width + 1 + columns for row, columns in zip(fed.tolist(), within, strict=True)]
+    where = torch.cat(places)
+    return Packing(
+        tokens=torch.cat([*prompts, *tokens])[None].to(device),
+        positions=torch.cat([*map(torch.arange, prompt_lengths.tolist()), *starts])[None].to(device),
+        prompts=prompt_rectangle.to(device),
+        samples=rectangle.to(device) if rectangle else None,
+        fed=fed.to(device),
+        owners=owners[fed].to(device),
+        visible=_visible(prompt_rectangle, owners[fed], max(0, width - 1)).to(device),
+        rows=rows.to(device),
+        source=source.to(device),
+        targets=data.tokens[chosen, :width].flatten()[where].to(device),
+        places=where.to(device),
+    )
+
+
+def _visible(prompts: Rectangle, owners: torch.Tensor, width: int) -> torch.Tensor:
+    """Every token of the prompt, and of the sample those before: padding comes last and is seen by padding alone."""
+    itself = torch.ones(width, width, dtype=torch.bool).tril()
+    prompt = ~prompts.padding
+    if bool(prompt.all()):
+        return torch.cat([torch.ones(width, prompt.shape[1], dtype=torch.bool), itself], dim=1)[None, None]
+    seen = prompt[owners][:, None].expand(-1, width, -1)  # [rows, Q, P]
+    return torch.cat([seen, itself.expand(len(owners), -1, -1)], dim=2)[:, None]
+
+
+class _Spread(torch.autograd.Function):
+    """Packed [L, …] → rectangular [R, W, …]; the gradient of padding is nobody's."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+        ctx.rectangle = rectangle
+        return _spread(packed, rectangle)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.flatten(0, 1)[ctx.rectangle.inverse], None
+
+
+class _Gather(torch.autograd.Function):
+    """Rectangular [R, W, …] → packed [L, …]."""
+
+    @staticmethod
+    def forward(ctx: Any, spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+        ctx.rectangle = rectangle
+        return spread.flatten(0, 1)[rectangle.inverse]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _spread(gradient, ctx.rectangle), None
+
+
+def _spread(packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+    return packed[rectangle.index].masked_fill_(rectangle.padding[:, :, None, None], 0)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, visible: torch.Tensor | None
+) -> torch.Tensor:
+    """[R, Q, heads, D] looking at [R, K, kv_heads, D]: → [R, Q, heads, D]."""
+    found: torch.Tensor = scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=visible,
+        is_causal=visible is None,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return found.transpose(1, 2)
+
+
+def _shared_prompt_attention(
+    module: Any,
+    query: torch.Tensor,  # [1, heads, L, D]
+    key: torch.Tensor,  # [1, kv_heads, L, D]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    packing: Packing | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; the answer is [1, L, heads, D]."""
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    ends = packing.prompts.inverse.shape[0]  # where the prompts end and the samples begin
+    packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
+    asked, keys, values = (_Spread.apply(part[:ends], packing.prompts) for part in packed)
+    answers = [_Gather.apply(_attend(asked, keys, values, scaling, None), packing.prompts)]
+    if packing.samples is not None:
+        q, k, v = (_Spread.apply(part[ends:], packing.samples) for part in packed)
+        k = torch.cat([keys.index_select(0, packing.owners), k], dim=1)
+        v = torch.cat([values.index_select(0, packing.owners), v], dim=1)
+        answers.append(_Gather.apply(_attend(q, k, v, scaling, packing.visible), packing.samples))
+    return torch.cat(answers)[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, _shared_prompt_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)

@@ -16,9 +16,10 @@ QUICK  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
+TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint clean
+.PHONY: help setup demo test test-trl check lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +36,12 @@ test: lint  ## lint and all tests; ARGS go to pytest
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
+test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of its own
+	@.venv-trl/bin/python -m pytest tests/trl $(ARGS)
+
 bench-broadcast: $(RIVALS)
+
+bench-learner: $(TRL)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
@@ -44,7 +50,7 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	esac
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(STAMP)
@@ -57,6 +63,14 @@ lint: $(STAMP)
 $(RIVALS): $(STAMP)
 	@$(BIN)/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt -e '.[bench]'
 	@touch $(RIVALS)
+
+# TRL brings some 200 MB that nothing else here needs; what it shares with us comes from $(VENV).
+$(TRL): $(STAMP)
+	@$(BIN)/python -m venv --clear .venv-trl
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$(.venv-trl/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0'
+	@touch $(TRL)
 
 # libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

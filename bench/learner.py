@@ -7,7 +7,7 @@
   the whole process, and by how much its steps raised that above what it took to load and import everything.
 - The two must agree on the length of the gradient, or the run counts for nothing.
 
-`make bench-learner` has TRL in an environment of its own (`make setup-trl`).
+`make bench-learner` puts TRL into an environment of its own first.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,13 +184,11 @@ class Trl:
 
         def padded(rows: list[list[int]], left: bool) -> tuple[Any, Any]:
             width = max(map(len, rows))
-            fill = [[0] * (width - len(row)) for row in rows]
-            ones = [[1] * len(row) for row in rows]
-            if left:
-                return torch.tensor([f + r for f, r in zip(fill, rows)]), torch.tensor(
-                    [f + o for f, o in zip(fill, ones)]
-                )
-            return torch.tensor([r + f for f, r in zip(fill, rows)]), torch.tensor([o + f for f, o in zip(fill, ones)])
+            tokens, mask = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(2))
+            for place, row in enumerate(rows):
+                where = slice(width - len(row), width) if left else slice(0, len(row))
+                tokens[place, where], mask[place, where] = torch.tensor(row), 1
+            return tokens, mask
 
         size = len(batch["completions"][0])
         prompts, prompt_mask = padded([prompt for prompt in batch["prompts"] for _ in range(size)], left=True)

@@ -1,7 +1,7 @@
 """The log-probabilities of chosen tokens under the output layer, without ever holding the logits of all places.
 
-- The vocabulary is the widest thing in a small model: at 151,936 tokens, float32 logits of a thousand places are 600 MB.
-  So places go through in chunks, forward and again backward, and of each only three numbers stay: what its logits add
+- The vocabulary is the widest thing in a small model: at 151,936 tokens, the logits of a thousand places are 600 MB. So
+  places go through in chunks, forward and again backward, and of each only three numbers stay: what its logits add
   up to, the logit of the token that was drawn, and the entropy.
 - Products are in `dtype`, everything after them in float32.
 """

@@ -41,7 +41,10 @@ class RoundSection(Section):
 class ModelSection(Section):
     """Which policy the round starts from."""
 
-    path: str = Field("embedded", description="a folder in hub format, or 'embedded' for the tiny built-in one")
+    path: str = Field(
+        "embedded", description="a folder in hub format, hf://owner/name, or 'embedded' for the tiny built-in one"
+    )
+    revision: str = Field("", description="branch, tag or commit on the hub; its main branch if there is none")
 
 
 class TaskSection(Section):

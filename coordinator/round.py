@@ -45,11 +45,13 @@ log = logging.getLogger(__name__)
 FIXED = (
     "round.seed",
     "model.path",
+    "model.revision",
     "task.name",
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
     "learner.groups_per_update",
+    "learner.lora_rank",
     "market.budget_micros",
 )
 """Settings that batches, versions, leases or the ledger of a round were counted with."""

@@ -6,6 +6,7 @@
 """
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def read(path: Path) -> dict[str, Any]:
     """The state as it was written."""
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise ConfigInvalid(f"{path} is no checkpoint that can be read: {error}.") from error
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigInvalid(f"{path} is no checkpoint that can be read: {reason}") from error
     return state

@@ -59,8 +59,9 @@ class Policy:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        ends = self.model.config.eos_token_id
-        self._ends = torch.tensor([ends] if isinstance(ends, int) else ends or [])
+        ends = self.model.generation_config.eos_token_id or self.model.config.eos_token_id
+        self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
+        """Tokens that end a completion."""
         self.update = 0
         """Updates made so far."""
 
@@ -107,7 +108,7 @@ class Policy:
         judged = torch.ones(len(data.rewards), dtype=torch.bool)
         if algorithm.mask_truncated_completions:
             last = data.tokens.gather(1, (data.lengths[:, None] - 1).clamp(min=0))[:, 0]
-            judged &= torch.isin(last, self._ends)
+            judged &= torch.isin(last, torch.tensor(self.ends))
         if algorithm.filter_zero_variance:
             judged &= varied(data.rewards, data.owners, len(data.prompts))[data.owners]
         shaped = data.rewards + overlong_penalty(data.lengths.float(), longest, algorithm)
@@ -173,20 +174,18 @@ class Policy:
             scores = torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])
         return canary.Canary(tokens=text, logprobs=tuple(scores[:, 0].tolist()))
 
-    def save_checkpoint(self, path: Path) -> None:
-        """Everything that the next update depends on."""
-        checkpoint.write(
-            path,
-            {
-                "update": self.update,
-                "weights": (self._adapters or self.model).state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "random": torch.get_rng_state(),
-            },
-        )
+    def save(self, path: Path, **beside: Any) -> None:
+        """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""
+        state = {
+            "update": self.update,
+            "weights": (self._adapters or self.model).state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        checkpoint.write(path, beside | state)
 
-    def restore_checkpoint(self, path: Path) -> None:
-        """Continue from a checkpoint of the same model."""
+    def restore(self, path: Path) -> dict[str, Any]:
+        """Continue from a checkpoint of the same model; what it holds is returned."""
         state = checkpoint.read(path)
         try:
             (self._adapters or self.model).load_state_dict(state["weights"])
@@ -198,6 +197,7 @@ class Policy:
                 f"{path} is no checkpoint of this policy: {error}.",
                 hint="model.path and learner.lora_rank must stay what they were when the round began.",
             ) from error
+        return state
 
 
 def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -136,11 +136,11 @@ def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, t
     path = tmp_path / "checkpoint"
     straight = Policy(policy_folder, SETTINGS)
     straight.train_step(UNEQUAL)
-    straight.save_checkpoint(path)
+    straight.save(path)
     expected = straight.train_step(UNEQUAL)
 
     resumed = Policy(policy_folder, SETTINGS)
-    resumed.restore_checkpoint(path)
+    resumed.restore(path)
     assert resumed.update == 1
     assert resumed.train_step(UNEQUAL) == expected
     assert all(
@@ -266,10 +266,10 @@ def test_lora_resumes_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
     straight = Policy(policy_folder, settings)
     groups = fresh(straight, UNEQUAL)
     straight.train_step(groups)
-    straight.save_checkpoint(tmp_path / "checkpoint")
+    straight.save(tmp_path / "checkpoint")
     expected = straight.train_step(groups)
     resumed = Policy(policy_folder, settings)
-    resumed.restore_checkpoint(tmp_path / "checkpoint")
+    resumed.restore(tmp_path / "checkpoint")
     assert resumed.train_step(groups) == expected
     with pytest.raises(ConfigInvalid, match="no checkpoint of this policy"):
-        Policy(policy_folder, SETTINGS).restore_checkpoint(tmp_path / "checkpoint")
+        Policy(policy_folder, SETTINGS).restore(tmp_path / "checkpoint")

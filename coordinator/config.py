@@ -135,6 +135,7 @@ class ObjectiveSection(Section):
     importance_sampling_level: Literal["token", "sequence", "product"] | None = Field(
         None, description="token, sequence (geometric mean) or product: what has a ratio of its own"
     )
+    clip: Literal["ppo", "cispo"] | None = Field(None, description="ppo bounds the ratio, cispo the weight of a token")
     epsilon: float | None = Field(None, ge=0, le=1, description="how far a ratio may fall")
     epsilon_high: float | None = Field(None, ge=0, description="how far it may rise; cispo: the largest weight")
     delta: float | None = Field(None, ge=0, description="largest ratio where the advantage is negative; 0 is no bound")
@@ -280,6 +281,9 @@ def _apply(table: dict[str, Any], setting: str) -> None:
 
 def _nearest(keys: list[str]) -> str:
     """Which existing setting was probably meant."""
+    if len(keys) == 1:
+        close = difflib.get_close_matches(keys[0], Config.model_fields, n=1, cutoff=0.5)
+        return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."
     names = [f"{section}.{key}" for section, field in Config.model_fields.items() for key in _keys(field.annotation)]
     close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."

@@ -7,22 +7,16 @@
 
 import torch
 
-from coordinator.learner.algorithm import Algorithm
+from coordinator.learner.algorithm import Algorithm, Baseline
 
 
 def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorithm: Algorithm) -> torch.Tensor:
     """(reward − baseline) / deviation, each of whatever the algorithm names: rewards [N], owners [N] → [N]."""
     count = _sums(torch.ones_like(rewards), owners, groups)  # [G]
     mean = _sums(rewards, owners, groups) / count.clamp(min=1)  # [G]
-    match algorithm.baseline:
-        case "group":
-            centred = rewards - mean[owners]
-        case "leave_one_out":  # the mean of the others: what is above it grows by n / (n − 1)
-            centred = (rewards - mean[owners]) * (count / (count - 1).clamp(min=1))[owners]
-        case "batch":
-            centred = rewards - rewards.mean()
-        case "none":
-            centred = rewards
+    centred = rewards - _baseline(rewards, mean[owners], algorithm.baseline)
+    if algorithm.baseline == "leave_one_out":  # the mean of the others: what is above it grows by n / (n − 1)
+        centred = centred * (count / (count - 1).clamp(min=1))[owners]
     if algorithm.baseline in ("group", "leave_one_out"):
         # Compared, not computed: the mean of equal rewards may be off by a rounding, which division would blow up.
         centred = torch.where(varied(rewards, owners, groups)[owners], centred, 0.0)
@@ -34,6 +28,16 @@ def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorit
             return centred / rewards.std(correction=0).clamp(min=1e-6)
         case "none":
             return centred
+
+
+def _baseline(rewards: torch.Tensor, of_group: torch.Tensor, baseline: Baseline) -> torch.Tensor:
+    match baseline:
+        case "group" | "leave_one_out":
+            return of_group
+        case "batch":
+            return rewards.mean()
+        case "none":
+            return torch.zeros(())
 
 
 def varied(rewards: torch.Tensor, owners: torch.Tensor, groups: int) -> torch.Tensor:

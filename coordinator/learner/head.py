@@ -71,7 +71,9 @@ def selected_logprobs(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [M] with gradient, and the entropy of each state [R] without."""
-    logprobs, entropy = _SelectedLogprobs.apply(hidden, weight, source, tokens, temperature, dtype)
+    logprobs, entropy = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        hidden, weight, source, tokens, temperature, dtype
+    )
     return logprobs, entropy
 
 

@@ -48,6 +48,7 @@ class Adapters(nn.Module):
 
     def _add(self, index: int) -> Any:
         def hook(_: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-            return output + (inputs[0] @ self.down[index].T) @ self.up[index].T * self._scale
+            learned: torch.Tensor = (inputs[0] @ self.down[index].T) @ self.up[index].T
+            return output + learned * self._scale
 
         return hook

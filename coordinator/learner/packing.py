@@ -9,7 +9,7 @@
   is the usual one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -29,17 +29,26 @@ class Rectangle:
 
     index: torch.Tensor  # [R, W] the packed place of each token, 0 for padding
     padding: torch.Tensor  # [R, W] bool
-    inverse: torch.Tensor  # [L] row · W + column of each packed token
+    row: torch.Tensor  # [L] where each packed token lies
+    column: torch.Tensor  # [L]
 
     @staticmethod
     def of(lengths: torch.Tensor) -> "Rectangle":
-        columns = torch.arange(int(lengths.max()))
+        columns = torch.arange(int(lengths.max()) if len(lengths) else 0)
         padding = columns >= lengths[:, None]
         index = ((lengths.cumsum(0) - lengths)[:, None] + columns).masked_fill(padding, 0)
-        return Rectangle(index, padding, (~padding).flatten().nonzero()[:, 0])
+        return Rectangle(index, padding, *(~padding).nonzero(as_tuple=True))
 
     def to(self, device: torch.device) -> "Rectangle":
-        return Rectangle(self.index.to(device), self.padding.to(device), self.inverse.to(device))
+        return Rectangle(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def spread(self, packed: torch.Tensor) -> torch.Tensor:
+        """Packed [L, …] → rectangular [R, W, …], zero at padding."""
+        return packed[self.index].masked_fill_(self.padding[:, :, None, None], 0)
+
+    def gather(self, spread: torch.Tensor) -> torch.Tensor:
+        """Rectangular [R, W, …] → packed [L, …]."""
+        return spread[self.row, self.column]
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,8 @@ class Packing:
     tokens: torch.Tensor  # [1, L]
     positions: torch.Tensor  # [1, L]
     prompts: Rectangle
-    samples: Rectangle | None  # None if every completion is a single token
-    fed: torch.Tensor  # the samples that have a row in `samples`
-    owners: torch.Tensor  # of these, the prompt in this piece
+    samples: Rectangle  # those of more than one token; none has a row for a completion that is never fed
+    owners: torch.Tensor  # [rows] the prompt of each of these
     visible: torch.Tensor  # [rows, 1, Q, P + Q] bool: what a sample's places see of its prompt and of itself
     rows: torch.Tensor  # [R] the packed places that predict something, in ascending order
     source: torch.Tensor  # [M] which of them predicts each completion token, in ascending order
@@ -62,36 +70,28 @@ class Packing:
 def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
     """Some samples of a batch, with the prompts that they need."""
     groups, owners = data.owners[chosen].unique(return_inverse=True)
-    prompts = [data.prompts[group] for group in groups.tolist()]
-    prompt_lengths, lengths = torch.tensor([len(prompt) for prompt in prompts]), data.lengths[chosen]
-    fed = (lengths > 1).nonzero()[:, 0]
-    fed_lengths = lengths[fed] - 1
+    prompt_tokens = [data.prompts[group] for group in groups.tolist()]
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_tokens])
+    lengths = data.lengths[chosen]
     width = int(lengths.max())
-    within = [torch.arange(int(length)) for length in fed_lengths]
-    tokens = [data.tokens[row, : len(places)] for row, places in zip(chosen[fed].tolist(), within, strict=True)]
-    starts = [int(prompt_lengths[owner]) + places for owner, places in zip(owners[fed].tolist(), within, strict=True)]
-    prompt_rectangle = Rectangle.of(prompt_lengths)
-    rectangle = Rectangle.of(fed_lengths) if len(fed) else None
+    fed = (lengths > 1).nonzero()[:, 0]
+    prompts, samples = Rectangle.of(prompt_lengths), Rectangle.of(lengths[fed] - 1)
+    row, column = fed[samples.row], samples.column  # of every token that is fed, in the piece's rectangle [n, T]
 
     # First tokens are predicted by the prompts' ends, the others by the places of the tokens before them.
-    following = int(fed_lengths.sum())
-    rows = torch.cat([prompt_lengths.cumsum(0) - 1, int(prompt_lengths.sum()) + torch.arange(following)])
-    source = torch.cat([owners, len(prompts) + torch.arange(following)])
-    places = [torch.arange(len(chosen)) * width]
-    places += [row * width + 1 + columns for row, columns in zip(fed.tolist(), within, strict=True)]
-    where = torch.cat(places)
+    following = torch.arange(len(row))
+    places = torch.cat([torch.arange(len(chosen)) * width, row * width + column + 1])
     return Packing(
-        tokens=torch.cat([*prompts, *tokens])[None].to(device),
-        positions=torch.cat([*map(torch.arange, prompt_lengths.tolist()), *starts])[None].to(device),
-        prompts=prompt_rectangle.to(device),
-        samples=rectangle.to(device) if rectangle else None,
-        fed=fed.to(device),
+        tokens=torch.cat([*prompt_tokens, data.tokens[chosen[row], column]])[None].to(device),
+        positions=torch.cat([prompts.column, prompt_lengths[owners[row]] + column])[None].to(device),
+        prompts=prompts.to(device),
+        samples=samples.to(device),
         owners=owners[fed].to(device),
-        visible=_visible(prompt_rectangle, owners[fed], max(0, width - 1)).to(device),
-        rows=rows.to(device),
-        source=source.to(device),
-        targets=data.tokens[chosen, :width].flatten()[where].to(device),
-        places=where.to(device),
+        visible=_visible(prompts, owners[fed], width - 1).to(device),
+        rows=torch.cat([prompt_lengths.cumsum(0) - 1, len(prompts.row) + following]).to(device),
+        source=torch.cat([owners, len(groups) + following]).to(device),
+        targets=data.tokens[chosen, :width].flatten()[places].to(device),
+        places=places.to(device),
     )
 
 
@@ -106,33 +106,29 @@ def _visible(prompts: Rectangle, owners: torch.Tensor, width: int) -> torch.Tens
 
 
 class _Spread(torch.autograd.Function):
-    """Packed [L, …] → rectangular [R, W, …]; the gradient of padding is nobody's."""
+    """`Rectangle.spread`, whose gradient is `gather`: what padding would learn is nobody's."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
         ctx.rectangle = rectangle
-        return _spread(packed, rectangle)
+        return rectangle.spread(packed)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.flatten(0, 1)[ctx.rectangle.inverse], None
+        return ctx.rectangle.gather(gradient), None
 
 
 class _Gather(torch.autograd.Function):
-    """Rectangular [R, W, …] → packed [L, …]."""
+    """`Rectangle.gather`, whose gradient is `spread`: no place is taken twice, so nothing has to be added up."""
 
     @staticmethod
     def forward(ctx: Any, spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
         ctx.rectangle = rectangle
-        return spread.flatten(0, 1)[rectangle.inverse]
+        return rectangle.gather(spread)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _spread(gradient, ctx.rectangle), None
-
-
-def _spread(packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
-    return packed[rectangle.index].masked_fill_(rectangle.padding[:, :, None, None], 0)
+        return ctx.rectangle.spread(gradient), None
 
 
 def _attend(
@@ -165,11 +161,11 @@ def _shared_prompt_attention(
     """Attention as transformers calls it; the answer is [1, L, heads, D]."""
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    ends = packing.prompts.inverse.shape[0]  # where the prompts end and the samples begin
+    ends = len(packing.prompts.row)  # where the prompts end and the samples begin
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
     asked, keys, values = (_Spread.apply(part[:ends], packing.prompts) for part in packed)
     answers = [_Gather.apply(_attend(asked, keys, values, scaling, None), packing.prompts)]
-    if packing.samples is not None:
+    if len(packing.owners):
         q, k, v = (_Spread.apply(part[ends:], packing.samples) for part in packed)
         k = torch.cat([keys.index_select(0, packing.owners), k], dim=1)
         v = torch.cat([values.index_select(0, packing.owners), v], dim=1)

@@ -32,9 +32,7 @@ class Tracker:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-                str(folder / "tensorboard"), purge_step=update + 1
-            )
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
     def log(self, update: int, version: int, metrics: Mapping[str, float]) -> None:
         """One update; its samples and tokens are among the metrics."""
@@ -47,14 +45,14 @@ class Tracker:
         self._file.flush()
         if self._board is not None:
             for name in row.keys() - {"update"}:
-                self._board.add_scalar(name, row[name], update)  # type: ignore[no-untyped-call]  # as above
-            self._board.flush()  # type: ignore[no-untyped-call]  # as above
+                self._board.add_scalar(name, row[name], update)
+            self._board.flush()
 
     def close(self) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
         if self._board is not None:
-            self._board.close()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            self._board.close()
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -9,9 +9,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.config import load
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
-from protocol.errors import ConfigInvalid, SwarmError
+from coordinator.round import Round
+from protocol.chunks import digest
+from protocol.errors import ConfigInvalid, NotFound, SwarmError
+from protocol.learning import Publication, Upload
 from tests.coordinator.learner.groups import UNEQUAL
 
 
@@ -46,6 +50,21 @@ def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> N
     assert made.shape[1] > 4
     weights = torch.load(round_file.parent / "round" / "learner" / "checkpoint.pt", weights_only=True)["weights"]
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    round_ = Round(load(file, []))
+    shutil.copytree(policy_folder, round_.publisher.uploads / "1")
+    uploads = [Upload(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
+    round_.publisher.publish(Publication(version=1, update=0, files=tuple(uploads)))
+    round_.close()
+    export(str(file), str(tmp_path / "out"), "--version", "1")
+    for path in policy_folder.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(NotFound, match="not published"):
+        export(str(file), str(tmp_path / "other"), "--version", "2")
 
 
 def test_nothing_is_written_over(round_file: Path, tmp_path: Path) -> None:

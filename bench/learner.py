@@ -52,7 +52,7 @@ class Case:
 CASES = (
     Case("3.4 M, prompts and completions as they come", 256, 4, 4, 2, 768, 1024, 8, 8, (40, 120), (8, 64)),
     Case("3.4 M, short prompts, all completions of 64", 256, 4, 4, 2, 768, 1024, 8, 8, (12, 12), (64, 64)),
-    Case("10.5 M, a vocabulary of 32,000", 256, 4, 4, 2, 768, 32000, 4, 8, (40, 120), (8, 64)),
+    Case("11.3 M, a vocabulary of 32,000", 256, 4, 4, 2, 768, 32000, 4, 8, (40, 120), (8, 64)),
 )
 
 

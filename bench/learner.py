@@ -253,7 +253,7 @@ class Side:
             if line.startswith("{"):
                 found: dict[str, float] = json.loads(line)
                 return found
-        raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+        raise RuntimeError(f"A side ended with {self._process.wait()}.")
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -269,6 +269,7 @@ def measure(bench: Bench, case: Case, folder: Path, rounds: int) -> None:
         sides = {name: Side(name, folder, longest) for name in ("ours", "trl")}
         for side in sides.values():
             stack.callback(side.close)
+        answers: dict[str, dict[str, float]] = {}
         for number in range(rounds + 1):
             batch = make_batch(case, number)
             answers = {name: side.step(batch) for name, side in sides.items()}

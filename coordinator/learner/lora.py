@@ -5,6 +5,8 @@
 - What is published are merged weights, W + (α / r) · B A: a node loads them like any others.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ class Adapters(nn.Module):
     def __init__(self, model: Any, rank: int, alpha: float) -> None:
         super().__init__()
         self._scale = alpha / rank
+        self._silent = False
         self._names = [
             name
             for name, module in model.named_modules()
@@ -46,8 +49,19 @@ class Adapters(nn.Module):
         }
         return {name: tensor + learned[name] if name in learned else tensor for name, tensor in state.items()}
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """The model as its own weights are: for weights that have what was learned in them."""
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
+
     def _add(self, index: int) -> Any:
         def hook(_: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            if self._silent:
+                return output
             learned: torch.Tensor = (inputs[0] @ self.down[index].T) @ self.up[index].T
             return output + learned * self._scale
 

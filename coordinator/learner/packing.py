@@ -69,7 +69,7 @@ class Packing:
 
 def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
     """Some samples of a batch, with the prompts that they need."""
-    groups, owners = data.owners[chosen].unique(return_inverse=True)
+    groups, owners = torch.unique(data.owners[chosen], return_inverse=True)
     prompt_tokens = [data.prompts[group] for group in groups.tolist()]
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_tokens])
     lengths = data.lengths[chosen]
@@ -131,6 +131,16 @@ class _Gather(torch.autograd.Function):
         return ctx.rectangle.spread(gradient), None
 
 
+def _spread(packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+    found: torch.Tensor = _Spread.apply(packed, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return found
+
+
+def _gather(spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+    found: torch.Tensor = _Gather.apply(spread, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return found
+
+
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, visible: torch.Tensor | None
 ) -> torch.Tensor:
@@ -163,13 +173,13 @@ def _shared_prompt_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     ends = len(packing.prompts.row)  # where the prompts end and the samples begin
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
-    asked, keys, values = (_Spread.apply(part[:ends], packing.prompts) for part in packed)
-    answers = [_Gather.apply(_attend(asked, keys, values, scaling, None), packing.prompts)]
+    asked, keys, values = (_spread(part[:ends], packing.prompts) for part in packed)
+    answers = [_gather(_attend(asked, keys, values, scaling, None), packing.prompts)]
     if len(packing.owners):
-        q, k, v = (_Spread.apply(part[ends:], packing.samples) for part in packed)
+        q, k, v = (_spread(part[ends:], packing.samples) for part in packed)
         k = torch.cat([keys.index_select(0, packing.owners), k], dim=1)
         v = torch.cat([values.index_select(0, packing.owners), v], dim=1)
-        answers.append(_Gather.apply(_attend(q, k, v, scaling, packing.visible), packing.samples))
+        answers.append(_gather(_attend(q, k, v, scaling, packing.visible), packing.samples))
     return torch.cat(answers)[None], None
 
 

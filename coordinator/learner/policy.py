@@ -11,6 +11,7 @@ import copy
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class Policy:
         """Updates made so far."""
 
     def _load(self) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
         model.to(self._settings.device)
         prepare(model, self._settings)
         return model
@@ -76,7 +77,7 @@ class Policy:
         data = collate(groups)
         terms = self._terms(data)
         entropy = torch.zeros_like(data.mask)
-        before = torch.zeros_like(data.mask)  # [N, T] log π_old
+        before = table = torch.zeros_like(data.mask)  # [N, T] log π_old, log π_θ
         rate = self._settings.rate(self.update)
         norm = 0.0
         for iteration in range(self._settings.num_iterations):
@@ -168,7 +169,7 @@ class Policy:
         """What these weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
         text = canary.text(self.model.config.get_text_config().vocab_size)
         tokens = torch.tensor(text, device=self.model.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._adapters.silent() if self._adapters else nullcontext():
             weights = _cast(published, torch.float32)
             logits = torch.func.functional_call(self.model, weights, (tokens[None],)).logits[0, :-1]
             scores = torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])

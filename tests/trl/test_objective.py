@@ -142,7 +142,7 @@ def test_rloo(folder: Path, batch: dict[str, torch.Tensor]) -> None:
 
 def test_dual_clip_and_divergence(folder: Path, batch: dict[str, torch.Tensor]) -> None:
     """The divergence as in the paper, k3; TRL's default multiplies it by the ratio."""
-    options = {"delta": 1.5, "beta": 0.3, "use_bias_correction_kl": False}
+    options: dict[str, Any] = {"delta": 1.5, "beta": 0.3, "use_bias_correction_kl": False}
     made = trainer(folder, loss_type="dapo", epsilon_high=0.28, **options)
     algorithm = replace(PRESETS["dapo"], correction=FRESH, delta=1.5, beta=0.3)
     found = theirs(made, batch, ref_per_token_logps=batch["reference"])

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
 def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> None:
     said = export(str(round_file), str(tmp_path / "out"))
     assert "after 2 updates" in said
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer("1+2=", return_tensors="pt"), max_new_tokens=3, do_sample=False)
     assert made.shape[1] > 4

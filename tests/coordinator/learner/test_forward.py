@@ -54,7 +54,7 @@ def test_packing_changes_no_logprob_and_no_gradient(policy_folder: Path, groups:
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(rope_theta=1e4, tie_word_embeddings=False),
+        LlamaConfig(tie_word_embeddings=False),
         Qwen2Config(tie_word_embeddings=True),
     ],
     ids=["llama", "qwen2"],
@@ -71,7 +71,7 @@ def test_families_with_shared_key_heads(config: Any) -> None:
         assert (packed[place, : len(expected)] - expected).abs().max() < 1e-5
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 32,
     "num_hidden_layers": 2,

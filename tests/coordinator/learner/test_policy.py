@@ -1,5 +1,6 @@
 """The policy in training: right numbers, real steps, and checkpoints that no crash can break."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from coordinator.learner.algorithm import PRESETS, Algorithm
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
+from protocol import canary
 from protocol.errors import ConfigInvalid
 from protocol.learning import TrainingGroup
 from protocol.rollout import unpack_tokens
@@ -256,6 +258,10 @@ def test_lora_trains_adapters_alone_and_publishes_merged_weights(policy_folder: 
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "version")
     text = torch.tensor([[19, 20, 31, 21, 22, 2]])
     assert torch.allclose(published(text).logits, policy.model(text).logits, atol=1e-5)
+    said = json.loads((tmp_path / "version" / canary.FILE_NAME).read_text())
+    words = torch.tensor([said["tokens"]])
+    scores = published(words).logits[0, :-1].log_softmax(-1).gather(1, words[0, 1:, None])[:, 0]
+    assert torch.allclose(scores, torch.tensor(said["logprobs"]), atol=1e-4), "the canary is of other weights"
     assert not torch.allclose(
         published(text).logits, AutoModelForCausalLM.from_pretrained(policy_folder)(text).logits, atol=1e-3
     )

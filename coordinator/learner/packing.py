@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from coordinator.learner.batch import Tensors
+from protocol.errors import ConfigInvalid
 
 IMPLEMENTATION = "shared_prompts"
 
@@ -171,6 +172,8 @@ def _shared_prompt_attention(
     """Attention as transformers calls it; the answer is [1, L, heads, D]."""
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    if others.get("sliding_window") is not None:
+        raise ConfigInvalid("The learner cannot train a model whose attention slides.", hint="Take one that sees all.")
     ends = len(packing.prompts.row)  # where the prompts end and the samples begin
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
     asked, keys, values = (_spread(part[:ends], packing.prompts) for part in packed)

@@ -83,6 +83,14 @@ SIZES: dict[str, Any] = {
 }
 
 
+def test_a_model_whose_attention_slides_is_refused() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    config = Qwen2Config(**sizes, use_sliding_window=True, sliding_window=4096, max_window_layers=0)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
+    with pytest.raises(ConfigInvalid, match="slides"):
+        prepare(model, PLAIN)
+
+
 def test_a_model_whose_logits_are_not_a_plain_product_is_refused() -> None:
     config = CohereConfig(**SIZES, logit_scale=0.25)
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half

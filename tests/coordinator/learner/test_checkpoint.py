@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from coordinator.learner import checkpoint
+from coordinator.learner.algorithm import PRESETS
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import UNEQUAL
 
-SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
+SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1, algorithm=PRESETS["echo2"])  # which drops no sample
 
 KILLED = """
 import os, resource, signal, sys

@@ -168,6 +168,20 @@ def fsck(
     raise typer.Exit(1 if found else 0)
 
 
+@app.command(epilog=EXIT_CODES)
+def export(
+    config_file: ConfigFile,
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    settings: Settings,
+    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
+) -> None:
+    """Write the policy as a folder in hub format, which transformers and others load as it is."""
+    from coordinator.learner.export import export as write
+
+    update = write(load(config_file, settings), folder, version=version)
+    typer.echo(f"{folder}: the policy after {update} updates")
+
+
 @app.command()
 def demo(
     config_file: ConfigFile,

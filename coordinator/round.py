@@ -51,11 +51,13 @@ log = logging.getLogger(__name__)
 FIXED = (
     "round.seed",
     "model.path",
+    "model.revision",
     "task.name",
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
     "learner.groups_per_update",
+    "learner.lora_rank",
     "market.budget_micros",
     "store.url",
 )

@@ -13,6 +13,7 @@ from coordinator.api.http import body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
 from coordinator.state import get_fact, set_fact
+from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage
 from protocol.learning import LearnerState, Progress, Publication, Report
@@ -49,6 +50,8 @@ async def state(request: web.Request) -> web.Response:
             newest_version=version,
             newest_update=update,
             publish_every=activation.kappa(asked, here.config),
+            ledger_size=store.size(connection),
+            ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
         )
 

@@ -118,11 +118,11 @@ class RoundArchive:
         manifest = self._publisher.manifest(version)
         return manifest.sampler if manifest else None
 
-    def write_policy(self, version: int, folder: Path) -> bool:
-        """Make a version's folder from its chunks; false if they are not kept any more."""
+    def write_policy(self, version: int, folder: Path) -> int | None:
+        """Make a version's folder from its chunks; its update, or None if they are not kept any more."""
         manifest = self._publisher.manifest(version)
         if manifest is None:
-            return False
+            return None
         beside = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
@@ -131,15 +131,15 @@ class RoundArchive:
                 (beside / entry.path).write_bytes(self._publisher.read_file(version, entry.path))
         except FileNotFoundError:  # a chunk that only deleted versions needed
             shutil.rmtree(beside)
-            return False
+            return None
         beside.rename(folder)
-        return True
+        return manifest.update
 
     def case(self, claim_id: str, policies: Path) -> Case | None:
         """A claim without neighbours, its version below `policies`; None if that is not kept any more."""
         file = self.file(claim_id)
         policy = policies / str(Lease.from_bytes(file.lease).version)
-        if not policy.exists() and not self.write_policy(int(policy.name), policy):
+        if not policy.exists() and self.write_policy(int(policy.name), policy) is None:
             return None
         return opened(file, policy, [])
 
@@ -147,7 +147,7 @@ class RoundArchive:
         """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
         file = self.file(claim_id)
         version = Lease.from_bytes(file.lease).version
-        if not self.write_policy(version, folder / POLICIES / str(version)):
+        if self.write_policy(version, folder / POLICIES / str(version)) is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
         for other in _around(version, neighbours):
             self.write_policy(other, folder / POLICIES / str(other))

@@ -137,6 +137,7 @@ class TestTheWholeWay:
         response = await served.client.get("/v1/learner/state", headers=served.operator)
         state = LearnerState.from_bytes(await response.read())
         assert (state.newest_version, state.newest_update, state.finished) == (1, 0, False)
+        assert state.ledger_size == 2, "the deposit and the version"
 
     async def test_a_batch_is_handed_out_the_moment_it_is_full(self, served: Served) -> None:
         await served.publish()

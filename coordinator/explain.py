@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from coordinator import continuation, registry
 from coordinator.escrow import WRONG
 from coordinator.tables import audits, leases
-from ledger import store
 from ledger.book import ClaimState
+from ledger.tables import claims_table
 from protocol import limits
 from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import OwnerBanned, UnknownLease
@@ -29,10 +29,10 @@ def explain(
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
             audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.report,
-            store.claims_table.c.state.label("money"),
+            claims_table.c.state.label("money"),
         )
         .outerjoin_from(leases, audits, audits.c.lease_id == leases.c.lease_id)
-        .outerjoin(store.claims_table, store.claims_table.c.claim_id == audits.c.claim_id)
+        .outerjoin(claims_table, claims_table.c.claim_id == audits.c.claim_id)
         .where(here)
         .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
         .limit(limits.EXPLANATIONS_MAX)

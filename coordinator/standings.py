@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Rules, Standing
 from coordinator.tables import WAITS, audits, leases, nodes, parts, rollouts, trust, versions
-from ledger import store
+from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
 from protocol.lease import OPEN
@@ -104,12 +104,11 @@ def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
 
 def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
     """One row per owner: level, rate, faults and what is in escrow."""
-    claims = store.claims_table
     escrow = {
         owner: (int(groups), int(micros))
         for owner, groups, micros in connection.execute(
-            sa.select(audits.c.owner, sa.func.sum(audits.c.groups), sa.func.sum(claims.c.amount_micros))
-            .join_from(audits, claims, claims.c.claim_id == audits.c.claim_id)
+            sa.select(audits.c.owner, sa.func.sum(audits.c.groups), sa.func.sum(claims_table.c.amount_micros))
+            .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
             .where(~audits.c.settled)
             .group_by(audits.c.owner)
         )

@@ -1,9 +1,11 @@
 """Random histories of audits: no credit twice, none for what was found wrong, everything settled at the end.
 
 - A clerk beside the store keeps plain lists of what was earned, found and posted, and counts again after every step.
-- Histories hold honest and dishonest owners, suspicion, late and repeated verdicts, auditors that die, and restarts.
+- Histories hold honest and dishonest owners, groups that two of them worked on, suspicion, late and repeated verdicts,
+  auditors that die, and restarts.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +19,7 @@ from coordinator.audit.trust import Finding, Rules
 from coordinator.state import set_fact
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
-from tests.coordinator.world import HONEST_TOKENS, World
+from tests.coordinator.world import HONEST_TOKENS, World, answer
 
 BUDGET = 10_000
 RULES = Rules(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=0.2)
@@ -34,6 +36,8 @@ class Escrow(RuleBasedStateMachine):
         self.world.publish(1, 0)
         self.keys = [self.world.join(number) for number in (1, 2)]
         self.earned: dict[str, list[str]] = {key.node_id: [] for key in self.keys}
+        self.worth: dict[str, int] = {}
+        """Micro-units of each claim."""
         self.found: dict[str, Finding] = {}
         self.posted: set[str] = set()
         self.windows = dict.fromkeys(self.earned, 0)
@@ -64,7 +68,24 @@ class Escrow(RuleBasedStateMachine):
                 assert self.faults(self.keys[who].node_id) == 2
                 return
             (claim,) = [row["claim_id"] for row in self.world.rows(tables.rollouts) if row["lease_id"] == lease_id]
-            self.earned[self.keys[who].node_id].append(claim)
+            self._earns(who, claim, HONEST_TOKENS)
+
+    @rule(who=st.integers(0, 1))
+    def an_owner_finishes_what_the_other_left(self, who: int) -> None:
+        heir = self.keys[1 - who]
+        try:
+            lease = self.world.leave(self.keys[who], {0: [77]}, heir=heir)
+        except OwnerBanned:
+            assert 2 in [self.faults(key.node_id) for key in self.keys]
+            return
+        assert self.world.submit(heir, answer(heir, lease)).outcome == "accepted"
+        part = self.world.rows(tables.parts)[-1]
+        self._earns(who, part["claim_id"], 1)
+        self._earns(1 - who, part["whole"], HONEST_TOKENS - 1)
+
+    def _earns(self, who: int, claim: str, micros: int) -> None:
+        self.earned[self.keys[who].node_id].append(claim)
+        self.worth[claim] = micros
 
     @rule(finding=st.sampled_from(["pass", "pass", "pass", "pass", "soft", "hard", "pardon"]), count=st.integers(1, 4))
     def an_auditor_judges(self, finding: Finding, count: int) -> None:
@@ -108,13 +129,18 @@ class Escrow(RuleBasedStateMachine):
             assert (states[claim] == "voided") == (finding == "hard") or self.faults(self.owner(claim)) == 2
             assert finding not in ("pass", "soft") or states[claim] != "voided", "what was proven is never taken"
         for key in self.keys:
-            mine = [states[claim] for claim in self.earned[key.node_id]]
-            owed = tuple(HONEST_TOKENS * mine.count(state) for state in ("pending", "posted"))
+            mine = self.earned[key.node_id]
+            owed = tuple(self._micros(mine, states, state) for state in ("pending", "posted"))
             assert self.world.owed(key.node_id) == owed
             if self.faults(key.node_id) == 2:
-                assert self._buffered(key.node_id) == 0
-        voided = HONEST_TOKENS * list(states.values()).count("voided")
-        assert self.world.budget() == BUDGET - HONEST_TOKENS * len(states) + voided
+                assert self._buffered(mine) == 0
+        wrong = [claim for claim, finding in self.found.items() if finding == "hard"]
+        assert self._buffered(wrong) == 0
+        voided = self._micros(states, states, "voided")
+        assert self.world.budget() == BUDGET - sum(self.worth.values()) + voided
+
+    def _micros(self, claims: Iterable[str], states: dict[str, str], state: str) -> int:
+        return sum(self.worth[claim] for claim in claims if states[claim] == state)
 
     def _may_be_posted(self, claim: str) -> None:
         """Used, and proven right or with a closed window."""
@@ -128,13 +154,16 @@ class Escrow(RuleBasedStateMachine):
         unproven = [other for other in later if not rows[other]["why"] or self.found.get(other) == "pardon"]
         standing = self.world.run(standings.of, owner)
         assert trust.level(standing, RULES) != "held"
-        assert len(unproven) >= min(self.windows[owner], trust.window(standing, RULES))
+        groups = sum(rows[other]["groups"] for other in unproven)
+        assert groups >= min(self.windows[owner], trust.window(standing, RULES))
 
     def _finished(self) -> bool:
         return any(row["name"] == "finished" for row in self.world.rows(tables.facts))
 
-    def _buffered(self, owner: str) -> int:
-        return sum(row["state"] == "buffered" and row["node_id"] == owner for row in self.world.rows(tables.rollouts))
+    def _buffered(self, claims: list[str]) -> int:
+        """How many groups that these claims went into are in the learner's buffer."""
+        wholes = {row["whole"] for row in self.world.rows(tables.parts) if row["claim_id"] in claims}.union(claims)
+        return sum(row["state"] == "buffered" and row["claim_id"] in wholes for row in self.world.rows(tables.rollouts))
 
     def states(self) -> dict[str, str]:
         return {row["claim_id"]: row["state"] for row in self.world.rows(claims_table)}

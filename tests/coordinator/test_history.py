@@ -136,9 +136,10 @@ class History(RuleBasedStateMachine):
                 self.trained += claims
             if crashes == "before the report":
                 return
-            assert self.world.report(self.batched, claims if suspects else [])
-            assert not self.world.report(self.batched, [] if suspects else claims)
-            assert all(self.world.find(claim) is suspects for claim in claims)
+            worked = claims + [one.claim_id for group in batch.groups for one in group.earlier]
+            assert self.world.report(self.batched, worked if suspects else [])
+            assert not self.world.report(self.batched, [] if suspects else worked)
+            assert all(self.world.find(claim) is suspects for claim in worked)
             self.posted.update(claims)
             self.reported += 1
         if crashes == "never" and self.reported > self.updates[-1]:

@@ -242,7 +242,7 @@ class World:
 
     def leave(self, key: NodeKey, tokens: dict[int, list[int]], *, heir: NodeKey) -> Lease:
         """A node tells of some tokens and gives up; the lease of another that goes on."""
-        (lease,) = self.offer(key, continues=True).leases
+        lease = self.lease(key)
         assert self.tell(key, fragment(key, lease, tokens)).taken
         self.give_back(key, lease)
         (after,) = self.offer(heir, continues=True).leases

@@ -9,7 +9,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protocol.canary import FILE_NAME, Canary
 from protocol.errors import EngineFailed
@@ -22,15 +24,25 @@ layers, one projection scaled by a tenth gives 8e-3, keys in the place of querie
 
 def check(decoder: Decoder, folder: Path) -> None:
     """Refuse a decoder that does not give the folder's canary."""
+    if canary := read(folder, decoder.vocab_size):
+        off = score(decoder, canary.tokens) - torch.tensor(canary.logprobs)
+        judge(folder, off.numpy(), TOLERANCE_NATS[decoder.dtype])
+
+
+def read(folder: Path, vocab_size: int) -> Canary | None:
+    """The folder's canary, if it has one."""
     file = folder / FILE_NAME
     if not file.exists():
-        return
+        return None
     canary = Canary.from_value(json.loads(file.read_bytes()))
-    if (largest := max(canary.tokens)) >= decoder.vocab_size:
-        raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {decoder.vocab_size}.")
-    expected = torch.tensor(canary.logprobs)
-    error = float((score(decoder, canary.tokens) - expected[None]).abs().mean())
-    tolerance = TOLERANCE_NATS[decoder.dtype]
+    if (largest := max(canary.tokens)) >= vocab_size:
+        raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {vocab_size}.")
+    return canary
+
+
+def judge(folder: Path, off: NDArray[np.floating], tolerance: float) -> None:
+    """Refuse log-probabilities that are too far off the canary's, on the mean."""
+    error = float(np.abs(off).mean())
     if not error <= tolerance:  # NaN is none of both
         raise EngineFailed(
             f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance:g} allowed.",

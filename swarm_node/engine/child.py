@@ -12,11 +12,14 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from protocol import limits
 from protocol.errors import MalformedMessage
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, Ended, Ready, Reply, frame
+
+if TYPE_CHECKING:
+    from swarm_node.engine.session import Engine
 
 COMMANDS_WAITING_MAX = 16
 """Commands read ahead; they are taken up between any two steps."""
@@ -28,6 +31,7 @@ ANSWERS_WAITING_MAX = 4 * limits.LEASES_PER_REQUEST_MAX
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the child until stdin ends."""
     parser = argparse.ArgumentParser(prog="swarm-node engine", description="Internal: the sampling engine's process.")
+    parser.add_argument("--engine", default="torch", choices=("torch", "vllm"))
     parser.add_argument("--threads", type=int, default=1, help="threads of one matrix product")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
@@ -43,15 +47,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _serve(
     options: argparse.Namespace, commands: "queue.Queue[bytes]", answer: Callable[[Ended | Reply], None]
 ) -> NoReturn:
-    """Obey for ever. Torch is imported only now: it takes seconds, and stdin is already being watched."""
-    import torch
-
+    """Obey for ever. Libraries are imported only now: it takes seconds, and stdin is already being watched."""
     from swarm_node.engine.session import Session
-    from swarm_node.engine.torch_engine import TorchEngine
 
-    torch.set_num_threads(options.threads)
-    torch.set_num_interop_threads(1)
-    session = Session(TorchEngine(device=options.device, dtype=options.dtype), answer)
+    session = Session({"torch": _torch, "vllm": _vllm}[options.engine](options), answer)
     answer(Ready())
     while True:
         if session.idle:
@@ -59,6 +58,26 @@ def _serve(
         while not commands.empty():
             session.take(commands.get())
         session.go_on()
+
+
+def _torch(options: argparse.Namespace) -> "Engine":
+    import torch
+
+    from swarm_node.engine.torch_engine import TorchEngine
+
+    torch.set_num_threads(options.threads)
+    torch.set_num_interop_threads(1)
+    return TorchEngine(device=options.device, dtype=options.dtype)
+
+
+def _vllm(options: argparse.Namespace) -> "Engine":
+    """Runs where `vllm_command` says; the device is whatever that build of vLLM is for."""
+    from swarm_node.engine import vllm_model
+
+    vllm_model.prepare(options.threads)
+    from swarm_node.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(dtype=options.dtype)
 
 
 def claim_stdout() -> BinaryIO:

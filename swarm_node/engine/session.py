@@ -6,8 +6,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from protocol.errors import EngineFailed, SwarmError
 from swarm_node.engine.messages import (
@@ -17,21 +18,41 @@ from swarm_node.engine.messages import (
     Ended,
     Failed,
     Generate,
+    GroupDone,
     GroupFailed,
     Load,
+    Loaded,
     Measure,
+    Measured,
     Reply,
     Request,
 )
-from swarm_node.engine.torch_engine import TorchEngine
 
 log = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What holds a policy and samples from it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to sample."""
+
+    def load(self, folder: Path, version: int) -> Loaded: ...
+
+    def add(self, request: Request) -> None: ...
+
+    def step(self) -> list[GroupDone | GroupFailed]: ...
+
+    def cancel(self, request_ids: Collection[str]) -> list[str]: ...
+
+    def measured(self) -> Measured: ...
 
 
 class Session:
     """One engine and whoever commands it."""
 
-    def __init__(self, engine: TorchEngine, answer: Callable[[Ended | Reply], None]) -> None:
+    def __init__(self, engine: Engine, answer: Callable[[Ended | Reply], None]) -> None:
         self._engine, self._answer = engine, answer
         self._waiting: deque[Load | Generate | Measure] = deque()
         self._unanswered: set[str] = set()

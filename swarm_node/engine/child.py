@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 from protocol import limits
 from protocol.errors import MalformedMessage
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, Ended, Ready, Reply, frame
+from swarm_node.engine.vllm_command import environment
 
 if TYPE_CHECKING:
     from swarm_node.engine.session import Engine
@@ -72,9 +73,7 @@ def _torch(options: argparse.Namespace) -> "Engine":
 
 def _vllm(options: argparse.Namespace) -> "Engine":
     """Runs where `vllm_command` says; the device is whatever that build of vLLM is for."""
-    from swarm_node.engine import vllm_model
-
-    vllm_model.prepare(options.threads)
+    os.environ.update(environment(options.threads))
     from swarm_node.engine.vllm_engine import VllmEngine
 
     return VllmEngine(dtype=options.dtype)

@@ -44,6 +44,19 @@ def command(python: str, threads: int, dtype: str = "auto") -> list[str]:
     return [*_run(python, "swarm_node.engine.child"), *options]
 
 
+def environment(threads: int) -> dict[str, str]:
+    """What vLLM reads when it is imported."""
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in the child itself: nothing outlives it
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # `vllm_sampling` is made for the first one
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
 def probe(python: str) -> Found:
     """What vLLM that interpreter has; `ConfigInvalid` says why it has none that works."""
     try:

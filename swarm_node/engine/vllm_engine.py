@@ -58,8 +58,8 @@ class Group:
 class VllmEngine:
     """Holds one policy and samples from it."""
 
-    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, packed: bool = False) -> None:
-        self._dtype, self._rows, self._packed = dtype, rows, packed
+    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX) -> None:
+        self._dtype, self._rows = dtype, rows
         self._model: VllmModel | None = None
         self._config: dict[str, Any] = {}
         self._ends: frozenset[int] = frozenset()
@@ -88,7 +88,7 @@ class VllmEngine:
             if model is None or rebuilt:
                 if model is not None:
                     model.close()  # before the next is made: two may not fit
-                model = VllmModel(folder, self._dtype, rows=self._rows, packed=self._packed)
+                model = VllmModel(folder, self._dtype, rows=self._rows)
             _check_canary(model, folder)
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
             if model is not None:
@@ -216,7 +216,7 @@ class VllmEngine:
         self._rows = max(1, rows)
         log.warning("out of memory; from now on %d samples at once", self._rows)
         self._samples.clear()
-        self._model = VllmModel(self._folder, self._dtype, rows=self._rows, packed=self._packed)
+        self._model = VllmModel(self._folder, self._dtype, rows=self._rows)
         for group in self._groups.values():
             group.first_token_at = None
             self._begin(group)

@@ -1,22 +1,27 @@
 """vLLM with one policy in it: built from a folder, its weights swapped in place, samples added, stepped and aborted.
 
 - vLLM runs inside this process: when the child dies, nothing of it lives on, not even a process with the GPU's memory.
-- What holds only on a CPU stands in `_of_platform`, what must be set before vLLM is imported in `prepare`.
+- What holds only on a CPU stands in `of_platform`, what must be set before vLLM is imported in `vllm_command`.
 - Custom sampling exists for both of vLLM's model runners, in two forms; `vllm_sampling` has that of the first one.
 - vLLM keeps its prefix cache when weights change, and on a CPU would keep copies of the weights packed for oneDNN, so
   both are seen to here.
 """
 
 import gc
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from vllm import EngineArgs, SamplingParams, _custom_ops
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
 
 from swarm_node.engine.messages import Request
+from swarm_node.engine.vllm_sampling import SeedBound
 from swarm_node.engine.weights import mapped_tensors, read_config
 
 ROWS_MAX = 256
@@ -39,28 +44,10 @@ class Drawn(NamedTuple):
     finished: bool
 
 
-def prepare(threads: int) -> None:
-    """Settings that vLLM reads when it is imported."""
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_USE_V2_MODEL_RUNNER="0",
-        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        HF_HUB_OFFLINE="1",
-        OMP_NUM_THREADS=str(threads),
-    )
-
-
 class VllmModel:
     """One vLLM engine; `close` it before the next is made."""
 
-    def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, packed: bool = False) -> None:
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        from swarm_node.engine.vllm_sampling import SeedBound
-
+    def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX) -> None:
         self._shapes = _shapes(folder)
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
@@ -76,7 +63,7 @@ class VllmModel:
                 disable_log_stats=True,
                 async_scheduling=False,
                 seed=0,
-                **_of_platform(packed=packed),
+                **of_platform(),
             )
         )
         config = self._engine.model_config
@@ -135,8 +122,6 @@ class VllmModel:
 
     def close(self) -> None:
         """Give everything back that vLLM holds in this process."""
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
         self._engine.engine_core.shutdown()
         self._engine = None
         gc.collect()
@@ -152,9 +137,6 @@ class VllmModel:
         *,
         stream: bool,
     ) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         parameters = SamplingParams(
             temperature=0.0,  # what is left of a row has one token
             max_tokens=tokens_max,
@@ -179,22 +161,17 @@ def _published(folder: Path) -> str:
 
     Left to itself, vLLM rounds float32 weights.
     """
-    from vllm.platforms import current_platform
-
     config = read_config(folder)
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
     return "float32" if current_platform.is_cpu() else str(named)
 
 
-def _of_platform(*, packed: bool) -> dict[str, Any]:
+def of_platform() -> dict[str, Any]:
     """What differs between a CPU and a GPU."""
-    from vllm import _custom_ops
-    from vllm.platforms import current_platform
-
     if not current_platform.is_cpu():
         return {}
     # A packed copy of a weight would stay when the weight is swapped, and of some nothing else would be left.
-    _custom_ops._supports_onednn = packed
+    _custom_ops._supports_onednn = False
     return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
 
 

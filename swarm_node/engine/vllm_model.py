@@ -142,7 +142,8 @@ class VllmModel:
             max_tokens=tokens_max,
             stop_token_ids=sorted(ends),
             ignore_eos=True,  # the policy's own end tokens are those that are named
-            logprobs=0,
+            logprobs=0,  # of what is drawn alone
+            flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             extra_args=wanted,
@@ -152,8 +153,7 @@ class VllmModel:
 
 def _drawn(output: Any) -> Drawn:
     (one,) = output.outputs
-    logprobs = [at[token].logprob for at, token in zip(one.logprobs, one.token_ids, strict=True)]
-    return Drawn(output.request_id, one.token_ids, logprobs, output.finished)
+    return Drawn(output.request_id, one.token_ids, one.logprobs.logprobs, output.finished)
 
 
 def _published(folder: Path) -> str:

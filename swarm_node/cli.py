@@ -40,6 +40,12 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+VllmPython = Annotated[
+    str,
+    typer.Option(envvar="SWARM_VLLM_PYTHON", help="Sample with vLLM, in the environment of this Python interpreter."),
+]
+
+
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
 
 
@@ -57,6 +63,7 @@ def join(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
+    vllm_python: VllmPython = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
 ) -> None:
@@ -66,7 +73,6 @@ def join(
     from swarm_node import app as agent
     from swarm_node import identity, member
     from swarm_node import join_string as joining
-    from swarm_node.engine.client import default_command
 
     _log_to_stderr(quiet)
     _check_settings(name or "-", price, listen, advertise)
@@ -81,7 +87,7 @@ def join(
             advertise=advertise,
         ),
         groups_per_request=groups,
-        engine_command=default_command(threads, device.value, dtype.value),
+        engine_command=_engine_command(vllm_python, threads, device, dtype),
     )
     earnings = trio.run(agent.run, settings)
     if as_json:
@@ -144,6 +150,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
     device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
+    vllm_python: VllmPython = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
     """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
@@ -154,7 +161,6 @@ def bench(
     from protocol.manifest import Sampler
     from swarm_node import bench as benching
     from swarm_node import join_string as joining
-    from swarm_node.engine.client import default_command
 
     _log_to_stderr(quiet=True)
     subject = (
@@ -165,7 +171,7 @@ def bench(
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
-        command = default_command(threads, device.value, dtype.value)
+        command = _engine_command(vllm_python, threads, device, dtype)
         result = trio.run(partial(measuring, subject, command, on_group=lambda: bar.advance(shown)))
     if as_json:
         typer.echo(json.dumps(result._asdict()))
@@ -225,6 +231,20 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
+
+
+def _engine_command(vllm_python: str, threads: int, device: Device, dtype: Dtype) -> list[str]:
+    """How the engine's process is started; a vLLM that does not work is refused now, not after the first lease."""
+    from swarm_node.engine import client, vllm_command
+
+    if not vllm_python:
+        return client.default_command(threads, device.value, dtype.value)
+    found = vllm_command.probe(vllm_python)
+    if device.value not in ("auto", found.device):
+        raise ConfigInvalid(
+            f"This vLLM runs on {found.device}, not on {device.value}.", hint="Leave --device out, or name another."
+        )
+    return vllm_command.command(vllm_python, threads, dtype.value)
 
 
 def _log_to_stderr(quiet: bool) -> None:

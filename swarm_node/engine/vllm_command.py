@@ -16,9 +16,6 @@ from typing import NamedTuple
 from protocol.errors import ConfigInvalid
 from swarm_node.engine import foreign
 
-VARIABLE = "SWARM_VLLM_PYTHON"
-"""Names the interpreter where no option does."""
-
 PROBE_TIMEOUT_S = 300.0
 """Importing vLLM takes 15 s of CPU, and more from a cold disk."""
 
@@ -31,11 +28,6 @@ class Found(NamedTuple):
     version: str
     device: str
     """What this build of vLLM runs on: cpu or cuda."""
-
-
-def interpreter(named: str = "") -> str:
-    """The interpreter of vLLM's environment, by option or environment variable; empty if nobody names one."""
-    return named or os.environ.get(VARIABLE, "")
 
 
 def command(python: str, threads: int, dtype: str = "auto") -> list[str]:

@@ -171,6 +171,7 @@ class VllmEngine:
         request = group.request
         del self._groups[request.request_id]
         if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
+            self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
             return _failed(group, "The policy gives probabilities that are no numbers.")
         self._spent["prompt_tokens"] += len(group.prompt)
         self._spent["first_tokens"] += len(group.samples)

@@ -48,7 +48,7 @@ class VllmModel:
     """One vLLM engine; `close` it before the next is made."""
 
     def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX) -> None:
-        self._shapes = _shapes(folder)
+        self._shapes, self.rows = _shapes(folder), rows
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(folder),

@@ -1,4 +1,4 @@
-"""One child with vLLM for most tests, since each start costs twenty seconds; and policies that vLLM's CPU build runs."""
+"""One child with vLLM for most tests, since each start costs twenty seconds; and policies that its CPU build runs."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=96)
 @pytest.fixture(scope="session")
 def python() -> str:
     """The interpreter of vLLM's environment."""
-    if not (named := os.environ.get(vllm_command.VARIABLE)):
+    if not (named := os.environ.get("SWARM_VLLM_PYTHON")):
         pytest.skip("vLLM has an environment of its own, 3.5 GB: `make test-vllm` makes it and runs this")
     return named
 

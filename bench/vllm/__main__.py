@@ -1,0 +1,179 @@
+"""`make bench-vllm`: our vLLM child against vLLM's own `LLM.generate`, and a swap against a cold load.
+
+- `SWARM_VLLM_PYTHON` names the interpreter of vLLM's environment (`make test-vllm` makes one); without it the bench
+  skips, and says so.
+- Both sides hold the same policy, sample the same prompts to the same lengths in processes of their own, take turns, and
+  are charged the CPU seconds of their whole process tree: on a GPU that would say little, so there it is wall time.
+- The rival draws with vLLM's own sampler and returns the log-probability of each token, as we must.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from bench.engines import LENGTHS, PROMPTS, make_version
+from bench.engines import requests as one_of_each
+from bench.harness import Bench, Input, quick_from_environment
+from coordinator.learner.embedded import Shape
+from protocol.rollout import unpack_tokens
+from swarm_node.engine import vllm_command
+from swarm_node.engine.messages import (
+    LENGTH_BYTES,
+    Answer,
+    Command,
+    Ended,
+    Generate,
+    Load,
+    Loaded,
+    Ready,
+    Reply,
+    Request,
+    frame,
+)
+
+VARIABLE = "SWARM_VLLM_PYTHON"
+SHAPES = {"1.1 M": Shape(hidden=128, layers=4, heads=4, intermediate=512), "21 M": Shape(512, 6, 8, 1536)}
+RIVAL = Path(__file__).with_name("rival.py")
+
+
+class Side:
+    """A process that samples, and what it has cost."""
+
+    def __init__(self, command: list[str], device: str) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._device = device
+
+    def spent_s(self) -> float:
+        """CPU seconds of the tree, or on a GPU the clock."""
+        if self._device != "cpu":
+            return time.monotonic()
+        root = psutil.Process(self.process.pid)
+        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        return sum(one.user + one.system for one in times)
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def close(self) -> None:
+        self.stdin.close()
+        self.process.wait()
+
+
+class Ours(Side):
+    """The engine child that nodes run."""
+
+    def __init__(self, python: str, device: str) -> None:
+        super().__init__(vllm_command.command(python, threads=1), device)
+        assert isinstance(self._answer(), Ready)
+
+    def load(self, folder: Path, version: int) -> bool:
+        """Whether vLLM was built anew."""
+        loaded = self._tell(Load(folder=str(folder), version=version))
+        assert isinstance(loaded, Loaded), loaded
+        return loaded.rebuilt
+
+    def sample(self, requests: list[Request]) -> None:
+        self._tell(Generate(requests=tuple(requests)))
+        for _ in requests[1:]:
+            self._answer()
+
+    def _tell(self, body: Load | Generate) -> Ended | Reply:
+        self.stdin.write(frame(Command(body=body)))
+        self.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Ended | Reply:
+        size_bytes = int.from_bytes(self.stdout.read(LENGTH_BYTES))
+        return Answer.from_bytes(self.stdout.read(size_bytes)).body
+
+
+class Rival(Side):
+    """`LLM.generate`, one call for all prompts."""
+
+    def __init__(self, python: str, device: str, folder: Path) -> None:
+        super().__init__([python, "-P", str(RIVAL), str(folder)], device)
+        assert json.loads(self.stdout.readline()) == "ready"
+
+    def sample(self, requests: list[Request]) -> None:
+        work = [[unpack_tokens(one.prompt).tolist(), one.max_new_tokens] for one in requests]
+        self.stdin.write(json.dumps(work).encode() + b"\n")
+        self.stdin.flush()
+        assert json.loads(self.stdout.readline()) == sum(LENGTHS) * len(requests) // len(LENGTHS)
+
+
+def measure(bench: Bench, name: str, python: str, device: str, folders: list[Path], rounds: int) -> None:
+    """Sampling in turns, then swaps and cold loads in turns."""
+    work = one_of_each(1)
+    tokens = sum(request.max_new_tokens for request in work)
+    unit = "tokens per CPU s" if device == "cpu" else "tokens per s"
+
+    def timed(side: Side, act: Callable[[], Any]) -> float:
+        started = side.spent_s()
+        act()
+        return side.spent_s() - started
+
+    with ExitStack() as stack:
+        ours, rival = Ours(python, device), Rival(python, device, folders[0])
+        stack.callback(ours.close)
+        stack.callback(rival.close)
+        cold = _cold_load(python, device, folders[0])
+        ours.load(folders[0], 1)
+        for side in (ours, rival):
+            side.sample(work)  # what is compiled or allocated at first
+        for number in range(rounds):
+            bench.measure(f"{name}: ours", tokens / timed(ours, lambda: ours.sample(work)), unit=unit)
+            bench.measure(f"{name}: LLM.generate", tokens / timed(rival, lambda: rival.sample(work)), unit=unit)
+            folder = folders[1 - number % 2]
+            bench.measure(f"{name}: swap", timed(ours, lambda folder=folder: ours.load(folder, 1)), unit="s")
+            bench.measure(f"{name}: cold load", cold if number == 0 else _cold_load(python, device, folder), unit="s")
+    ratio = bench.ratio(f"{name}: ours / LLM.generate", f"{name}: ours", f"{name}: LLM.generate")
+    bench.goal(f"{name}: at most a tenth slower than LLM.generate", ratio, at_least=0.9)
+    ratio = bench.ratio(f"{name}: swap / cold load", f"{name}: swap", f"{name}: cold load")
+    bench.goal(f"{name}: a swap takes at most a fifth of a cold load", ratio, at_most=0.2)
+
+
+def _cold_load(python: str, device: str, folder: Path) -> float:
+    """A new child that starts, imports and loads."""
+    started = time.monotonic()
+    side = Ours(python, device)
+    side.load(folder, 1)
+    spent = side.spent_s() if device == "cpu" else time.monotonic() - started
+    side.close()
+    return spent
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    if not (python := os.environ.get(VARIABLE)):
+        print(f"skipped: {VARIABLE} names no interpreter of an environment with vLLM")
+        return 0
+    quick, found = quick_from_environment(), vllm_command.probe(python)
+    rounds = 1 if quick else 3
+    inputs: dict[str, Input] = {
+        "vllm": found.version, "device": found.device, "prompts": PROMPTS, "lengths": LENGTHS, "rounds": rounds,
+    }  # fmt: skip  # one line
+    bench = Bench("vllm", inputs=inputs, quick=quick)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, shape in list(SHAPES.items())[: 1 if quick else None]:
+            folders = [make_version(Path(scratch) / f"{shape.hidden}-{seed}", seed, shape) for seed in (1, 2)]
+            measure(bench, name, python, found.device, folders, rounds)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -2,8 +2,8 @@
 
 - `SWARM_VLLM_PYTHON` names the interpreter of vLLM's environment (`make test-vllm` makes one); without it the bench
   skips, and says so.
-- Both sides hold the same policy, sample the same prompts to the same lengths in processes of their own, take turns, and
-  are charged the CPU seconds of their whole process tree: on a GPU that would say little, so there it is wall time.
+- Both sides hold the same policy, sample the same prompts to the same lengths in processes of their own, and take
+  turns. Each is charged the CPU seconds of its process tree, or the clock on a GPU.
 - The rival draws with vLLM's own sampler and returns the log-probability of each token, as we must.
 """
 

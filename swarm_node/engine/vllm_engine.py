@@ -120,7 +120,7 @@ class VllmEngine:
         started, begun = time.monotonic(), self._begun()
         try:
             drawn = self._loaded().step()
-        except Exception as error:
+        except Exception as error:  # whatever it is: out of memory we know, of anything else the process ends
             if _out_of_memory(error):
                 return self._start_over()
             log.exception("vLLM failed in a step")

@@ -10,6 +10,7 @@ from transformers import Qwen3Config
 
 from coordinator.learner.embedded import Shape, make_policy
 from swarm_node.engine import vllm_command
+from tests.processes.programs import Swarm
 from tests.swarm_node.engine.asking import SIZES
 from tests.tiny_policy import make_other_policy, with_canary
 from tests.vllm.child import Child
@@ -61,6 +62,14 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     folder = tmp_path_factory.mktemp("grouped")
     return make_other_policy(folder, config, dtype=torch.bfloat16, part_size="20KB")
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    """The programs of a test; none outlives it."""
+    made = Swarm(tmp_path)
+    yield made
+    made.close()
 
 
 def _made(folder: Path, seed: int) -> Path:

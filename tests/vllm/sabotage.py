@@ -4,84 +4,80 @@ Prints a line for each: weights packed for oneDNN, of which a reload leaves stal
 then memory that ends while more than a few samples run.
 """
 
+import importlib
 import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+FOREIGN = Path(__file__).resolve().parents[2] / "swarm_node" / "engine" / "foreign.py"
+runpy.run_path(str(FOREIGN))["take_rooms"]()
+os.environ.update(importlib.import_module("swarm_node.engine.vllm_command").environment(threads=1))
+_custom_ops = importlib.import_module("vllm._custom_ops")
+engines = importlib.import_module("swarm_node.engine.vllm_engine")
+models = importlib.import_module("swarm_node.engine.vllm_model")
+messages = importlib.import_module("swarm_node.engine.messages")
+Worker = importlib.import_module("swarm_node.engine.vllm_worker").WorkerExtension
+
 ROWS_THAT_FIT = 3
+PROMPT = b"\x13\0\0\0\x14\0\0\0"
+
+settings, take, step = models.of_platform, Worker.swap_policy, models.VllmModel.step
+
+
+def packed() -> dict[str, Any]:
+    """Ours, but with the weights packed."""
+    found: dict[str, Any] = settings()
+    _custom_ops._supports_onednn = True
+    return found
+
+
+def reload(worker: Any, folder: str) -> None:
+    """What vLLM offers for the purpose."""
+    worker.reload_weights(weights_path=folder)
+
+
+def scarce(model: Any) -> Any:
+    """What torch says where memory ends."""
+    if model.rows > ROWS_THAT_FIT:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    return step(model)
+
+
+def refused(engine: Any, first: Path, then: Path) -> str:
+    """Why the second policy is not loaded over the first."""
+    engine.load(first, 1)
+    try:
+        engine.load(then, 2)
+    except engines.EngineFailed as error:
+        return str(error.message)
+    return "nothing noticed"
+
+
+def sampled(engine: Any) -> list[bytes]:
+    for seed in (1, 2):
+        asked = {"version": 1, "prompt": PROMPT, "seed": seed, "samples": 4, "max_new_tokens": 6, "temperature": 1.0}
+        engine.add(messages.Request(request_id=str(seed), **asked))
+    ended: list[Any] = []
+    while engine.busy:
+        ended += engine.step()
+    groups = sorted(ended, key=lambda group: str(group.request_id))
+    return [one.tokens for group in groups for one in group.samples]
 
 
 def main(policy: Path, other: Path) -> None:
-    from vllm import _custom_ops
-
-    from protocol.errors import EngineFailed
-    from protocol.rollout import pack_tokens
-    from swarm_node.engine import vllm_engine, vllm_model
-    from swarm_node.engine.messages import GroupDone, Request
-    from swarm_node.engine.vllm_worker import WorkerExtension
-
-    settings, take, step = vllm_model.of_platform, WorkerExtension.swap_policy, vllm_model.VllmModel.step
-
-    def packed() -> dict[str, object]:
-        found = settings()
-        _custom_ops._supports_onednn = True
-        return found
-
-    def reload(worker: WorkerExtension, folder: str) -> None:
-        worker.reload_weights(weights_path=folder)  # type: ignore[attr-defined]  # mixed into vLLM's worker
-
-    def refuse(version: int) -> None:
-        engine.load(policy, 1)
-        try:
-            engine.load(other, version)
-        except EngineFailed as error:
-            print(error.message)
-
-    def sampled() -> list[bytes]:
-        prompt = pack_tokens([19, 20, 31])
-        for seed in (1, 2):
-            engine.add(
-                Request(
-                    request_id=str(seed),
-                    version=1,
-                    prompt=prompt,
-                    seed=seed,
-                    samples=4,
-                    max_new_tokens=6,
-                    temperature=1.0,
-                )
-            )
-        ended = []
-        while engine.busy:
-            ended += engine.step()
-        groups = sorted(ended, key=lambda group: group.request_id)
-        return [one.tokens for group in groups if isinstance(group, GroupDone) for one in group.samples]
-
-    engine = vllm_engine.VllmEngine(dtype="float32")
-    vllm_model.of_platform = packed
-    WorkerExtension.swap_policy = reload  # type: ignore[method-assign]  # what vLLM offers for the purpose
-    refuse(2)
-    WorkerExtension.swap_policy = take  # type: ignore[method-assign]  # ours again
-    refuse(3)
-
-    vllm_model.of_platform = settings
+    engine = engines.VllmEngine(dtype="float32")
+    models.of_platform, Worker.swap_policy = packed, reload
+    print(refused(engine, policy, other))
+    Worker.swap_policy = take
+    print(refused(engine, policy, other))
+    models.of_platform = settings
     engine.load(policy, 1)
-    plenty = sampled()
-
-    def scarce(model: vllm_model.VllmModel) -> list[vllm_model.Drawn]:
-        if model.rows > ROWS_THAT_FIT:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return step(model)
-
-    vllm_model.VllmModel.step = scarce  # type: ignore[method-assign]  # what torch says where memory ends
-    print("fewer at once, the same tokens" if len(plenty) == 8 and sampled() == plenty else "other tokens")
+    plenty = sampled(engine)
+    models.VllmModel.step = scarce
+    print("fewer at once, the same tokens" if len(plenty) == 8 and sampled(engine) == plenty else "other tokens")
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(ROOT / "swarm_node" / "engine" / "foreign.py"))["take_rooms"]()
-    from swarm_node.engine.vllm_command import environment
-
-    os.environ.update(environment(threads=1))
     main(*map(Path, sys.argv[1:]))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.processes.conftest import swarm  # noqa: F401  # a fixture
 from tests.processes.programs import Swarm, script, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, operator_of
 
@@ -17,11 +16,7 @@ SETTINGS: Settings = {"sampling": {"samples_per_group": 4, "max_new_tokens": 8},
 STARTS_WITHIN_S = 600.0
 
 
-def test_rollouts_of_a_node_with_vllm_are_accepted_and_pass_an_audit(
-    swarm: Swarm,  # noqa: F811  # the fixture
-    python: str,
-    policy: Path,
-) -> None:
+def test_rollouts_of_a_node_with_vllm_are_accepted_and_pass_an_audit(swarm: Swarm, python: str, policy: Path) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator_of(swarm, coordinator, policy).publish()
     node = join(swarm, "vllm", coordinator.join_string, "--vllm-python", python)

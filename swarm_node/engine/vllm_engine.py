@@ -119,12 +119,12 @@ class VllmEngine:
         """Let samples in, and draw a token for every one that runs; the groups that this ended."""
         started, begun = time.monotonic(), self._begun()
         try:
-            drawn = self._loaded().step()
-        except Exception as error:  # whatever it is: out of memory we know, of anything else the process ends
-            if _out_of_memory(error):
+            drawn = self._step()
+            if drawn is None:
                 return self._start_over()
+        except Exception:  # nobody can list them, and vLLM may be in any state now, its device, too
             log.exception("vLLM failed in a step")
-            os._exit(1)  # its threads and its device may be in any state
+            os._exit(1)
         now = time.monotonic()
         for one in drawn:
             self._note(one, now)
@@ -147,6 +147,15 @@ class VllmEngine:
         if self._model is None:
             raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
         return self._model
+
+    def _step(self) -> list[Drawn] | None:
+        """What vLLM drew; None if memory did not suffice. What the failed step held is free again by then."""
+        try:
+            return self._loaded().step()
+        except Exception as error:  # several types say that memory has ended
+            if not _out_of_memory(error):
+                raise
+            return None
 
     def _begin(self, group: Group) -> None:
         """Give all samples of a group to vLLM; the first of them tells when tokens come."""
@@ -207,16 +216,16 @@ class VllmEngine:
 
     def _start_over(self) -> list[Answered]:
         """Out of memory: begin everything anew, fewer samples at once."""
-        model, self._model = self._loaded(), None
-        model.close()
-        rows, answers = min(self._rows, len(self._samples)) // 2, []
-        if not rows:
+        answers: list[Answered] = []
+        at_once = min(self._rows, len(self._samples))
+        if at_once == 1:
             hint = "Free some, or let another machine sample this policy."
-            answers = [_failed(group, "There is not enough memory for one sample.", hint) for group in self._begun()]
-            self._groups.clear()
-        self._rows = max(1, rows)
+            first = self._groups.pop(next(iter(self._groups)))
+            answers = [_failed(first, "There is not enough memory for one sample.", hint)]
+        self._rows = max(1, at_once // 2)
         log.warning("out of memory; from now on %d samples at once", self._rows)
         self._samples.clear()
+        self._loaded().close()
         self._model = VllmModel(self._folder, self._dtype, rows=self._rows)
         for group in self._groups.values():
             group.first_token_at = None

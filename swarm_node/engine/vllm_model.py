@@ -163,6 +163,8 @@ def _published(folder: Path) -> str:
     """
     config = read_config(folder)
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if named not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype {named} is neither float32 nor bfloat16")
     return "float32" if current_platform.is_cpu() else str(named)
 
 

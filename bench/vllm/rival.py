@@ -14,8 +14,9 @@ def main(folder: str) -> None:
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
-    # As much memory, and no compiled graph on a CPU, as for our side.
-    settings = {"enforce_eager": True, "kv_cache_memory_bytes": 2**30} if current_platform.is_cpu() else {}
+    # On a CPU what our side has; on a GPU it leaves memory for our side, which takes what is free.
+    on_cpu = {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
+    settings = on_cpu if current_platform.is_cpu() else {"gpu_memory_utilization": 0.4}
     model = LLM(model=folder, dtype="float32", skip_tokenizer_init=True, max_num_seqs=256, seed=0, **settings)
     print(json.dumps("ready"), file=out, flush=True)
     for line in sys.stdin:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vllm import EngineArgs, SamplingParams, _custom_ops
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -29,6 +30,9 @@ ROWS_MAX = 256
 
 CPU_CACHE_BYTES = 2**30
 """For keys and values on a CPU, where vLLM would take most of what is free."""
+
+GPU_SHARE = 0.9
+"""Of what is free on a GPU: vLLM counts from all there is, and refuses to start where a desktop holds some of it."""
 
 CANARY = "canary"
 
@@ -171,7 +175,8 @@ def _published(folder: Path) -> str:
 def of_platform() -> dict[str, Any]:
     """What differs between a CPU and a GPU."""
     if not current_platform.is_cpu():
-        return {}
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return {"gpu_memory_utilization": GPU_SHARE * free_bytes / total_bytes}
     # A packed copy of a weight would stay when the weight is swapped, and of some nothing else would be left.
     _custom_ops._supports_onednn = False
     return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}

@@ -67,7 +67,7 @@ class Side:
             return time.monotonic()
         root = psutil.Process(self.process.pid)
         times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-        return sum(one.user + one.system for one in times)
+        return float(sum(one.user + one.system for one in times))
 
     @property
     def stdin(self) -> IO[bytes]:

@@ -140,7 +140,7 @@ def measure(bench: Bench, name: str, python: str, device: str, folders: list[Pat
             with closing(Ours(python, device)) as ours:
                 ours.load(folders[0], 1)
                 bench.measure(f"{name}: cold load", ours.cost_s(), unit="s")
-                sides = {f"{name}: ours": ours, f"{name}: LLM.generate": rival}
+                sides: dict[str, Ours | Rival] = {f"{name}: ours": ours, f"{name}: LLM.generate": rival}
                 for turn in range(TURNS + 1):
                     for case, side in sides.items():
                         side.sample(work)

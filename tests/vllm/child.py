@@ -43,7 +43,10 @@ class Child:
     ) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(LEAVES_WITHIN_S) == 0, "it does not leave when its input ends"
+        code = self._process.wait(LEAVES_WITHIN_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        assert code == 0, "it does not leave when its input ends"
 
     def tell(self, *commands: Load | Generate | Cancel | Measure) -> None:
         assert self._process.stdin is not None

@@ -62,7 +62,7 @@ class VllmEngine:
         self._dtype, self._rows = dtype, rows
         self._model: VllmModel | None = None
         self._config: dict[str, Any] = {}
-        self._ends: frozenset[int] = frozenset()
+        self._ends: set[int] = set()
         self._folder, self._version = Path(), -1
         self._groups: dict[str, Group] = {}
         self._samples: dict[str, tuple[Group, Running]] = {}
@@ -96,7 +96,8 @@ class VllmEngine:
             if isinstance(error, EngineFailed):
                 raise
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}"[:1000]) from error
-        self._model, self._config, self._ends, self._folder, self._version = model, config, ends, folder, version
+        self._model, self._config, self._folder, self._version = model, config, folder, version
+        self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses one that cannot be drawn
         return Loaded(parameters=model.parameters, rebuilt=rebuilt, seconds=time.monotonic() - started)
 
     def add(self, request: Request) -> None:

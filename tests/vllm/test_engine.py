@@ -113,7 +113,7 @@ def test_another_configuration_is_built_anew(child: Child, policy: Path, grouped
 
 def test_every_end_token_of_the_policy_ends_a_completion(child: Child, policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "policy")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(320))}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [10**9, *range(320)]}))
     child.load(policy)
     assert not child.load(folder).rebuilt
     (group,) = child.sample(asked(PROMPTS[1])).values()

@@ -30,10 +30,14 @@ def test_few_probes_are_refused() -> None:
         derive("a/b/c", [honest(999)] * 10)
 
 
-def test_the_shipped_file_knows_the_classes_of_the_shipped_engine() -> None:
+def test_the_shipped_file_knows_the_classes_of_the_shipped_engines() -> None:
     shipped = read(SHIPPED)
-    assert {entry.name for entry in shipped.classes} == {"torch/fp32/cpu", "torch/bf16/cpu"}
-    assert shipped.of("torch/fp32/cpu").margin.far < shipped.of("torch/bf16/cpu").margin.far
+    engines = ("torch", "vllm")
+    assert {entry.name for entry in shipped.classes} == {
+        f"{one}/{dtype}/cpu" for one in engines for dtype in ("fp32", "bf16")
+    }
+    for one in engines:
+        assert shipped.of(f"{one}/fp32/cpu").margin.far < shipped.of(f"{one}/bf16/cpu").margin.far
     with pytest.raises(AuditFailed, match="torch/fp32/cpu"):
         shipped.of("vllm/fp8/cuda")
 

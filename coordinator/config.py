@@ -8,7 +8,7 @@
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,6 +18,8 @@ from protocol.origin import OriginUrl
 
 UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
 """No character that a signed address would have to escape."""
+
+STORE = r"^$|^postgresql(\+psycopg)?://"
 
 
 class Section(BaseModel):
@@ -41,7 +43,10 @@ class RoundSection(Section):
 class ModelSection(Section):
     """Which policy the round starts from."""
 
-    path: str = Field("embedded", description="a folder in hub format, or 'embedded' for the tiny built-in one")
+    path: str = Field(
+        "embedded", description="a folder in hub format, hf://owner/name, or 'embedded' for the tiny built-in one"
+    )
+    revision: str = Field("", description="branch, tag or commit on the hub; its main branch if there is none")
 
 
 class TaskSection(Section):
@@ -88,12 +93,74 @@ class StalenessSection(Section):
         return self
 
 
-class LearnerSection(Section):
-    """The optimizer."""
+AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "echo2"]
 
-    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, constant")
+
+class LearnerSection(Section):
+    """The objective by name, and how it is followed."""
+
+    algorithm: AlgorithmName = Field(
+        "grpo", description="grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, cispo or echo2 (docs/learning.md)"
+    )
+    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, after the warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="constant, linear or cosine: how the rate falls towards the last update"
+    )
+    warmup_updates: int = Field(20, ge=0, description="updates over which the rate rises from nothing")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
+    num_iterations: int = Field(1, ge=1, description="optimizer steps on one batch")
+    micro_batch_tokens: int = Field(
+        16384, ge=0, description="most tokens computed at once, prompts included; 0 is no limit"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute layers twice instead of remembering them")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="float32 or bfloat16: of the products; weights in training are float32"
+    )
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of the learner")
+    lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
+    lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha: what is learned counts alpha / rank")
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard, too, into learner/tensorboard")
+
+
+class ObjectiveSection(Section):
+    """What differs from `learner.algorithm`; a key that is left out is as the algorithm says."""
+
+    baseline: Literal["group", "leave_one_out", "batch", "none"] | None = Field(
+        None, description="group, leave_one_out, batch or none: the mean that is taken from a reward"
+    )
+    scale_rewards: Literal["group", "batch", "none"] | None = Field(
+        None, description="group, batch or none: the deviation that it is divided by"
+    )
+    importance_sampling_level: Literal["token", "sequence", "product"] | None = Field(
+        None, description="token, sequence (geometric mean) or product: what has a ratio of its own"
+    )
+    clip: Literal["ppo", "cispo"] | None = Field(None, description="ppo bounds the ratio, cispo the weight of a token")
+    epsilon: float | None = Field(None, ge=0, le=1, description="how far a ratio may fall")
+    epsilon_high: float | None = Field(None, ge=0, description="how far it may rise; cispo: the largest weight")
+    delta: float | None = Field(None, ge=0, description="largest ratio where the advantage is negative; 0 is no bound")
+    loss_aggregation: Literal["sequence", "token", "constant"] | None = Field(
+        None, description="sequence, token or constant: what the loss is a mean of"
+    )
+    beta: float | None = Field(None, ge=0, description="weight of the divergence from the starting policy")
+    filter_zero_variance: bool | None = Field(None, description="leave out groups of equal raw scores")
+    mask_truncated_completions: bool | None = Field(None, description="leave out samples without an end")
+    overlong_buffer: int | None = Field(None, ge=0, description="tokens before the longest length that cost reward")
+    overlong_penalty: float | None = Field(None, ge=0, description="what they cost at most")
+
+
+class CorrectionSection(Section):
+    """What is done about stale samples; a key that is left out is as the algorithm says."""
+
+    mode: Literal["decoupled", "bypass", "none"] | None = Field(
+        None, description="decoupled weighs by the distance, bypass clips it, none ignores it"
+    )
+    token_cap: float | None = Field(None, gt=0, description="largest weight of a token")
+    sequence_low: float | None = Field(None, ge=0, description="least geometric mean ratio of a sample that counts")
+    sequence_high: float | None = Field(None, gt=0, description="largest geometric mean ratio of a sample that counts")
+    veto: float | None = Field(None, ge=0, lt=1, description="a token's ratio below it drops the sample; 0 never")
 
 
 class MarketSection(Section):
@@ -101,6 +168,18 @@ class MarketSection(Section):
 
     budget_micros: int = Field(1_000_000_000, ge=0, description="deposited when the round is made")
     max_price_micros_per_mtok: int = Field(5_000_000, ge=0, description="dearest price accepted, per million tokens")
+
+
+class PayoutsSection(Section):
+    """How owners get what their nodes have earned."""
+
+    rail: str = Field("manual", description="who moves the money: manual, evm, or module:function of a plug-in")
+    minimum_micros: int = Field(1_000_000, gt=0, description="an owner who is owed less waits for the next batch")
+    address_delay_h: float = Field(72.0, ge=0, description="hours until a new payout address counts")
+    evm_rpc: str = Field("", description="JSON-RPC URL of a node of the chain, for rail evm")
+    evm_contract: str = Field("", description="address of the payouts contract, for rail evm")
+    evm_key: Path = Field(Path("evm.key"), description="file with the operator's private key in hex, for rail evm")
+    evm_confirmations: int = Field(12, ge=0, description="blocks above a transaction until it is done, for rail evm")
 
 
 class FleetSection(Section):
@@ -119,7 +198,33 @@ class LeasesSection(Section):
 
     timeout_s: float = Field(60.0, gt=0, description="after this an unanswered lease goes to somebody else")
     groups_per_request: int = Field(8, ge=1, le=limits.LEASES_PER_REQUEST_MAX, description="most groups given at once")
+    newcomer_leases: int = Field(4, ge=1, description="leases that a node may hold before it has answered one")
+    over_issue: int = Field(2, ge=0, description="late groups that a second node gets when a batch waits only for them")
     heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; plans name no node that missed three")
+
+
+class AuditSection(Section):
+    """How much is audited, and how it is judged."""
+
+    tolerance: str = Field("torch/bf16/cpu", description="class of tolerances that all nodes are judged by")
+    neighbours: int = Field(1, ge=0, le=16, description="how many earlier versions a claim is compared with")
+    first_groups: int = Field(10, ge=0, description="an owner's groups that are all audited; then this many in n")
+    floor: float = Field(0.05, ge=0, le=1, description="share that is always audited; 0 with first_groups = 0: none")
+    trusted_groups: int = Field(1000, ge=1, description="validated groups until trusted_floor holds")
+    trusted_floor: float = Field(0.02, ge=0, le=1, description="share that is audited of a long-standing owner")
+    escrow_factor: float = Field(1.0, ge=0, description="unaudited groups kept unpaid, times (1 - rate) / rate")
+    epoch_groups: int = Field(256, ge=1, description="claims that one secret draws from before it is revealed")
+    timeout_s: float = Field(120.0, gt=0, description="after this an auditor's unanswered cases go to another")
+    backlog_max: int = Field(512, ge=1, description="claims that wait for an auditor until no more work is offered")
+    max_owner_share: float = Field(
+        0.5, gt=0, le=1, description="most of a batch that is one owner's, once 2 / share owners are at work"
+    )
+
+
+class StoreSection(Section):
+    """Where the round's state lives."""
+
+    url: str = Field("", pattern=STORE, description="postgresql://user@host/name; empty is SQLite in round.directory")
 
 
 class PublishSection(Section):
@@ -160,10 +265,20 @@ class Config(Section):
     sampling: SamplingSection = SamplingSection()
     staleness: StalenessSection = StalenessSection()
     learner: LearnerSection = LearnerSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    correction: CorrectionSection = CorrectionSection()
     market: MarketSection = MarketSection()
+    payouts: PayoutsSection = PayoutsSection()
     fleet: FleetSection = FleetSection()
     leases: LeasesSection = LeasesSection()
+    audit: AuditSection = AuditSection()
     publish: PublishSection = PublishSection()
+    store: StoreSection = StoreSection()
+
+    @property
+    def state(self) -> Path | str:
+        """What `coordinator.state.Database` opens."""
+        return self.store.url or self.round.directory / "state.db"
 
     def with_absolute_folder(self) -> "Config":
         """The same with a folder that child processes find wherever they start."""
@@ -214,6 +329,9 @@ def _apply(table: dict[str, Any], setting: str) -> None:
 
 def _nearest(keys: list[str]) -> str:
     """Which existing setting was probably meant."""
+    if len(keys) == 1:
+        close = difflib.get_close_matches(keys[0], Config.model_fields, n=1, cutoff=0.5)
+        return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."
     names = [f"{section}.{key}" for section, field in Config.model_fields.items() for key in _keys(field.annotation)]
     close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."

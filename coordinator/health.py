@@ -25,17 +25,19 @@ IDLE_MAX = 0.1
 IN_VAIN_MAX = 0.1
 
 IN_BUFFER = "stale_in_buffer"
+SURPLUS = "surplus"
 
 ADVICE = {
     State.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
     IN_BUFFER: "raise staleness.max_updates",
+    SURPLUS: "lower leases.over_issue",
 }
 
 
 def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[str, Any]:
     """What is told of the round's health."""
-    ages, in_vain, idle_share = _ages(connection), _in_vain(connection), _idle_lately(connection)
+    ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection)
     trained = ages.total()
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     return {
@@ -90,7 +92,7 @@ def _why_idle(asked: Load, kappa: int, idle_share: float) -> str:
     return waits + f"S = {asked.staleness} is too small for {what}: raise staleness.max_updates to {enough}, or {cure}."
 
 
-def _ages(connection: sa.Connection) -> Counter[int]:
+def trained_ages(connection: sa.Connection) -> Counter[int]:
     age = rollouts.c.batch - 1 - rollouts.c.policy_update
     found = sa.select(age, sa.func.count()).where(rollouts.c.batch.is_not(None)).group_by(age)
     return Counter({int(age): int(count) for age, count in connection.execute(found)})
@@ -100,7 +102,12 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
     """Leases that were refused, by the code, or expired; and groups that were accepted and aged."""
     refused = sa.select(leases.c.code, sa.func.count()).where(leases.c.state == State.REJECTED.value)
     found = Counter({code: int(count) for code, count in connection.execute(refused.group_by(leases.c.code))})
-    for name, table, state in ((State.EXPIRED.value, leases, State.EXPIRED.value), (IN_BUFFER, rollouts, "stale")):
+    ends = (
+        (State.EXPIRED.value, leases, State.EXPIRED.value),
+        (IN_BUFFER, rollouts, "stale"),
+        (SURPLUS, rollouts, SURPLUS),
+    )
+    for name, table, state in ends:
         here = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
         found[name] = connection.execute(here).scalar_one()
     return +found

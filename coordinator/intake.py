@@ -6,24 +6,30 @@ Cheap before costly, and each step has its own error:
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
 possible, 9. the reward, computed here from the tokens alone.
 
-- Acceptance is one transaction: rollout, lease, group and the Pending entry are stored together or not at all.
+- Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
+  not at all.
 - The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
 - A rejection ends the lease and is stored with its code: there is no silent punishment.
 - A rollout for another's lease is refused without touching that lease.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
 
+from coordinator import continuation, escrow
 from coordinator import leases as lease_table
+from coordinator.continuation import Told
 from coordinator.dispatch import is_stale
+from coordinator.leases import Terms
+from coordinator.lottery import AuditTerms
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
-from ledger.book import Outcome
+from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from protocol import chunks
 from protocol.errors import (
@@ -36,9 +42,9 @@ from protocol.errors import (
     UnknownLease,
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
-from protocol.lease import Event, Lease, State
-from protocol.messages import Verdict
-from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens
+from protocol.lease import OPEN, Event, Lease
+from protocol.messages import LeaseProgress, LeaseProgressReply, Verdict
+from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens, whole_tokens
 from protocol.signing import open_envelope
 
 
@@ -47,10 +53,20 @@ class Judge:
     """How answers are checked and scored in this round."""
 
     round_id: str
-    staleness: int
+    terms: Terms
     bounds: PolicyBounds
     reward: Callable[[list[int], list[int]], float]
     """From the tokens of a prompt and a completion."""
+    audits: AuditTerms
+
+
+# Built once: making a statement costs more than running it, and these run for every rollout.
+_lease = sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease"))
+_answer = sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
+    rollouts.c.lease_id == sa.bindparam("lease")
+)
+_accepted = sa.insert(rollouts)
+_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
 
 
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
@@ -65,7 +81,7 @@ def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: J
         claim_id = ClaimId(chunks.digest(signed.payload))
         return _accept(connection, sender, claim_id, claim, envelope, judge, now_ms)
     except SwarmError as error:
-        _reject(connection, sender, lease_id, error, now_ms)
+        _reject(connection, sender, lease_id, error, judge, now_ms)
         return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error))
 
 
@@ -78,58 +94,103 @@ def _accept(
     judge: Judge,
     now_ms: int,
 ) -> Verdict:
-    row = connection.execute(sa.select(leases).where(leases.c.lease_id == claim.lease_id)).mappings().first()
+    row = connection.execute(_lease, {"lease": claim.lease_id}).mappings().first()
     if row is None:
         raise UnknownLease("No such lease was given out in this round.")
     if row["node_id"] != node:  # (3)
         raise LeaseOfAnother("This lease belongs to another node.")
-    before = connection.execute(sa.select(rollouts).where(rollouts.c.lease_id == claim.lease_id)).mappings().first()
+    before = connection.execute(_answer, {"lease": claim.lease_id}).mappings().first()
     if before is not None:  # (4)
         if before["claim_id"] != claim_id:
             raise LeaseConflict("This lease was already answered, with another rollout.")
         return _verdict("already_accepted", claim.lease_id, before["tokens"], before["credit_micros"])
-    if row["state"] != State.OPEN.value or row["expires_ms"] <= now_ms:  # (5)
+    if row["state"] not in OPEN or row["expires_ms"] <= now_ms:  # (5)
         raise LeaseClosed(
             "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
         )
     lease = Lease.from_bytes(row["offer"])
-    policy_update = connection.execute(
-        sa.select(versions.c.policy_update).where(versions.c.version == lease.version)
-    ).scalar_one()
+    policy_update = connection.execute(_policy_update, {"version": lease.version}).scalar_one()
     learner_update = lease_table.latest_batch(connection)
-    if is_stale(staleness=judge.staleness, policy_update=policy_update, learner_update=learner_update):  # (6)
+    bound = judge.terms.staleness
+    if not row["surplus"] and is_stale(
+        staleness=bound, policy_update=policy_update, learner_update=learner_update
+    ):  # (6)
         raise StaleVersion(
-            f"Version {lease.version} is {learner_update - policy_update} updates old; {judge.staleness} are allowed.",
+            f"Version {lease.version} is {learner_update - policy_update} updates old; {bound} are allowed.",
             hint="Sample faster or take smaller leases.",
         )
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     prompt = unpack_tokens(lease.prompt).tolist()
-    rewards = np.array([judge.reward(prompt, item.tokens.tolist()) for item in completions], dtype="<f4")  # (9)
+    whole = whole_tokens(lease, completions)
+    rewards = np.array([judge.reward(prompt, sample.tolist()) for sample in whole], dtype="<f4")  # (9)
     tokens = sum(len(item.tokens) for item in completions)
-    credit = _credit(connection, node, claim_id, lease, tokens, now_ms)
-    connection.execute(
-        sa.insert(rollouts).values(
-            claim_id=claim_id,
-            lease_id=claim.lease_id,
-            group_no=row["group_no"],
-            node_id=node,
-            version=lease.version,
-            policy_update=policy_update,
-            tokens=tokens,
-            credit_micros=credit,
-            rewards=rewards.tobytes(),
-            envelope=envelope,
-            accepted_ms=now_ms,
-            state="buffered",
-        )
-    )
-    lease_table.close(connection, claim.lease_id, Event.ACCEPT, now_ms)
-    lease_table.set_group(connection, row["group_no"], "accepted")
+    told = continuation.chain(connection, row["continues"])
+    credit = _credit(connection, node, claim_id, lease, tokens, told, now_ms)
+    accepted = {
+        "claim_id": claim_id,
+        "version": lease.version,
+        "policy_update": policy_update,
+        "tokens": tokens,
+        "credit_micros": credit,
+        "rewards": rewards.tobytes(),
+        "envelope": envelope,
+        "accepted_ms": now_ms,
+    }
+    _store(connection, row, accepted, judge, now_ms)
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
 
-def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int, now_ms: int) -> int:
-    """Put what the tokens are worth at the lease's price on the node's pending account."""
+def _store(
+    connection: sa.Connection, lease: sa.RowMapping, accepted: dict[str, Any], judge: Judge, now_ms: int
+) -> None:
+    """Keep a rollout for the learner; one whose group was answered by another before is only paid."""
+    surplus, lease_id = lease["surplus"], lease["lease_id"]
+    place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
+    state = "surplus" if surplus else "buffered"
+    connection.execute(_accepted, {"state": state, **place, **accepted})
+    node, claim_id, audits = NodeId(lease["node_id"]), accepted["claim_id"], judge.audits
+    escrow.admit(connection, node, claim_id, accepted["version"], terms=audits, now_ms=now_ms)
+    lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
+    continuation.forget(connection, [lease_id])
+    if surplus:
+        continuation.settle(connection, [claim_id], now_ms=now_ms)
+        escrow.used(connection, [claim_id], terms=audits, now_ms=now_ms)
+    else:
+        lease_table.answered(connection, lease_id, lease["group_no"])
+
+
+def take_progress(
+    connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
+) -> LeaseProgressReply:
+    """Note what a node says of the leases that it has, and keep what it has sampled for whoever may have to go on."""
+    held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, lease_table.IS_OPEN)
+    open_ids = set()
+    for lease_id, surplus in connection.execute(held).all():
+        if surplus:
+            lease_table.move(connection, lease_id, Event.CANCEL, judge.terms, now_ms)
+        else:
+            open_ids.add(lease_id)
+    for lease_id in open_ids.intersection(message.held):
+        lease_table.move(connection, lease_id, Event.HOLD, judge.terms, now_ms)
+    taken = []
+    for envelope in message.fragments:
+        with suppress(SwarmError):
+            lease_id = continuation.take(connection, node, envelope, round_id=judge.round_id, bounds=judge.bounds)
+            lease_table.move(connection, lease_id, Event.BEGIN, judge.terms, now_ms)
+            taken.append(lease_id)
+    return LeaseProgressReply(gone=tuple(sorted(set(message.held) - open_ids)), taken=tuple(taken))
+
+
+def _credit(
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: ClaimId,
+    lease: Lease,
+    tokens: int,
+    told: Sequence[Told],
+    now_ms: int,
+) -> int:
+    """Put what the tokens are worth on the node's pending account, and on those of whom it went on from."""
     credit = amount(tokens, lease.price_micros_per_mtok)
     pending = Pending(
         claim_id=claim_id,
@@ -139,22 +200,27 @@ def _credit(connection: sa.Connection, node: NodeId, claim_id: ClaimId, lease: L
         price_micros_per_mtok=lease.price_micros_per_mtok,
         amount_micros=credit,
     )
-    if store.append(connection, pending, now_ms) is Outcome.BUDGET_EXHAUSTED:
+    owed = credit + sum(one.pending.amount_micros for one in told)
+    if store.balances(connection).get(BUDGET, 0) < owed:
         raise BudgetExhausted("The round's budget does not cover this rollout.")
+    store.append(connection, pending, now_ms)
+    continuation.credit(connection, claim_id, told, now_ms)
     return credit
 
 
-def _reject(connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, now_ms: int) -> None:
+def _reject(
+    connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, judge: Judge, now_ms: int
+) -> None:
     """Store the rejection, and end the lease if it is the sender's and still open."""
-    last = {"last_lease_id": lease_id, "last_message": str(error)[:500], "last_ms": now_ms}
+    said = str(error)[:500].replace("\0", "")  # it may quote the sender, and PostgreSQL keeps no NUL
+    last = {"last_lease_id": lease_id, "last_message": said, "last_ms": now_ms}
     here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
     if not connection.execute(sa.update(rejections).where(here).values(count=rejections.c.count + 1, **last)).rowcount:
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
-    group_no = connection.execute(sa.select(leases.c.group_no).where(mine)).scalar()
-    if group_no is not None and lease_table.close(connection, lease_id, Event.REJECT, now_ms):
-        connection.execute(sa.update(leases).where(mine).values(code=error.code))
-        lease_table.set_group(connection, group_no, "open")
+    row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
+    if row is not None and lease_table.end_unanswered(connection, row, Event.REJECT, judge.terms, now_ms):
+        connection.execute(sa.update(leases).where(mine).values(code=error.code, said=str(error)[:500]))
 
 
 def _verdict(

@@ -1,17 +1,23 @@
 """What the round looks like from outside: status, leaderboard and last broadcast, each read in one transaction."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, health, publish
+from coordinator import activation, broadcasts, health, publish, standings
 from coordinator.config import Config
 from coordinator.leases import latest_batch
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
 from ledger import store
 from ledger.accounts import BUDGET
+from protocol.lease import OPEN, State
+
+UNFINISHED_SHOWN = 10
+"""Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
 
 
 def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
@@ -39,7 +45,9 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         "rollouts": _rollouts(connection),
         "rejected": _rejected(connection),
         "leases": _counts(connection, leases.c.state),
-        "budget_micros": store.balances(connection).get(BUDGET, 0),
+        "unfinished_by": _unfinished_by(connection),
+        "audit": standings.audited(connection),
+        "budget_micros": store.balance(connection, BUDGET),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
@@ -72,6 +80,7 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
     refused = _by_name(
         connection, sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
     )
+    ends = _lease_ends(connection)
     accepted = _by_name(connection, sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id))
     rows = []
     for row in connection.execute(sa.select(nodes)).mappings():
@@ -88,6 +97,7 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
                 "validated_tokens": total.posted_tokens if total else 0,
                 "accepted_rollouts": accepted.get(node_id, 0),
                 "rejected_rollouts": refused.get(node_id, 0),
+                **_shares(ends.get(node_id, {})),
                 "blamed": accused.get(node_id, 0),
                 "price_micros_per_mtok": row["price_micros_per_mtok"],
                 "tokens_per_s": row["tokens_per_s"],
@@ -103,6 +113,38 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
 
 MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
 """Counters of chunk bytes, as in `protocol.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""
+
+
+BLAMELESS = (State.ACCEPTED, State.REJECTED, State.CANCELLED)
+"""Ends of leases that their nodes answered, or that the coordinator took back."""
+
+
+def _lease_ends(connection: sa.Connection) -> dict[str, dict[str, int]]:
+    """Node → state → leases that ended in it."""
+    ended = sa.select(leases.c.node_id, leases.c.state, sa.func.count()).where(leases.c.state.not_in(OPEN))
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for node_id, state, count in connection.execute(ended.group_by(leases.c.node_id, leases.c.state)):
+        found[node_id][state] = count
+    return found
+
+
+def _shares(ends: Mapping[str, int]) -> dict[str, Any]:
+    """What became of a node's leases, and which share of them it did not answer, and how."""
+    total = sum(count for state, count in ends.items() if state != State.CANCELLED)
+    shares = {f"{state}_share": ends.get(state, 0) / max(1, total) for state in (State.SKIPPED, State.EXPIRED)}
+    return {"leases": dict(ends), **shares}
+
+
+def _unfinished_by(connection: sa.Connection) -> list[dict[str, Any]]:
+    """The nodes that left leases unanswered, whoever left the largest share first."""
+    names = {row.node_id: row.name for row in connection.execute(sa.select(nodes.c.node_id, nodes.c.name))}
+    rows = [
+        {"node_id": node_id, "name": names.get(node_id, ""), **_shares(ends)}
+        for node_id, ends in _lease_ends(connection).items()
+        if any(state not in BLAMELESS for state in ends)
+    ]
+    rows.sort(key=lambda row: (-row["skipped_share"] - row["expired_share"], row["node_id"]))
+    return rows[:UNFINISHED_SHOWN]
 
 
 def _rollouts(connection: sa.Connection) -> dict[str, int]:

@@ -6,7 +6,7 @@
 
 import sqlalchemy as sa
 
-from protocol.lease import State
+from protocol.lease import OPEN
 
 metadata = sa.MetaData()
 
@@ -15,6 +15,7 @@ nodes = sa.Table(
     metadata,
     sa.Column("node_id", sa.String, primary_key=True),
     sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
+    sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
     sa.Column("name", sa.String, nullable=False),
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
@@ -24,7 +25,42 @@ nodes = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
+    sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
+)
+
+# What owners signed, as it was signed; an address counts from a time on, or never where a newer one came before that.
+statements = sa.Table(
+    "statements",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False, default=""),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("received_ms", sa.BigInteger, nullable=False),
+    sa.Column("counts_from_ms", sa.BigInteger, nullable=True),
+)
+
+# Batches of payouts, who gets what in them, and what became of them.
+payout_batches = sa.Table(
+    "payout_batches",
+    metadata,
+    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("rail", sa.String, nullable=False),
+    sa.Column("reference", sa.String, nullable=True, unique=True),
+    sa.Column("checkpoint_size", sa.BigInteger, nullable=False),
+    sa.Column("made_ms", sa.BigInteger, nullable=False),
+)
+payees = sa.Table(
+    "payees",
+    metadata,
+    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False),
+    sa.Column("amount_micros", sa.BigInteger, nullable=False),
 )
 
 # Who works and who stands by, since when and why; who is not in it may work.
@@ -121,6 +157,8 @@ groups = sa.Table(
     metadata,
     sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
+    sa.Column("begun", sa.String, nullable=True),  # the ended lease from which the next may go on, while it is open
+    sa.Column("begun_version", sa.BigInteger, nullable=True),
 )
 
 leases = sa.Table(
@@ -128,9 +166,12 @@ leases = sa.Table(
     metadata,
     sa.Column("lease_id", sa.String, primary_key=True),
     sa.Column("group_no", sa.Integer, nullable=False),
-    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("continues", sa.String, nullable=True),  # the lease from which it goes on
     sa.Column("state", sa.String, nullable=False),
     sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
+    sa.Column("surplus", sa.Boolean, nullable=False, default=False),  # its group was answered by another first
+    sa.Column("said", sa.String, nullable=False, default=""),  # the same in words, as the node was told
     sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
@@ -138,7 +179,33 @@ leases = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
-sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state == State.OPEN.value)
+_open = leases.c.state.in_(OPEN)
+sa.Index("leases_open", leases.c.expires_ms, leases.c.max_cost_micros, sqlite_where=_open, postgresql_where=_open)
+sa.Index("leases_held", leases.c.node_id, sqlite_where=_open, postgresql_where=_open)
+sa.Index("leases_by_group", leases.c.group_no)
+sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
+
+# What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
+fragments = sa.Table(
+    "fragments",
+    metadata,
+    sa.Column("lease_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+
+# Claims of nodes whose work another finished, beside the rollout that it became.
+parts = sa.Table(
+    "parts",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("whole", sa.String, nullable=False, index=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("credit_micros", sa.BigInteger, nullable=False),
+    sa.Column("credited_ms", sa.BigInteger, nullable=False, index=True),
+)
 
 rollouts = sa.Table(
     "rollouts",
@@ -154,7 +221,7 @@ rollouts = sa.Table(
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused
+    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused, surplus, retracted
     sa.Column("batch", sa.Integer, nullable=True),
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
@@ -172,6 +239,56 @@ rejections = sa.Table(
     sa.Column("last_ms", sa.BigInteger, nullable=False),
 )
 
+# What becomes of an accepted claim between its acceptance and its settlement.
+audits = sa.Table(
+    "audits",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("place", sa.BigInteger, nullable=False),  # among all claims of the owner
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False, index=True),
+    sa.Column("rate_ppm", sa.Integer, nullable=False),
+    sa.Column("why", sa.String, nullable=False, default=""),  # it is audited: drawn, learner, fault
+    sa.Column("finding", sa.String, nullable=True),  # pass, soft, hard, pardon; null while there is none
+    sa.Column("used", sa.Boolean, nullable=False, default=False),  # trained on, or not needed any more
+    sa.Column("settled", sa.Boolean, nullable=False, default=False),
+    sa.Column("taken_by", sa.String, nullable=False, default=""),  # the auditor that has it
+    sa.Column("taken_until_ms", sa.BigInteger, nullable=False, default=0),
+    sa.Column("tries", sa.Integer, nullable=False, default=0),
+    sa.Column("judged_ms", sa.BigInteger, nullable=True),
+    sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
+)
+WAITS = (audits.c.why != "") & audits.c.finding.is_(None) & ~audits.c.settled
+"""The claims that auditors have to look at."""
+# Almost every claim is settled, and almost none waits for an auditor.
+sa.Index("audits_open", audits.c.owner, audits.c.place, sqlite_where=~audits.c.settled)
+sa.Index("audits_waiting", audits.c.version, sqlite_where=WAITS)
+
+# How much each owner is trusted.
+trust = sa.Table(
+    "trust",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("accepted", sa.BigInteger, nullable=False),  # claims in all
+    sa.Column("claims", sa.BigInteger, nullable=False),  # this and the next three as in `coordinator.audit.trust`
+    sa.Column("groups", sa.BigInteger, nullable=False),
+    sa.Column("soft", sa.Integer, nullable=False),
+    sa.Column("hard", sa.Integer, nullable=False),
+    sa.Column("banned_ms", sa.BigInteger, nullable=True),
+)
+
+# The secrets that draw audits; what they are follows from the master key.
+epochs = sa.Table(
+    "epochs",
+    metadata,
+    sa.Column("epoch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("secret_digest", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),  # committed, drawing, over
+    sa.Column("claims", sa.BigInteger, nullable=False, default=0),
+)
+
 batches = sa.Table(
     "batches",
     metadata,
@@ -187,8 +304,8 @@ batches = sa.Table(
 versions = sa.Table(
     "versions",
     metadata,
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("policy_update", sa.Integer, nullable=False),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
     sa.Column("manifest_digest", sa.String, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("published_ms", sa.BigInteger, nullable=False),

@@ -1,6 +1,6 @@
 """Account names as typed values.
 
-- `outside` and `budget` exist once; `pending` and `payable` exist once per node.
+- `outside` and `budget` exist once; the others exist once per node.
 - `str(account)` and `Account.parse` are inverses; the written form is what the store and the pages show.
 - Only `outside` may be below zero: its balance is minus everything that was ever deposited and not yet taken out.
 """
@@ -21,9 +21,11 @@ class AccountKind(StrEnum):
     BUDGET = "budget"
     PENDING = "pending"
     PAYABLE = "payable"
+    PAYING = "paying"
+    PAID = "paid"
 
 
-OF_A_NODE = frozenset({AccountKind.PENDING, AccountKind.PAYABLE})
+OF_A_NODE = frozenset({AccountKind.PENDING, AccountKind.PAYABLE, AccountKind.PAYING, AccountKind.PAID})
 """The kinds that exist once per node."""
 
 
@@ -39,7 +41,7 @@ class Account:
             raise MalformedMessage(f"Account {self.kind}: only {' and '.join(sorted(OF_A_NODE))} belong to a node.")
 
     def __hash__(self) -> int:
-        """Of the node alone: its two accounts share a place, and hashing an enum costs more than looking twice."""
+        """Of the node alone: its accounts share a place, and hashing an enum costs more than looking twice."""
         return hash(self.node_id)
 
     def __str__(self) -> str:
@@ -56,7 +58,7 @@ class Account:
         if kind not in set(AccountKind):
             raise MalformedMessage(
                 f"{name[:80]!r} is not an account.",
-                hint="Accounts are outside, budget, pending:<node>, payable:<node>.",
+                hint=f"Accounts are outside, budget, and {', '.join(sorted(OF_A_NODE))} with :<node>.",
             )
         if colon:
             ids.public_key(NodeId(node))
@@ -75,3 +77,13 @@ def pending(node: NodeId) -> Account:
 def payable(node: NodeId) -> Account:
     """What a node is owed for good."""
     return Account(AccountKind.PAYABLE, node)
+
+
+def paying(node: NodeId) -> Account:
+    """What is in payout batches that are under way."""
+    return Account(AccountKind.PAYING, node)
+
+
+def paid(node: NodeId) -> Account:
+    """What has left the round: the money is elsewhere, its sum is remembered here."""
+    return Account(AccountKind.PAID, node)

@@ -2,19 +2,32 @@
 
 - Everything here is pure: a state and an entry in, the changed values and a named outcome out.
 - Only `APPLIED` changes anything; a refused entry leaves every account and claim as it was.
-- The life of a claim is the table `TRANSITIONS`; a test walks all of it.
+- The life of a claim, and of a payout, is the table `TRANSITIONS`; a test walks all of it.
+- A payout is kept as claims are, under a name that no claim can have: a node, an amount, and where it stands.
 - Conservation is asserted twice: `step` on the accounts it moves, which keeps it for the whole book by induction;
   `check` over a whole book, with every account of a node against its claims. `apply` does both.
 - A broken invariant is our bug or a damaged store, never anybody's claim: it raises `BookBroken` and stops the program.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
-from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, payable, pending
-from ledger.entry import DEPOSITS_MAX_MICROS, ClaimEntry, Deposit, Entry, Pending, Post, Version, Void
+from ledger.accounts import BUDGET, OF_A_NODE, OUTSIDE, Account, paid, payable, paying, pending
+from ledger.entry import (
+    DEPOSITS_MAX_MICROS,
+    ClaimEntry,
+    Deposit,
+    Entry,
+    OnceEntry,
+    Paid,
+    Payout,
+    Pending,
+    Post,
+    Reveal,
+    Void,
+)
 from protocol.ids import Digest, NodeId
 
 
@@ -22,22 +35,28 @@ class Outcome(StrEnum):
     """What became of an entry."""
 
     APPLIED = "applied"
-    ALREADY_APPLIED = "already_applied"  # the very same deposit, version or pending credit is in the book
+    ALREADY_APPLIED = "already_applied"  # the very same entry is in the book
     ALREADY_POSTED = "already_posted"  # the claim was posted before: a void now comes too late
     ALREADY_VOIDED = "already_voided"  # the claim was voided before: a post now comes too late
+    ALREADY_PAID = "already_paid"  # the payout was paid before, perhaps by another reference
     UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
+    UNKNOWN_PAYOUT = "unknown_payout"  # nothing under way that could be paid
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
+    NOT_PAYABLE = "not_payable"  # the node is not owed so much
     DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
-    CONFLICT = "conflict"  # the same reference, version or claim is in the book with other content
+    NOT_COMMITTED = "not_committed"  # a secret that is not the one that was committed to
+    CONFLICT = "conflict"  # the same effect is in the book with other content
 
 
 class ClaimState(StrEnum):
-    """Where a claim stands; `ABSENT` is never stored."""
+    """Where a claim or a payout stands; `ABSENT` is never stored."""
 
     ABSENT = "absent"
     PENDING = "pending"
     POSTED = "posted"
     VOIDED = "voided"
+    PAYING = "paying"
+    PAID = "paid"
 
 
 TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | Outcome] = {
@@ -53,8 +72,14 @@ TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | Outcome] = {
     (ClaimState.VOIDED, "pending"): Outcome.ALREADY_APPLIED,
     (ClaimState.VOIDED, "post"): Outcome.ALREADY_VOIDED,
     (ClaimState.VOIDED, "void"): Outcome.ALREADY_VOIDED,
+    (ClaimState.ABSENT, "payout"): ClaimState.PAYING,
+    (ClaimState.ABSENT, "paid"): Outcome.UNKNOWN_PAYOUT,
+    (ClaimState.PAYING, "payout"): Outcome.ALREADY_APPLIED,
+    (ClaimState.PAYING, "paid"): ClaimState.PAID,
+    (ClaimState.PAID, "payout"): Outcome.ALREADY_APPLIED,
+    (ClaimState.PAID, "paid"): Outcome.ALREADY_PAID,
 }
-"""Claim state × kind of entry → the next state, or why there is none."""
+"""State × kind of entry → the next state, or why there is none; a claim and a payout never share a name."""
 
 
 class BookBroken(RuntimeError):
@@ -63,7 +88,7 @@ class BookBroken(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim and where it stands; `entry_hash` names its Pending entry."""
+    """A claim or a payout and where it stands; `entry_hash` names the Pending or Payout entry that began it."""
 
     node_id: NodeId
     state: ClaimState
@@ -128,10 +153,11 @@ def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:
     """The new values of only what an entry changes; reads only its claim or effect and the accounts of its `route`."""
-    if isinstance(entry, Deposit | Version):
+    if isinstance(entry, OnceEntry):
         return _once(state, entry)
     known = state.claims.get(entry.claim_id)
-    if isinstance(entry, Pending) and known is not None and known.entry_hash != entry.content_hash:
+    begins = isinstance(entry, Pending | Payout)
+    if begins and known is not None and known.entry_hash != entry.content_hash:
         return State(), Outcome.CONFLICT
     target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
     if isinstance(target, Outcome):
@@ -140,6 +166,10 @@ def step(state: State, entry: Entry) -> tuple[State, Outcome]:
         if state.balance(BUDGET) < entry.amount_micros:
             return State(), Outcome.BUDGET_EXHAUSTED
         claim = Claim(entry.node_id, target, entry.amount_micros, entry.tokens, entry.content_hash)
+    elif isinstance(entry, Payout):
+        if state.balance(payable(entry.node_id)) < entry.amount_micros:
+            return State(), Outcome.NOT_PAYABLE
+        claim = Claim(entry.node_id, target, entry.amount_micros, 0, entry.content_hash)
     elif known is not None:
         # Spelt out: `dataclasses.replace` costs more than all the rest.
         claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
@@ -162,32 +192,48 @@ def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Ac
             return pending(node), payable(node)
         case Void():
             return pending(node), BUDGET
+        case Payout():
+            return payable(node), paying(node)
+        case Paid():
+            return paying(node), paid(node)
         case _:
             assert_never(entry)
+
+
+_STANDS_IN: dict[ClaimState, tuple[tuple[Callable[[NodeId], Account], int], ...]] = {
+    ClaimState.PENDING: ((pending, 1),),
+    ClaimState.POSTED: ((payable, 1),),
+    ClaimState.VOIDED: (),
+    ClaimState.PAYING: ((payable, -1), (paying, 1)),
+    ClaimState.PAID: ((payable, -1), (paid, 1)),
+}
+"""What a claim or a payout in each state adds to which accounts of its node."""
 
 
 def check(state: State) -> None:
     """Assert conservation over a whole book: nothing was made, nothing was lost."""
     owed: dict[Account, int] = {}
     for claim in state.claims.values():
-        if claim.state is not ClaimState.VOIDED:
-            account = pending(claim.node_id) if claim.state is ClaimState.PENDING else payable(claim.node_id)
-            owed[account] = owed.get(account, 0) + claim.amount_micros
+        for account_of, sign in _STANDS_IN[claim.state]:
+            mine = account_of(claim.node_id)
+            owed[mine] = owed.get(mine, 0) + sign * claim.amount_micros
     for account in owed.keys() | state.balances.keys():
         balance = state.balance(account)
         if balance < 0 and not account.may_be_negative:
             raise BookBroken(f"Account {account} is at {balance} micros, below zero.")
-        if account.kind in (AccountKind.PENDING, AccountKind.PAYABLE) and balance != owed.get(account, 0):
+        if account.kind in OF_A_NODE and balance != owed.get(account, 0):
             raise BookBroken(f"Account {account} is at {balance} micros, its claims sum to {owed.get(account, 0)}.")
     if total := sum(state.balances.values()):
         raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
 
 
-def _once(state: State, entry: Deposit | Version) -> tuple[State, Outcome]:
-    """Entries that belong to no claim: a deposit moves money, a version none."""
+def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
+    """Entries that settle no claim: a deposit moves money, the others none."""
     known = state.once.get(entry.effect)
     if known is not None:
         return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
+    if isinstance(entry, Reveal) and state.once.get(entry.commitment.effect) != entry.commitment.content_hash:
+        return State(), Outcome.NOT_COMMITTED
     balances: dict[Account, int] = {}
     if isinstance(entry, Deposit):
         if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:

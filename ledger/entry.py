@@ -3,7 +3,9 @@
 - An entry's bytes are canonical MessagePack with its `kind` inside; its content hash is their BLAKE3 hash.
 - `effect` names what may happen only once. Post and Void of a claim share one: a claim is settled once.
 - A Pending carries tokens, price *and* amount, and is refused where they disagree: anyone can redo the sum.
-- An entry holds no time and no chance, so a retry makes the same bytes.
+- An entry holds no time and no chance, so a retry makes the same bytes. A secret is chance that came before its entry.
+- What an owner signs is kept by its digest: whoever holds the signed bytes can show that they are in the log, and an
+  address cannot be guessed out of it.
 """
 
 from functools import cached_property
@@ -22,8 +24,14 @@ ENTRY_MAX_BYTES = 65_535
 CLAIM_MAX_TOKENS = limits.SAMPLES_MAX * limits.TOKENS_MAX
 """Tokens of one claim: a whole group of the longest samples; times the highest price it stays below 2^63."""
 
+BATCH_MAX = 10**9
+"""Payout batches of a round: one a second for thirty years."""
+
 DEPOSITS_MAX_MICROS = 2**62
 """Everything ever deposited: no other balance can exceed it, and it fits into 63 bits."""
+
+EPOCH_MAX = 2**40
+"""Epochs of audits; as with versions, nobody comes near."""
 
 MTOK = 1_000_000
 """Prices are per million tokens."""
@@ -47,6 +55,7 @@ def _named(node: NodeId) -> NodeId:
 
 NamedNode = Annotated[NodeId, AfterValidator(_named)]
 Reference = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,100}$")]
+Validator = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}/[0-9]{1,6}$")]
 ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
@@ -132,15 +141,132 @@ class Version(_Hashed):
         return f"version:{self.version}"
 
 
-ClaimEntry = Pending | Post | Void
-Entry = Deposit | Version | ClaimEntry
+class Commitment(_Hashed):
+    """The coordinator binds itself to the secret that will draw an epoch's audits, before any of its claims is here."""
 
-KINDS: dict[str, type[Deposit] | type[Version] | type[Pending] | type[Post] | type[Void]] = {
+    kind: Literal["commitment"] = "commitment"
+    epoch: int = Field(ge=1, le=EPOCH_MAX)
+    secret_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"commitment:{self.epoch}"
+
+
+class Reveal(_Hashed):
+    """The secret of an epoch that is over, and what was drawn with it: anybody can draw again."""
+
+    kind: Literal["reveal"] = "reveal"
+    epoch: int = Field(ge=1, le=EPOCH_MAX)
+    secret: bytes = Field(min_length=32, max_length=32)
+    draws_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"reveal:{self.epoch}"
+
+    @property
+    def commitment(self) -> Commitment:
+        """What must have been said before."""
+        return Commitment(epoch=self.epoch, secret_digest=chunks.digest(self.secret))
+
+
+class Verdict(_Hashed):
+    """What an audit of a claim found, and the digest of the evidence that was kept; moves nothing."""
+
+    kind: Literal["verdict"] = "verdict"
+    claim_id: Hex64
+    outcome: Literal["pass", "soft", "hard", "pardon"]
+    validator: Validator
+    evidence_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"verdict:{self.claim_id}"
+
+
+class OwnerAct(_Hashed):
+    """An owner's signed statement counts from here on: kept by its digest, and moves nothing."""
+
+    kind: Literal["owner"] = "owner"
+    owner: NamedNode
+    number: int = Field(gt=0, le=limits.STATEMENT_NUMBER_MAX)
+    act: Literal["delegation", "revocation", "address"]
+    node_id: NamedNode | None
+    statement_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"owner:{self.owner}:{self.number}"
+
+
+class PayoutBatch(_Hashed):
+    """A batch of payouts is made: says for ever who gets what, as the root of the payees' tree, and moves nothing."""
+
+    kind: Literal["payout_batch"] = "payout_batch"
+    batch: int = Field(gt=0, le=BATCH_MAX)
+    payees_root: Hex64
+    payees: int = Field(gt=0)
+    amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
+
+    @property
+    def effect(self) -> str:
+        return f"payout_batch:{self.batch}"
+
+
+class _OfPayout(_Hashed):
+    """What happens to one node's share of a batch; the book keeps it among the claims."""
+
+    batch: int = Field(gt=0, le=BATCH_MAX)
+    node_id: NamedNode
+
+    @property
+    def claim_id(self) -> str:
+        return f"{self.batch}:{self.node_id}"
+
+
+class Payout(_OfPayout):
+    """A node's share goes into a batch: payable → paying."""
+
+    kind: Literal["payout"] = "payout"
+    amount_micros: int = Field(gt=0, le=DEPOSITS_MAX_MICROS)
+
+    @property
+    def effect(self) -> str:
+        return f"payout:{self.claim_id}"
+
+
+class Paid(_OfPayout):
+    """The batch was paid, by the reference of whoever paid it: paying → paid."""
+
+    kind: Literal["paid"] = "paid"
+    reference: Reference
+
+    @property
+    def effect(self) -> str:
+        return f"paid:{self.claim_id}"
+
+
+OnceEntry = Deposit | Version | Commitment | Reveal | Verdict | OwnerAct | PayoutBatch
+"""What belongs to no claim."""
+
+PayoutEntry = Payout | Paid
+ClaimEntry = Pending | Post | Void | PayoutEntry
+Entry = OnceEntry | ClaimEntry
+
+KINDS: dict[str, type[Entry]] = {
     "deposit": Deposit,
     "version": Version,
+    "commitment": Commitment,
+    "reveal": Reveal,
+    "verdict": Verdict,
+    "owner": OwnerAct,
+    "payout_batch": PayoutBatch,
     "pending": Pending,
     "post": Post,
     "void": Void,
+    "payout": Payout,
+    "paid": Paid,
 }
 """Kind on the wire → model."""
 

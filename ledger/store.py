@@ -19,11 +19,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from ledger import book, fsck, note, tiles, tree
-from ledger.accounts import BUDGET, OUTSIDE, Account, payable, pending
+from ledger.accounts import BUDGET, OF_A_NODE, OUTSIDE, Account, AccountKind
 from ledger.book import BookBroken, Claim, ClaimState, Outcome, State
 from ledger.checkpoint import Checkpoint, Sign
 from ledger.checkpoint import sign as sign_checkpoint
-from ledger.entry import Deposit, Entry, Pending, Version, parse
+from ledger.entry import Entry, OnceEntry, Payout, PayoutEntry, Pending, Reveal, parse
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
 from ledger.proof import Proven
@@ -76,7 +76,6 @@ claims_table = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("entry_hash", sa.String(64), nullable=False),
 )
-
 tiles_table = sa.Table(
     "ledger_tiles",
     metadata,
@@ -93,7 +92,6 @@ checkpoint_table = sa.Table(
     sa.Column("root", sa.LargeBinary, nullable=False),
     sa.Column("note", sa.LargeBinary, nullable=False),
 )
-
 
 # Built once: making a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
@@ -223,6 +221,11 @@ def size(conn: sa.Connection) -> int:
     return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
 
 
+def balance(conn: sa.Connection, account: Account) -> int:
+    """What one account holds; nothing before it ever moved."""
+    return sum(row.micros for row in conn.execute(_accounts, {"names": [str(account)]}))
+
+
 def balances(conn: sa.Connection) -> dict[Account, int]:
     """Every account that ever moved."""
     rows = conn.execute(sa.select(balances_table.c.account, balances_table.c.micros))
@@ -281,9 +284,10 @@ def _head(conn: sa.Connection, by: int) -> int:
 
 def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     """The part of the book that `book.step` reads for these entries."""
-    effects = [entry.effect for entry in entries if isinstance(entry, Deposit | Version)]
+    effects = [entry.effect for entry in entries if isinstance(entry, OnceEntry)]
+    effects += [entry.commitment.effect for entry in entries if isinstance(entry, Reveal)]
     once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
-    of_claims = [entry for entry in entries if not isinstance(entry, Deposit | Version)]
+    of_claims = [entry for entry in entries if not isinstance(entry, OnceEntry)]
     claims = {
         row.claim_id: Claim(
             NodeId(row.node_id), ClaimState(row.state), row.amount_micros, row.tokens, Digest(row.entry_hash)
@@ -291,9 +295,11 @@ def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
         for row in _rows(conn, _claims, {entry.claim_id for entry in of_claims})
     }
     accounts = {OUTSIDE, BUDGET} if len(of_claims) < len(entries) else {BUDGET}
-    nodes = {entry.node_id for entry in of_claims if isinstance(entry, Pending)}
+    payouts = any(isinstance(entry, PayoutEntry) for entry in of_claims)
+    kinds = OF_A_NODE if payouts else (AccountKind.PENDING, AccountKind.PAYABLE)
+    nodes = {entry.node_id for entry in of_claims if isinstance(entry, Pending | Payout)}
     for node in nodes.union(claim.node_id for claim in claims.values()):
-        accounts |= {pending(node), payable(node)}
+        accounts |= {Account(kind, node) for kind in kinds}
     by_name = {str(account): account for account in accounts}
     return State({by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}, claims, once)
 

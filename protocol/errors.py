@@ -97,6 +97,42 @@ class UnknownNode(SwarmError):
     code, http_status, fault = "unknown_node", 403, "node"
 
 
+class OwnerBanned(SwarmError):
+    """Audits have found two rollouts of this owner's that no honest node could have produced."""
+
+    code, http_status, fault = "owner_banned", 403, "node"
+
+
+class OwnerConflict(SwarmError):
+    """The node works for another owner: it has one for ever, and a new one needs a new node key."""
+
+    code, http_status, fault = "owner_conflict", 409, "node"
+
+
+class KeyRevoked(SwarmError):
+    """The owner has revoked this node's key."""
+
+    code, http_status, fault = "key_revoked", 403, "node"
+
+
+class UnknownOwner(SwarmError):
+    """No node works for this owner in this round."""
+
+    code, http_status, fault = "unknown_owner", 403, "node"
+
+
+class StatementStale(SwarmError):
+    """An owner's statement that another one has overtaken."""
+
+    code, http_status, fault = "statement_stale", 409, "node"
+
+
+class PayoutFailed(SwarmError):
+    """A payout that cannot be made or finished as things stand; nothing was paid twice, and it may be tried again."""
+
+    code, http_status, fault = "payout_failed", 409, "operator"
+
+
 class PriceTooHigh(SwarmError):
     """The node's price is above what this round pays."""
 
@@ -131,6 +167,12 @@ class LeaseMismatch(SwarmError):
     """A claim that does not repeat its lease: another round, version, seed or number of samples."""
 
     code, http_status, fault = "lease_mismatch", 422, "node"
+
+
+class FragmentMismatch(SwarmError):
+    """A fragment that does not continue what its node has told of its lease."""
+
+    code, http_status, fault = "fragment_mismatch", 422, "node"
 
 
 class StaleVersion(SwarmError):
@@ -274,7 +316,14 @@ class AuditFailed(SwarmError):
 class Unreachable(SwarmError):
     """The coordinator did not answer in time."""
 
-    code, http_status, fault = "unreachable", 503, "network"
+    code, http_status = "unreachable", 503
+    fault: ClassVar[Fault] = "network"
+
+
+class Overloaded(Unreachable):
+    """The coordinator has more to do than it can; the header Retry-After says when to come again."""
+
+    code, http_status, fault = "overloaded", 503, "coordinator"
 
 
 class ConfigInvalid(SwarmError):

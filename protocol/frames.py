@@ -147,6 +147,14 @@ class FrameReader:
         """Bytes of a frame that has begun and is not complete; 0 at a frame boundary."""
         return len(self._buffer)
 
+    @property
+    def arriving(self) -> ChunkId | None:
+        """The chunk whose frame has begun and is not complete."""
+        name_end = _HEADER.size + _NAME_BYTES
+        if len(self._buffer) < name_end or self._buffer[0] != Chunk.type:
+            return None
+        return ChunkId(self._buffer[_HEADER.size : name_end].hex())
+
     def feed(self, data: bytes) -> list[Message]:
         """The messages these bytes complete; after an error the stream is lost and the reader must not be used."""
         messages: list[Message] = []

@@ -20,13 +20,23 @@ class TrainingSample(Message):
     reward: float
 
 
+class Earlier(Message):
+    """A claim of which only the beginnings of samples were used."""
+
+    claim_id: Hex64
+    ends: tuple[int, ...]
+    """Up to which token each sample is this claim's, or an earlier one's."""
+
+
 class TrainingGroup(Message):
-    """One prompt and its samples, as one node drew them from one version."""
+    """One prompt and its samples, as one node drew them from one version, or several in turn."""
 
     claim_id: Hex64
     prompt: bytes
     policy_update: int
     samples: tuple[TrainingSample, ...]
+    earlier: tuple[Earlier, ...] = ()
+    """Whose work `claim_id` finished, in the order in which they worked."""
 
 
 class Batch(Message):
@@ -81,4 +91,7 @@ class LearnerState(Message):
     newest_update: int
     publish_every: int
     """Updates from one version to the next, by what is measured or as the operator set it."""
+    ledger_size: int = Field(ge=0)
+    ledger_head: bytes = Field(max_length=16 * limits.KIB)
+    """The last signed checkpoint of the ledger; nothing before the first."""
     finished: bool

@@ -1,17 +1,32 @@
 """A lease: one group offered to one node, and the states it can be in.
 
-- A lease ends in exactly one of `accepted`, `rejected`, `expired` or `returned`.
-- Only `open` leases can be answered; the group of one that ended without acceptance is offered again.
+- It is `offered`, `held` once its node has said that it has it, and `generating` once its first token was drawn. A node
+  may skip either word: what it says is shown, and nothing depends on it.
+- It ends in exactly one of `accepted` or `rejected` (it was submitted, and is judged when it arrives), `expired` (no
+  answer in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator needs it no more, and nobody
+  is blamed).
+- Only an open lease can be answered. The group of one that ended without an answer is offered again.
 - The price is locked when the lease is given out.
+- A lease may go on where another ended: its `prefixes` are what was sampled before, with the same seed and version. Its
+  answer has only the tokens that come after them.
 """
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from protocol import limits
 from protocol.ids import Hex32
 from protocol.message import Message
+
+
+class Prefix(Message):
+    """What one sample of a group has already; with a `finish` it is complete."""
+
+    tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
+    """Token ids, 32-bit little-endian."""
+    finish: Literal["", "stop", "length"]
 
 
 class Lease(Message):
@@ -25,31 +40,49 @@ class Lease(Message):
     """Token ids, 32-bit little-endian."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     expires_ms: int
+    prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
+    """One for each sample, or none at all."""
 
 
 class State(StrEnum):
     """Where a lease stands."""
 
-    OPEN = "open"
+    OFFERED = "offered"
+    HELD = "held"
+    GENERATING = "generating"
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     EXPIRED = "expired"
-    RETURNED = "returned"
+    SKIPPED = "skipped"
+    CANCELLED = "cancelled"
 
 
 class Event(StrEnum):
     """What can happen to a lease."""
 
+    HOLD = "hold"
+    BEGIN = "begin"
     ACCEPT = "accept"
     REJECT = "reject"
     EXPIRE = "expire"
-    RETURN = "return"
+    SKIP = "skip"
+    CANCEL = "cancel"
 
+
+OPEN = (State.OFFERED, State.HELD, State.GENERATING)
+"""What can still be answered."""
+
+_ENDS = {
+    Event.ACCEPT: State.ACCEPTED,
+    Event.REJECT: State.REJECTED,
+    Event.EXPIRE: State.EXPIRED,
+    Event.SKIP: State.SKIPPED,
+    Event.CANCEL: State.CANCELLED,
+}
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.OPEN, Event.ACCEPT): State.ACCEPTED,
-    (State.OPEN, Event.REJECT): State.REJECTED,
-    (State.OPEN, Event.EXPIRE): State.EXPIRED,
-    (State.OPEN, Event.RETURN): State.RETURNED,
-}
-"""A pair that is not listed cannot happen; the four ends have no way out."""
+    (State.OFFERED, Event.HOLD): State.HELD,
+    (State.OFFERED, Event.BEGIN): State.GENERATING,
+    (State.HELD, Event.BEGIN): State.GENERATING,
+} | {(state, event): end for state in OPEN for event, end in _ENDS.items()}
+"""A pair that is not listed cannot happen; the five ends have no way out."""

@@ -70,6 +70,9 @@ ORIGIN_URL_MAX_CHARS = 300
 LEASES_PER_REQUEST_MAX = 64
 """Groups one node may take at once."""
 
+FRAGMENTS_MAX = 64
+"""Fragments of one lease: each costs a row, and the ones before it are read again."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 
@@ -101,8 +104,32 @@ REACHED_AGO_MAX_S = 86_400
 TRANSFER_MAX_BYTES = 2**50
 """A petabyte moved by one agent since it started; the sum of thousands of such counters still fits into 64 bits."""
 
+AUDIT_CASES_MAX = 64
+"""Cases that one auditor takes at once: a killed auditor delays no more than these."""
+
+AUDIT_REPORT_MAX_BYTES = 64 * KIB
+"""Evidence on one claim: a few findings of eight positions each."""
+
+EXPLANATIONS_MAX = 20
+"""Leases explained at once: more than a person reads."""
+
 CLOCK_SKEW_MAX_S = 90
 """How far a node's clock may differ; a nonce is remembered for twice as long."""
+
+STATEMENT_MAX_BYTES = 1 * KIB
+"""An owner's signed word: two keys, a number, an address."""
+
+STATEMENT_NUMBER_MAX = 2**53
+"""Owners number their statements by the milliseconds of their clocks; JSON's integers hold it."""
+
+ADDRESS_MAX_CHARS = 200
+"""Where an owner is paid: no account number of any kind is that long."""
+
+STATEMENTS_MAX = 1_000
+"""Addresses of one owner in a round: a change a day for three years, and nobody fills the disk with them."""
+
+EARNINGS_NODES_MAX = 1_000
+"""Nodes listed in one answer about earnings; the total counts them all."""
 
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""

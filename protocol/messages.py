@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from protocol import canonical, limits
 from protocol.errors import RequestExpired, WrongAudience
-from protocol.ids import Hex64
+from protocol.ids import Hex32, Hex64
 from protocol.lease import Lease
 from protocol.message import Message
 from protocol.signing import NodeKey, Signed, open_envelope
@@ -33,12 +33,15 @@ class Request(Message):
 class Register(Message):
     """A node introduces itself, or changes its price or addresses."""
 
-    name: str = Field(min_length=1, max_length=40)
+    name: str = Field(min_length=1, max_length=40, pattern=r"^[^\x00]+$")
+    """Of any characters but NUL, which not every database can keep."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)
     shares: bool = True
     """Whether it passes chunks on; one without an address does so over connections that it opens."""
     agent: str = Field(max_length=100)
+    delegation: bytes | None = Field(None, max_length=limits.STATEMENT_MAX_BYTES)
+    """Its owner's word that it works for them; without one, and before the first, it is its own."""
 
 
 class Transfer(Message):
@@ -104,11 +107,13 @@ class LeaseRequest(Message):
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
+    continues: bool = False
+    """Whether its engine can go on where another stopped."""
 
 
-Reason = Literal["", "ahead", "old_version", "standby", "budget", "finished"]
-"""Why there is no work: enough is under way for the newest version; this version gives no more; others do it for less;
-no money; the end."""
+Reason = Literal["", "ahead", "busy", "old_version", "standby", "budget", "audits", "finished"]
+"""Why there is no work: enough is under way for the newest version; this node holds as many leases as it may; this
+version gives no more; others do it for less; no money; too much waits for an audit; the end."""
 
 
 class LeaseReply(Message):
@@ -124,6 +129,23 @@ class ReturnLeases(Message):
     """A node gives leases back that it will not answer."""
 
     lease_ids: tuple[str, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
+
+
+class LeaseProgress(Message):
+    """A node tells of leases that take it long: those that it has, and what it has sampled since it last told."""
+
+    held: tuple[Hex32, ...] = Field(max_length=2 * limits.LEASES_PER_REQUEST_MAX)
+    fragments: tuple[bytes, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
+    """Envelopes of the domain `fragment`."""
+
+
+class LeaseProgressReply(Message):
+    """What a node need not go on with, and what was kept."""
+
+    gone: tuple[Hex32, ...]
+    """Of the leases held, those that have ended: what is sampled for them is in vain."""
+    taken: tuple[Hex32, ...]
+    """Leases whose fragment was kept. Of others the node need tell no more: their next fragments would not fit."""
 
 
 class Submission(Message):

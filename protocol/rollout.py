@@ -5,7 +5,7 @@
 - Counted is what is checked: tokens are decoded once, here, and everybody uses that array.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from pydantic import Field
 from protocol import limits
 from protocol.errors import LeaseMismatch, LogprobsInvalid, TokensInvalid
 from protocol.ids import Hex32, Hex64
-from protocol.lease import Lease
+from protocol.lease import Lease, Prefix
 from protocol.message import Message
 
 Tokens = npt.NDArray[np.uint32]
@@ -27,7 +27,10 @@ LOGPROB_SLACK = 1e-3
 
 
 class Sample(Message):
-    """One completion: its tokens up to and with the end token, and how likely each was when it was drawn."""
+    """One completion: its tokens up to and with the end token, and how likely each was when it was drawn.
+
+    Of a lease with prefixes it has what comes after the prefix: nothing, if that was complete.
+    """
 
     tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
     logprobs: bytes = Field(max_length=4 * limits.TOKENS_MAX)
@@ -66,11 +69,13 @@ class PolicyBounds:
 
 @dataclass(frozen=True)
 class Completion:
-    """A sample that passed every check."""
+    """A sample that passed every check; without its prefix."""
 
     tokens: Tokens
     logprobs: Logprobs
     finish: Literal["stop", "length"]
+    start: int = 0
+    """The position of its first token: how long the prefix is."""
 
 
 def pack_tokens(tokens: list[int] | Tokens) -> bytes:
@@ -92,26 +97,52 @@ def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: Policy
     expected = (round_id, lease.lease_id, lease.version, lease.seed, lease.samples)
     if (claim.round_id, claim.lease_id, claim.version, claim.seed, len(claim.samples)) != expected:
         raise LeaseMismatch("The claim does not repeat its lease: round, version, seed or number of samples differ.")
-    return tuple(_check_sample(number, sample, bounds) for number, sample in enumerate(claim.samples))
+    prefixes = lease.prefixes or [None] * lease.samples
+    return tuple(
+        _check_sample(number, sample, prefix, bounds)
+        for number, (sample, prefix) in enumerate(zip(claim.samples, prefixes, strict=True))
+    )
 
 
-def _check_sample(number: int, sample: Sample, bounds: PolicyBounds) -> Completion:
-    tokens = unpack_tokens(sample.tokens)
-    if not 1 <= len(tokens) <= bounds.max_new_tokens:
-        raise TokensInvalid(f"Sample {number} has {len(tokens)} tokens; 1 to {bounds.max_new_tokens} are possible.")
+def _check_sample(number: int, sample: Sample, prefix: Prefix | None, bounds: PolicyBounds) -> Completion:
+    if prefix is not None and prefix.finish:
+        if (sample.tokens, sample.logprobs, sample.finish) != (b"", b"", prefix.finish):
+            raise TokensInvalid(f"Sample {number} goes on though its prefix is complete.")
+        return Completion(unpack_tokens(b""), np.zeros(0, "<f4"), sample.finish, len(prefix.tokens) // 4)
+    start = len(prefix.tokens) // 4 if prefix is not None else 0
+    tokens = check_tokens(number, sample.tokens, sample.finish, bounds, start=start)
+    return Completion(tokens, check_logprobs(number, sample.logprobs, len(tokens)), sample.finish, start)
+
+
+def whole_tokens(lease: Lease, completions: Sequence[Completion]) -> list[Tokens]:
+    """The tokens of each sample, with its prefix."""
+    if not lease.prefixes:
+        return [completion.tokens for completion in completions]
+    return [
+        np.concatenate([unpack_tokens(prefix.tokens), completion.tokens])
+        for prefix, completion in zip(lease.prefixes, completions, strict=True)
+    ]
+
+
+def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *, start: int = 0) -> Tokens:
+    """A sample's tokens from position `start` on, if they could be; one without a `finish` must have more to come."""
+    tokens = unpack_tokens(data)
+    end, limit = start + len(tokens), bounds.max_new_tokens
+    if len(tokens) < 1 or end > limit:
+        raise TokensInvalid(f"Sample {number} has {end} tokens, {len(tokens)} new; 1 to {limit} are possible.")
     if int(tokens.max()) >= bounds.vocab_size:
         raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
-    ends = np.isin(tokens, list(bounds.end_tokens))
+    ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
     if ends[:-1].any():
         raise TokensInvalid(f"Sample {number} goes on after its end token.")
-    if ends[-1] != (sample.finish == "stop"):
-        raise TokensInvalid(f"Sample {number} says it finished by {sample.finish}, its last token says otherwise.")
-    if sample.finish == "length" and len(tokens) != bounds.max_new_tokens:
-        raise TokensInvalid(f"Sample {number} stops after {len(tokens)} tokens: neither ended nor full.")
-    return Completion(tokens, _check_logprobs(number, sample.logprobs, len(tokens)), sample.finish)
+    if ends[-1] != (finish == "stop"):
+        raise TokensInvalid(f"Sample {number} says it finished by {finish}, its last token says otherwise.")
+    if (finish == "length") != (end == limit and finish != "stop"):
+        raise TokensInvalid(f"Sample {number} stands at {end} tokens: neither ended nor full.")
+    return tokens
 
 
-def _check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
+def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
     if len(data) != 4 * count:
         raise LogprobsInvalid(f"Sample {number} has {count} tokens, but {len(data)} bytes of log-probabilities.")
     logprobs = np.frombuffer(data, dtype="<f4")

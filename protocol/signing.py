@@ -17,7 +17,7 @@ from protocol.errors import BadSignature
 from protocol.ids import NodeId
 from protocol.message import Message
 
-Domain = Literal["request", "rollout", "receipt"]
+Domain = Literal["request", "rollout", "fragment", "receipt", "owner"]
 
 _SMALL_ORDER = frozenset(
     bytes.fromhex(text)
@@ -51,7 +51,7 @@ class Signed:
 
 
 class NodeKey:
-    """A node's private key; it signs, and never shows itself in a repr or log."""
+    """The private key of a node or an owner; it signs, and never shows itself in a repr or log."""
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)

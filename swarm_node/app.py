@@ -7,12 +7,14 @@ import trio
 
 from protocol.errors import SwarmError
 from swarm_node import member
-from swarm_node.engine.client import open_engine
+from swarm_node.engine.client import Choose, open_engine
 from swarm_node.member import cancel_on_signal, open_member
+from swarm_node.notices import Notices
 from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
 from swarm_node.receipts import Claims
 from swarm_node.sender import Sender
+from swarm_node.teller import Teller
 from swarm_node.worker import Worker
 
 FINAL_SEND_S = 10.0
@@ -25,7 +27,7 @@ class Settings:
 
     member: member.Settings
     groups_per_request: int
-    engine_command: list[str]
+    engine_command: Choose
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ async def run(settings: Settings) -> Earnings:
         outbox = Outbox(me.folder / "outbox")
         sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"))
         async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
+            teller = Teller(me.coordinator, me.key, settings.member.join.round_id)
             worker = Worker(
                 coordinator=me.coordinator,
                 policies=me.policies,
                 engine=engine,
                 outbox=outbox,
                 sender=sender,
+                teller=teller,
                 key=me.key,
                 round_id=settings.member.join.round_id,
                 groups_per_request=settings.groups_per_request,
@@ -57,9 +61,11 @@ async def run(settings: Settings) -> Earnings:
             pulse = Pulse(me, worker)
             nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
             await pulse.register()
-            for machine in (pulse, me.policies, me.log_watch, sender, worker):
+            notices = Notices(me.coordinator, me.folder)
+            for machine in (pulse, me.policies, me.log_watch, sender, worker, notices):
                 nursery.start_soon(machine.run)
             nursery.start_soon(pulse.listen)
+            nursery.start_soon(teller.run, worker.drop)
             await worker.finished.wait()
             await _drain(sender, outbox)
             with suppress(SwarmError):  # the round is over, whether or not this is still heard

@@ -5,7 +5,7 @@
 - A policy folder is measured with what the command line says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def held(home: Path, join: JoinString) -> Subject:
 
 
 async def run(
-    subject: Subject, command: list[str], *, groups: int, samples: int, batches: int, on_group: Callable[[], None]
+    subject: Subject, command: Sequence[str], *, groups: int, samples: int, batches: int, on_group: Callable[[], None]
 ) -> Throughput:
     """Sample so many batches of groups after one that does not count, as a node would."""
     sampler = subject.sampler

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
-from swarm_node import cli_ledger
+from protocol.nicknames import nickname
+from swarm_node import cli_keys, cli_ledger
 from swarm_node.cli_ledger import DEFAULT_HOME
 
 app = typer.Typer(
@@ -22,6 +23,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_ledger.app, name="ledger")
+app.add_typer(cli_keys.app, name="keys")
+app.command(epilog=cli_keys.EXIT_CODES)(cli_keys.earnings)
 
 
 class Device(StrEnum):
@@ -33,16 +36,31 @@ class Device(StrEnum):
 
 
 class Dtype(StrEnum):
-    """What the engine may compute in."""
+    """What an engine may compute in."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
+    FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    Q8_0 = "q8_0"
 
 
-VllmPython = Annotated[
-    str,
-    typer.Option(envvar="SWARM_VLLM_PYTHON", help="Sample with vLLM, in the environment of this Python interpreter."),
+class Engine(StrEnum):
+    """What may sample."""
+
+    AUTO = "auto"
+    LLAMA = "llama"
+    TORCH = "torch"
+    VLLM = "vllm"
+
+
+EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
+GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
+VllmPythonOption = Annotated[
+    str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")
 ]
 
 
@@ -55,15 +73,18 @@ def join(
     price: Annotated[
         int, typer.Option(help="Your price: millionths of a unit per million validated tokens.")
     ] = 1_000_000,
-    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default the end of its id.")] = "",
+    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
     listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
-    device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
-    vllm_python: VllmPython = "",
+    owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
+    engine: EngineOption = Engine.AUTO,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    gpu_layers: GpuLayersOption = -1,
+    vllm_python: VllmPythonOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
 ) -> None:
@@ -71,23 +92,27 @@ def join(
     import trio
 
     from swarm_node import app as agent
-    from swarm_node import identity, member
+    from swarm_node import delegation, identity, member
     from swarm_node import join_string as joining
+    from swarm_node.engine.choose import Options, choose, for_folder, this_machine
 
     _log_to_stderr(quiet)
     _check_settings(name or "-", price, listen, advertise)
+    options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
+    choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
         member=member.Settings(
             join=joining.parse(join_string),
             home=home,
-            name=name or f"node-{me[-6:]}",
+            name=name or nickname(me),
             price_micros_per_mtok=price,
             listen=listen,
             advertise=advertise,
+            delegation=delegation.kept(home, me, owner),
         ),
         groups_per_request=groups,
-        engine_command=_engine_command(vllm_python, threads, device, dtype),
+        engine_command=partial(for_folder, engine.value, options),
     )
     earnings = trio.run(agent.run, settings)
     if as_json:
@@ -103,7 +128,7 @@ def join(
 @app.command(epilog=EXIT_CODES)
 def mirror(
     join_string: Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")],
-    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default the end of its id.")] = "",
+    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
     listen: Annotated[str, typer.Option(help="Where others may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
@@ -124,7 +149,7 @@ def mirror(
     settings = member.Settings(
         join=joining.parse(join_string),
         home=home,
-        name=name or f"mirror-{me[-6:]}",
+        name=name or nickname(me),
         price_micros_per_mtok=0,
         listen=listen,
         advertise=advertise,
@@ -147,10 +172,12 @@ def bench(
     samples: Annotated[int, typer.Option(min=1, max=64, help="Completions of each prompt.")] = 16,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     batches: Annotated[int, typer.Option(min=1, help="How often; one more goes before and does not count.")] = 4,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")] = 1,
-    device: Annotated[Device, typer.Option(help="Where to sample.")] = Device.AUTO,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU.")] = Dtype.AUTO,
-    vllm_python: VllmPython = "",
+    engine: EngineOption = Engine.AUTO,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    gpu_layers: GpuLayersOption = -1,
+    vllm_python: VllmPythonOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
     """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
@@ -161,6 +188,7 @@ def bench(
     from protocol.manifest import Sampler
     from swarm_node import bench as benching
     from swarm_node import join_string as joining
+    from swarm_node.engine.choose import Options, for_folder
 
     _log_to_stderr(quiet=True)
     subject = (
@@ -168,11 +196,13 @@ def bench(
         if "://" in policy
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
+    options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
+    choice = for_folder(engine.value, options, subject.folder)
+    typer.echo(choice.why, err=True)
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
-        command = _engine_command(vllm_python, threads, device, dtype)
-        result = trio.run(partial(measuring, subject, command, on_group=lambda: bar.advance(shown)))
+        result = trio.run(partial(measuring, subject, choice.command, on_group=lambda: bar.advance(shown)))
     if as_json:
         typer.echo(json.dumps(result._asdict()))
     else:
@@ -180,6 +210,35 @@ def bench(
             f"{result.tokens_per_s:,.0f} tokens per second over {result.tokens:,} tokens: prompts at "
             f"{result.prompt_tokens_per_s:,.0f}, decoding at {result.decoded_tokens_per_s:,.0f}."
         )
+
+
+@app.command(epilog="Exit codes: 0 told, 1 failed, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.")
+def why(
+    join_string: Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")],
+    lease: Annotated[str, typer.Argument(help="A lease or claim of this node; without, its last ones.")] = "",
+    home: Annotated[Path, typer.Option(help="The node's folder.")] = DEFAULT_HOME,
+    replay: Annotated[bool, typer.Option("--replay", help="Repeat the audit of this lease here; needs torch.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Tell what became of this node's leases, and by what evidence; and check the evidence on this machine."""
+    import trio
+
+    from swarm_node import identity
+    from swarm_node import join_string as joining
+    from swarm_node import why as asking
+
+    if replay and not lease:
+        raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
+    join = joining.parse(join_string)
+    found = trio.run(asking.ask, join, identity.load_or_create(home / "node.key").key, lease)
+    for explanation in found.explanations:
+        if as_json:
+            told = explanation.model_dump(exclude={"lease", "rollout", "report"})
+            typer.echo(json.dumps(told | {"report": asking.evidence(explanation)}))
+        else:
+            typer.echo("\n".join(asking.lines(explanation)))
+    if replay:
+        raise typer.Exit(asking.replay(join, home, found))
 
 
 @app.command()
@@ -199,8 +258,8 @@ def seed(
     trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
 
 
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def engine(context: typer.Context) -> None:
+@app.command("engine", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run_engine(context: typer.Context) -> None:
     """The sampling engine's process, started by the agent."""
     from swarm_node.engine.child import main as run_child
 
@@ -231,20 +290,6 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
-
-
-def _engine_command(vllm_python: str, threads: int, device: Device, dtype: Dtype) -> list[str]:
-    """How the engine's process is started; a vLLM that does not work is refused now, not after the first lease."""
-    from swarm_node.engine import client, vllm_command
-
-    if not vllm_python:
-        return client.default_command(threads, device.value, dtype.value)
-    found = vllm_command.probe(vllm_python)
-    if device.value not in ("auto", found.device):
-        raise ConfigInvalid(
-            f"This vLLM runs on {found.device}, not on {device.value}.", hint="Leave --device out, or name another."
-        )
-    return vllm_command.command(vllm_python, threads, dtype.value)
 
 
 def _log_to_stderr(quiet: bool) -> None:

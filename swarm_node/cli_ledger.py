@@ -53,9 +53,9 @@ def verify(
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return
-    paid = sum(micros for name, micros in found.balances.items() if name.startswith("payable:"))
+    owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {paid} micro-units, "
+        f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {owed} micro-units, "
         f"and say of all {found.nodes} nodes what the leaderboard says."
     )
 

@@ -1,15 +1,20 @@
 """The node's key: made once, readable by its owner only, and the same for HTTP, libp2p and the ledger."""
 
+import fcntl
 import os
 import secrets
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
 from swarm_node.disk import full_disk_named, sync_folder
+
+FILE = "node.key"
+"""In a node's home."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,19 @@ def load_or_create(path: Path) -> Identity:
         if not path.exists():
             _create(path)
     return _load(path)
+
+
+@contextmanager
+def only_agent(home: Path) -> Iterator[None]:
+    """Nobody else uses this home until the end."""
+    with (home / "agent.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigInvalid(
+                f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home."
+            ) from None
+        yield
 
 
 def _create(path: Path) -> None:

@@ -148,7 +148,7 @@ def _check_leaderboard(state: State, shown: _Leaderboard) -> None:
                 row.pending_micros += claim.amount_micros
             case ClaimState.VOIDED:
                 row.voided_micros += claim.amount_micros
-            case _:
+            case ClaimState.POSTED:
                 row.posted_micros += claim.amount_micros
                 row.validated_tokens += claim.tokens
     for name, row in expected.items():

@@ -4,19 +4,17 @@
 - One process per home: two would share a key, a chunk store and a port.
 """
 
-import fcntl
 import logging
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import trio
 
-from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
 from swarm_node import identity
 from swarm_node.api_client import Coordinator
@@ -49,6 +47,8 @@ class Settings:
     advertise: str = ""
     share: bool = True
     """Whether others are told where to fetch from this node."""
+    delegation: bytes | None = None
+    """Its owner's word that it works for them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
     folder = round_folder(settings.home, settings.join)
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
     host_name, _, port = settings.listen.rpartition(":")
-    with _only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with identity.only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         log.info("node started id=%s home=%s", me.key.node_id, settings.home)
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
@@ -105,15 +105,3 @@ async def cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope)
     async for number in signals:
         log.info("stopping signal=%s", signal.Signals(number).name)
         scope.cancel()
-
-
-@contextmanager
-def _only_agent(home: Path) -> Iterator[None]:
-    with (home / "agent.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigInvalid(
-                f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home."
-            ) from None
-        yield

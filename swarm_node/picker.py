@@ -9,8 +9,11 @@
   falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
 - In a large swarm a chunk has far to go: for as long as that takes by the plan nobody counts as late, and the seeder
   is asked beyond its part no more often than the plan allows.
-- A WANT that could be answered and is not within `overdue_factor` times that source's usual time is asked of a second
-  source. When a chunk comes, all other WANTs for it are taken back.
+- What is taken over is first taken back: the other source is asked when the first one confirms that it sends nothing,
+  or says no word. So a chunk that was about to leave comes once, and not twice.
+- When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
+- A WANT that could be answered and is not within `overdue_factor` times that source's usual time, counted from the
+  first bytes if some came, is asked of another at once. Whoever has not begun by then is told.
 - The origin is the last resort: when the seeder lacks a chunk, when nothing came for `origin_patience_s`, and when no
   other source is left.
 - A source that refused pauses; one that failed pauses, longer each time, and is given up after `strikes_max` failures
@@ -23,14 +26,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
-from statistics import median
 
 from protocol.frames import Reason
 from protocol.ids import ChunkId
+from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source, SourceState
+from swarm_node.survey import Survey, look_around
 
 
 @dataclass(frozen=True)
@@ -47,57 +50,6 @@ class TakeBack:
 
     source: str
     chunk: ChunkId
-
-
-@dataclass(frozen=True)
-class PickerRules:
-    """The numbers behind the rules above."""
-
-    window: int = 2
-    """Chunks that a source can send at once and was asked for: one under way, one behind it."""
-    asked_max: int = 6
-    waits: int = 4
-    """Chunks that a parent was asked for and does not hold yet."""
-    lead: float = 0.05
-    """How far one source's part may be ahead of the whole, as a share of that part."""
-    lead_chunks: int = 3
-    ahead: float = 1.1
-    """How many times sooner a source must be done to take over from another, and by how much at the least."""
-    ahead_s: float = 0.3
-    reluctance: float = 1.15
-    """How many times later than usual a parent must be about to finish before the seeder, who feeds all, steps in."""
-    slow: float = 1.2
-    """A source that takes this many times longer to answer than the others do takes nothing over."""
-    overdue_s: float = 3.0
-    """At the least, before a second source is asked."""
-    overdue_factor: float = 4.0
-    sample: int = 8
-    """Chunks looked at when one is chosen by chance."""
-    outlook: int = 64
-    """Planned chunks looked at when the next is chosen."""
-    survey_s: float = 0.05
-    look_s: float = 0.25
-    """How often to look whether somebody has fallen behind."""
-    origin_patience_s: float = 4.0
-    pause_s: float = 0.05
-    pause_max_s: float = 1.0
-    failure_pause_s: float = 0.5
-    strikes_max: int = 4
-    give_up_s: float = 60.0
-
-
-@dataclass(frozen=True)
-class _Survey:
-    """How the sources are doing altogether."""
-
-    until: float = -math.inf
-    """As long as it may be taken for the truth."""
-    typical_s: float = 0.0
-    """When those that work will be done with their parts."""
-    usual_s: float = 0.0
-    """How long peers take to answer."""
-    late: Sequence[ChunkId] = ()
-    """Chunks that somebody should have answered by now, the oldest WANT first."""
 
 
 class Picker:
@@ -128,10 +80,12 @@ class Picker:
         self._copies: Counter[ChunkId] = Counter()
         """How many peers said that they hold a chunk."""
         self._states = {source.name: SourceState(source, (blames or {}).get(source.name, 0)) for source in sources}
+        self._heirs: dict[ChunkId, SourceState] = {}
+        """Who shall be asked for what was taken back."""
         self._parents: dict[ChunkId, list[SourceState]] = {}
         self._plan(chunks, stripes)
         self._withdrawn: list[TakeBack] = []
-        self._survey = _Survey()
+        self._survey = Survey()
         self._progress_at = now
 
     def _plan(self, chunks: Sequence[ChunkId], stripes: int) -> None:
@@ -164,12 +118,13 @@ class Picker:
     def next(self, now: float) -> list[Ask | TakeBack]:
         """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
         if now >= self._survey.until:
-            self._survey = self._look_around(now)
-        states = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
-        self._rng.shuffle(states)
-        states.sort(key=lambda state: (_KINDS.index(state.source.kind), state.blames))
+            states, at_end = self._states.values(), not self._unasked
+            self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
+        able = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
+        self._rng.shuffle(able)
+        able.sort(key=lambda state: (_KINDS.index(state.source.kind), state.blames))
         asks = []
-        for state in states:
+        for state in able:
             while chunk := self._choose(state, now):
                 asks.append(self._ask(state, chunk, now))
         taken_back, self._withdrawn = self._withdrawn, []
@@ -191,6 +146,21 @@ class Picker:
                 self._offer(state, chunk)
         return state.ready < self._rules.window
 
+    def began(self, name: str, chunk: ChunkId, now: float) -> bool:
+        """The first bytes of a chunk are here; says whether that could change what others do now."""
+        state = self._states[name]
+        if chunk in state.asked:
+            state.begun[chunk] = now
+            state.taken_back.discard(chunk)
+        if state.asked.get(chunk) != math.inf:
+            return False
+        state.asked[chunk] = now
+        others = self._askers.get(chunk, set()) - {name}
+        for other in others:
+            self._take_back(other, chunk)
+        self._unreserve(chunk)
+        return bool(others)
+
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
         self._states[name].settle(chunk, now)
@@ -199,11 +169,13 @@ class Picker:
             return False
         self._missing.discard(chunk)
         self._unasked.pop(chunk, None)
+        self._survey.late.pop(chunk, None)
         for other in self._askers.pop(chunk) - {name}:
             self._take_back(other, chunk)
         del self._copies[chunk]
         for state in self._states.values():
             state.has.discard(chunk)
+        self._unreserve(chunk)
         for parent in self._parents[chunk]:
             parent.backlog -= 1
         return True
@@ -233,10 +205,11 @@ class Picker:
         state.strikes += 1
         state.gone = state.gone or state.strikes >= self._rules.strikes_max
         state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
-        owed = list(state.asked)
+        owed = [*state.asked, *state.reserved]
         self._copies.subtract(state.has)
-        for forgotten in (state.asked, state.taken_back, state.has, state.offers, state.extras):
-            forgotten.clear()
+        for chunk in state.reserved.copy():
+            self._unreserve(chunk)
+        state.forget()
         for chunk in owed:
             self._reopen(chunk, name)
 
@@ -245,28 +218,22 @@ class Picker:
         self._states[name].gone = True
         self.failed(name, now)
 
-    def _look_around(self, now: float) -> _Survey:
-        states = self._states.values()
-        working = [state.done_in_s(now) for state in states if state.interval_s and not state.gone]
-        usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
-        usual_s = sum(usual) / len(usual) if usual else 0.0
-        late = []
-        for state in states:
-            usually_s = state.usual_s or usual_s or self._pace.hop_s
-            patience_s = max(self._rules.overdue_s, self._rules.overdue_factor * usually_s)
-            late += [(since, chunk) for chunk, since in state.asked.items() if now >= since + patience_s]
-        typical_s = median(working) if working else 0.0
-        return _Survey(now + self._rules.survey_s, typical_s, usual_s, [chunk for _, chunk in sorted(late)])
-
     def _choose(self, state: SourceState, now: float) -> ChunkId | None:
         """The next chunk to ask of this source."""
+        if chunk := self._freed(state, now):
+            return chunk
         on_pace = self._is_on_pace(state)
-        if state.ready < self._rules.window:
-            chunk = self._next_planned(state) if state.holds_all else self._rarest(state.offers)
+        if state.ready + len(state.reserved) < self._rules.window:
+            chunk = self._next_planned(state) if state.holds_all else self._rarest(state)
             if chunk and on_pace:
                 return chunk
-            if chunk := self._taken_over(state, now) or self._overdue(state, now):
+            if chunk := self._overdue(state, now):
                 return chunk
+            chunk = self._taken_over(state, now) or self._queued_elsewhere(state, now)
+            if chunk and not self._owed_by(chunk):
+                return chunk
+            if chunk:
+                self._reserve(state, chunk, now)
         may_wait = len(state.asked) - state.ready < self._rules.waits and len(state.asked) < self._rules.asked_max
         if on_pace and may_wait and not state.holds_all:
             return self._next_planned(state)
@@ -274,18 +241,39 @@ class Picker:
 
     def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> Ask:
         for name in self._askers[chunk]:
-            if self._states[name].asked.get(chunk) == math.inf:
-                self._take_back(name, chunk)
+            self._take_back(name, chunk)
         self._unasked.pop(chunk, None)
+        self._survey.late.pop(chunk, None)
         self._askers[chunk].add(state.source.name)
         if state.owing_since is None:
             state.owing_since = max(now, self._patient_until)
         state.asked[chunk] = now if state.can_answer(chunk) else math.inf
         return Ask(state.source.name, chunk)
 
+    def _reserve(self, state: SourceState, chunk: ChunkId, now: float) -> None:
+        """Take a chunk back from whoever only waits to send it, to ask this source for it then."""
+        self._heirs[chunk] = state
+        state.reserved[chunk] = now
+        for name in self._askers[chunk]:
+            self._take_back(name, chunk)
+
+    def _freed(self, state: SourceState, now: float) -> ChunkId | None:
+        """Of what this source shall send in another's place, what the other gave up, or does not say a word about."""
+        for chunk, since in state.reserved.items():
+            if not self._askers[chunk] or now >= since + self._rules.confirm_s:
+                self._unreserve(chunk)
+                return chunk
+        return None
+
+    def _unreserve(self, chunk: ChunkId) -> None:
+        if heir := self._heirs.pop(chunk, None):
+            del heir.reserved[chunk]
+
     def _take_back(self, name: str, chunk: ChunkId) -> None:
-        if chunk not in self._states[name].taken_back:
-            self._states[name].taken_back.add(chunk)
+        """Tell a source that somebody else is asked, unless the chunk is coming already."""
+        state = self._states[name]
+        if chunk not in state.taken_back and chunk not in state.begun:
+            state.taken_back.add(chunk)
             self._withdrawn.append(TakeBack(name, chunk))
 
     def _is_on_pace(self, state: SourceState) -> bool:
@@ -294,15 +282,11 @@ class Picker:
         return begun <= whole * state.total + max(self._rules.lead_chunks, self._rules.lead * state.total)
 
     def _next_planned(self, state: SourceState) -> ChunkId | None:
-        while state.planned and state.planned[0] not in self._missing:
-            state.planned.popleft()
-        nearest = islice(state.planned, self._rules.outlook)
-        skipped = state.lacks if state.holds_all else state.has
-        return next((chunk for chunk in nearest if chunk in self._unasked and chunk not in skipped), None)
+        return state.next_planned(self._missing, self._unasked, self._rules.outlook)
 
-    def _rarest(self, offers: list[ChunkId]) -> ChunkId | None:
+    def _rarest(self, state: SourceState) -> ChunkId | None:
         """Of a few that nobody was asked for, drawn by chance, the chunk that the fewest hold."""
-        found = self._draw(offers, self._unasked.__contains__)
+        found = self._draw(state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
         return min(found, key=self._copies.__getitem__) if found else None
 
     def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
@@ -317,7 +301,8 @@ class Picker:
             return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
 
         def fits(chunk: ChunkId) -> bool:
-            return self._only_waits(chunk) and state.can_answer(chunk) and behind_s(chunk) > late_s
+            free = self._only_waits(chunk) and chunk not in state.asked
+            return free and state.can_answer(chunk) and behind_s(chunk) > late_s
 
         if state.source.kind == "peer":
             found = self._draw(state.extras, fits)
@@ -345,15 +330,34 @@ class Picker:
         return max(own_s, survey.typical_s)
 
     def _only_waits(self, chunk: ChunkId) -> bool:
-        """Nobody who could answer was asked for it."""
-        return all(self._states[name].asked.get(chunk) == math.inf for name in self._askers[chunk])
+        """Nobody who could answer was asked for it, and nobody is about to be."""
+        return chunk not in self._heirs and all(state.asked[chunk] == math.inf for state in self._owed_by(chunk))
+
+    def _owed_by(self, chunk: ChunkId) -> list[SourceState]:
+        """Who was asked for it, and was not told since that it is not needed."""
+        asked = (self._states[name] for name in self._askers[chunk])
+        return [state for state in asked if chunk not in state.taken_back]
 
     def _overdue(self, helper: SourceState, now: float) -> ChunkId | None:
         """What one other source should have answered by now, the oldest first."""
         if helper.source.kind == "origin" and not self._needs_origin(now):
             return None
+        if helper.asked and not self._unasked:
+            return None  # at the end patience is short, and a chunk that comes twice should only cost idle links
         found = (chunk for chunk in self._survey.late if chunk not in helper.asked and helper.can_answer(chunk))
-        return next((chunk for chunk in found if len(self._askers.get(chunk, ())) == 1), None)
+        return next(found, None)
+
+    def _queued_elsewhere(self, helper: SourceState, now: float) -> ChunkId | None:
+        """At the end: what others still have to send first something else, of the source that owes the most."""
+        sparing = helper.source.kind == "origin" or (helper.source.kind == "seeder" and now < self._help_at)
+        if self._unasked or helper.asked or sparing:
+            return None
+        queued = []
+        for state in self._states.values():
+            waiting = state.asked.keys() - state.taken_back - state.begun.keys()
+            if len(state.asked) > 1:
+                queued += [(len(waiting), chunk) for chunk in waiting & self._missing if helper.can_answer(chunk)]
+        return max(queued)[1] if queued else None
 
     def _needs_origin(self, now: float) -> bool:
         others = (state for state in self._states.values() if state.source.kind != "origin")
@@ -386,7 +390,7 @@ class Picker:
         """One asker less; with none left the chunk is up for anybody."""
         if chunk in self._missing:
             self._askers[chunk].discard(name)
-            if not self._askers[chunk]:
+            if chunk not in self._heirs and not self._owed_by(chunk):
                 self._unasked[chunk] = None
 
     def _jittered(self, seconds: float) -> float:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import trio
 
-from protocol.errors import SwarmError, UnknownNode, Unreachable
+from protocol.errors import KeyRevoked, SwarmError, UnknownNode, Unreachable
 from protocol.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
 from swarm_node.member import Member
 from swarm_node.worker import Phase
@@ -58,6 +58,7 @@ class Pulse:
             addresses=self._member.addresses,
             shares=settings.share,
             agent=f"echo-swarm/{version('echo-swarm')}",
+            delegation=settings.delegation,
         )
         told = False
         while True:
@@ -87,6 +88,8 @@ class Pulse:
                 told = False
             except UnknownNode:
                 await self.register()
+            except KeyRevoked:
+                raise
             except SwarmError as error:
                 if not told:
                     log.warning("waiting for the coordinator: %s", error)

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from protocol.ids import ChunkId
@@ -46,8 +47,12 @@ class SourceState:
     """What it does not hold, of a source that should hold everything."""
     asked: dict[ChunkId, float] = field(default_factory=dict)
     """What it owes us, and since when it could have answered (`inf`: it waits for the chunk itself)."""
+    begun: dict[ChunkId, float] = field(default_factory=dict)
+    """Those of them of which something is here, and since when."""
     taken_back: set[ChunkId] = field(default_factory=set)
     """Those of them that are not needed any more; the answer may still come."""
+    reserved: dict[ChunkId, float] = field(default_factory=dict)
+    """What it shall be asked for once others confirm that they do not send it, and since when."""
     usual_s: float = 0.0
     """From the moment it could answer to the answer, smoothed."""
     delivered: int = 0
@@ -78,6 +83,14 @@ class SourceState:
     def can_answer(self, chunk: ChunkId) -> bool:
         return chunk in self.has or (self.holds_all and chunk not in self.lacks)
 
+    def next_planned(self, missing: Collection[ChunkId], unasked: Collection[ChunkId], outlook: int) -> ChunkId | None:
+        """The next of its part that nobody was asked for; a peer's only if it is still to come there."""
+        while self.planned and self.planned[0] not in missing:
+            self.planned.popleft()
+        skipped = self.lacks if self.holds_all else self.has
+        nearest = (chunk for chunk in islice(self.planned, outlook) if chunk in unasked and chunk not in skipped)
+        return next((chunk for chunk in nearest if chunk not in self.asked), None)
+
     def done_in_s(self, now: float) -> float:
         """Until its part of the plan is delivered, at its present pace."""
         if self.gone:
@@ -90,10 +103,16 @@ class SourceState:
         """How long it was sending us something, as far as that can be told."""
         return self.timed_s * self.delivered / self.timed if self.timed else None
 
+    def forget(self) -> None:
+        """It is lost: it owes nothing, and holds nothing that can be had."""
+        for forgotten in (self.asked, self.begun, self.taken_back, self.has, self.offers, self.extras):
+            forgotten.clear()
+
     def settle(self, chunk: ChunkId, now: float) -> None:
         """It delivered: note its pace."""
         since = self.asked.pop(chunk, math.inf)
         self.taken_back.discard(chunk)
+        self.begun.pop(chunk, None)
         self.delivered += 1
         if since < math.inf:
             self.usual_s = _smoothed(self.usual_s, now - since)

@@ -7,18 +7,20 @@
 - A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
 - The engine never runs dry in between: when half of its groups have ended, others are leased in their place.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
+- What the engine says of groups that take long is told by the `teller`; what the coordinator needs no more is dropped.
 - What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
   is being sampled.
 - A version that cannot be loaded is tried again after a while, or left for the next one: the fault may be its own.
 """
 
 import logging
+from collections.abc import Collection
 from contextlib import suppress
 from enum import StrEnum
 
 import trio
 
-from protocol.errors import DiskFull, EngineFailed, LeaseClosed, SwarmError, Unreachable
+from protocol.errors import DiskFull, EngineFailed, LeaseClosed, OwnerBanned, SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.lease import Lease
 from protocol.messages import LeaseRequest, Reason, ReturnLeases
@@ -26,10 +28,11 @@ from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
 from swarm_node.engine.client import EngineClient
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
 from swarm_node.outbox import Outbox
 from swarm_node.policies import Policy, PolicyFollower
 from swarm_node.sender import Sender
+from swarm_node.teller import TELL_S, Teller
 from swarm_node.throughput import Throughput, Work, measure
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ FULL_DISK_PAUSE_S = 5.0
 NO_WORK: dict[Reason, str] = {
     "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
     "budget": "the round's budget is used up, or that of this hour",
+    "audits": "the coordinator's auditors are behind; work goes on when they have caught up",
 }
 """What the owner should know; the other reasons pass by themselves."""
 
@@ -75,6 +79,7 @@ class Worker:
         engine: EngineClient,
         outbox: Outbox,
         sender: Sender,
+        teller: Teller,
         key: NodeKey,
         round_id: str,
         groups_per_request: int,
@@ -84,12 +89,15 @@ class Worker:
         self._engine = engine
         self._outbox = outbox
         self._sender = sender
+        self._teller = teller
         self._key = key
         self._round_id = round_id
         self._groups_per_request = groups_per_request
         self._loaded: Policy | None = None
         self._open: dict[str, Lease] = {}
         """Leases in the engine."""
+        self._continues = False
+        """Whether the engine can go on where another stopped."""
         self._ask_at = 0.0
         self._failures = 0
         self._trouble = ""
@@ -122,6 +130,8 @@ class Worker:
                     self._pause(FULL_DISK_PAUSE_S)
                 except Unreachable:  # the heartbeat tells the owner
                     self._pause(1.0)
+                except OwnerBanned:
+                    raise
                 except SwarmError as error:
                     self._say_once(error, "no work")
                     self._pause(1.0)
@@ -160,6 +170,8 @@ class Worker:
         elif policy == self._loaded and (leases := await self._lease(policy)):
             self.phase = Phase.GENERATING
             self._open |= {lease.lease_id: lease for lease in leases}
+            for lease in leases:
+                self._teller.begin(lease)
             await self._engine.submit([_request(lease, policy) for lease in leases])
 
     async def _collect(self) -> None:
@@ -168,15 +180,30 @@ class Worker:
         lease = self._open.get(group.request_id) if group else None
         if group is None or lease is None:
             return  # it was given up
+        if isinstance(group, GroupGrown):
+            return self._teller.grew(lease.lease_id, group.parts)
         if isinstance(group, GroupFailed):
-            del self._open[lease.lease_id]
+            self._close(lease)
             await self._give_back([lease.lease_id])
             return self._count_failure(SwarmError.from_wire(group.model_dump()))
         self._policies.milestones.passed(lease.version, "first_token", ago_s=group.first_token_ago_s)
         await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
-        del self._open[lease.lease_id]
+        self._close(lease)
         self._sender.wake()
         self._failures, self._trouble = 0, ""
+
+    def _close(self, lease: Lease) -> None:
+        """The engine has nothing more to do for a lease."""
+        self._open.pop(lease.lease_id, None)  # it may have been dropped meanwhile
+        self._teller.forget(lease.lease_id)
+
+    async def drop(self, lease_ids: Collection[str]) -> None:
+        """Stop sampling what the coordinator needs no more; called while `run` awaits the engine."""
+        gone = self._open.keys() & set(lease_ids)
+        for lease_id in gone:
+            self._close(self._open[lease_id])
+        with suppress(EngineFailed):  # `run` finds out by itself
+            await self._engine.cancel(gone)
 
     def _count_failure(self, error: SwarmError) -> None:
         """Go on after a failure of the engine, but not for ever."""
@@ -196,7 +223,7 @@ class Worker:
             measured = Throughput.of(await self._engine.measured())
             self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
         loaded = await self._engine.load(policy.folder, policy.manifest.version)
-        self._loaded = policy
+        self._loaded, self._continues = policy, loaded.continues
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         log.info(
             "version loaded version=%d update=%d seconds=%.2f",
@@ -218,7 +245,11 @@ class Worker:
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 
     async def _lease(self, policy: Policy) -> tuple[Lease, ...]:
-        request = LeaseRequest(version=policy.manifest.version, groups=self._groups_per_request - len(self._open))
+        request = LeaseRequest(
+            version=policy.manifest.version,
+            groups=self._groups_per_request - len(self._open),
+            continues=self._continues,
+        )
         reply = await self._coordinator.lease(request)
         self._policies.hint(reply.newest_version)
         new = {lease.lease_id for lease in reply.leases} - self._open.keys()
@@ -249,7 +280,8 @@ class Worker:
     async def _give_up(self) -> None:
         """Leave everything that is being sampled to others."""
         lost = list(self._open)
-        self._open.clear()
+        for lease in list(self._open.values()):
+            self._close(lease)
         with suppress(EngineFailed):  # a new child knows nothing of them anyway
             await self._engine.cancel(lost)
         await self._give_back(lost)
@@ -284,4 +316,6 @@ def _request(lease: Lease, policy: Policy) -> Request:
         samples=lease.samples,
         max_new_tokens=policy.manifest.sampler.max_new_tokens,
         temperature=policy.manifest.sampler.temperature,
+        prefixes=lease.prefixes,
+        tell_every_s=TELL_S,
     )

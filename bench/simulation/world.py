@@ -18,7 +18,8 @@ from coordinator.topology import SOURCE, NodeLinks, Topology
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.p2p.serve import ServeLimits
-from swarm_node.picker import Ask, Picker, PickerRules
+from swarm_node.picker import Ask, Picker
+from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source
 
@@ -226,18 +227,28 @@ class Simulation:
 
     def _send(self, stream: _Stream, chunk: ChunkId) -> None:
         if stream.sending is None:
-            stream.sending = chunk
-            self._links.begin(stream.number, self._chunk_bytes)
+            self._begin(stream, chunk, self._chunk_bytes)
         else:
             stream.ready.append(chunk)
+
+    def _begin(self, stream: _Stream, chunk: ChunkId, size_bytes: float) -> None:
+        stream.sending = chunk
+        self._links.begin(stream.number, size_bytes)
+        self._later(partial(self._began, stream, chunk), self._latency)
+
+    def _began(self, stream: _Stream, chunk: ChunkId) -> None:
+        node = stream.target
+        if node.fetches:
+            assert node.picker
+            node.has_heard |= node.picker.began(stream.source.name, chunk, self._now_s)
 
     def _sent(self, stream: _Stream, beyond_bytes: float) -> None:
         """The last byte of a chunk is on its way; the next one begins."""
         chunk = stream.sending
         assert chunk is not None
-        stream.sending = stream.ready.pop(0) if stream.ready else None
-        if stream.sending:
-            self._links.begin(stream.number, self._chunk_bytes - beyond_bytes)
+        stream.sending = None
+        if stream.ready:
+            self._begin(stream, stream.ready.pop(0), self._chunk_bytes - beyond_bytes)
         self._from_source += stream.source is self._source
         self._later(partial(self._delivered, stream, chunk), self._latency)
 

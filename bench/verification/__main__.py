@@ -3,8 +3,9 @@
 - `--groups N` of 16 rollouts in every honest cell, `--cheating N` in the others; `--folder F` keeps the policies, so
   that another run need not train them.
 - `--parts honest …` measures some of it only.
-- `--calibrate FILE` measures the tolerances of both classes on prompts that no cell uses, and writes them there; with
-  `--vllm PYTHON` it keeps the shipped ones and adds those of vLLM, sampled by its engine child.
+- `--calibrate FILE` measures the tolerances of every class, or of those of `--classes`, on prompts that no cell uses,
+  and writes them there, beside those that ship.
+- `--vllm PYTHON` takes the classes of vLLM in besides, sampled by its engine child under that interpreter.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.
 """
@@ -12,6 +13,7 @@
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from bench.verification.cells import Cell, Said, generate, judged, load, prefill
 from bench.verification.cheats import Cheater
 from bench.verification.model import SHAPE, Text, train, versions
 from bench.verification.sampler import Group
-from coordinator.audit.calibration import SHIPPED, Calibration, Tolerance, derive, read
+from coordinator.audit.calibration import SHIPPED, Tolerance, derive, read
 from coordinator.audit.replay import Measured
 from coordinator.audit.scorer import Scorer
 from coordinator.audit.verdict import Outcome
@@ -34,6 +36,8 @@ from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
 from swarm_node.engine import vllm_command
 from swarm_node.engine.client import open_engine
+from swarm_node.engine.engine import Engine
+from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
@@ -44,6 +48,8 @@ CALIBRATION_FIRST, FIRST = 50_000, 60_000
 
 MODEL = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
 FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
+LLAMA = {"llama/fp32/cpu": "float32", "llama/fp16/cpu": "float16", "llama/q8_0/cpu": "q8_0"}
+CLASSES = (FP32, BF16, *LLAMA)
 PARTS = ("honest", "cheats", "stale", "cost")
 QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
 
@@ -51,7 +57,8 @@ QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
 class Trial:
     """The policies and what is known of honest nodes."""
 
-    def __init__(self, folder: Path, quick: bool) -> None:
+    def __init__(self, folder: Path, quick: bool, vllm_python: str = "") -> None:
+        self.vllm = commands_of_vllm(vllm_python) if vllm_python else {}
         shape, small = (QUICK_SHAPE, QUICK_SHAPE) if quick else (SHAPE, DEFAULT_SHAPE)
         steps, updates = (30, 7) if quick else (240, 26)
         start = train(folder, seed=1, steps=steps, shape=shape)
@@ -64,25 +71,30 @@ class Trial:
     def groups(self, first: int, count: int) -> list[Group]:
         return [Group(n, self.text.prompt(n), seed=n, samples=SAMPLES) for n in range(first, first + count)]
 
-    def calibrate(self, path: Path) -> None:
-        """Probe both classes as honest nodes, and write what was found."""
+    def calibrate(self, path: Path, names: Sequence[str]) -> None:
+        """Probe classes as honest nodes, and write what was found."""
         groups, scorer = self.groups(CALIBRATION_FIRST, CALIBRATION_GROUPS), scores(self.chain[-1])
-        classes = []
-        for name, dtype in ((FP32, torch.float32), (BF16, torch.bfloat16)):
-            said = generate(load(self.chain[-1], dtype), groups, self.text)
-            classes.append(derive(name, replayed(scorer, groups, said)))
-        made = Calibration(version=1, made=datetime.now(UTC).date(), model=MODEL, classes=tuple(classes))
+        made = read(SHIPPED)
+        for name in names:
+            derived = derive(name, replayed(scorer, groups, self.honest(name, groups)))
+            made = made.with_class(derived, made=datetime.now(UTC).date(), model=MODEL)
         path.write_text(made.model_dump_json(indent=2) + "\n")
 
-    def calibrate_vllm(self, path: Path, python: str) -> None:
-        """Add the classes of vLLM to the shipped ones."""
-        groups, scorer = self.groups(CALIBRATION_FIRST, CALIBRATION_GROUPS), scores(self.chain[-1])
-        made, device = read(SHIPPED), vllm_command.probe(python).device
-        for short, dtype in (("fp32", "float32"), ("bf16", "bfloat16")):
-            said = by_child(vllm_command.command(python, 1, dtype), self.chain[-1], groups, self.text)
-            tolerance = derive(f"vllm/{short}/{device}", replayed(scorer, groups, said))
-            made = made.with_class(tolerance, made=datetime.now(UTC).date(), model=MODEL)
-        path.write_text(made.model_dump_json(indent=2) + "\n")
+    def honest(self, name: str, groups: Sequence[Group]) -> Said:
+        """What an honest node of this class answers under the newest version."""
+        if name in self.vllm:
+            return by_child(self.vllm[name], self.chain[-1], groups, self.text)
+        if name in LLAMA:
+            return shipped(LlamaEngine(dtype=LLAMA[name]), self.chain[-1], groups, self.text)
+        dtype = torch.float32 if name == FP32 else torch.bfloat16
+        return generate(load(self.chain[-1], dtype), groups, self.text)
+
+
+def commands_of_vllm(python: str) -> dict[str, list[str]]:
+    """The child of each class that this vLLM has."""
+    device = vllm_command.probe(python).device
+    dtypes = {"fp32": "float32", "bf16": "bfloat16"}
+    return {f"vllm/{short}/{device}": vllm_command.command(python, 1, dtype) for short, dtype in dtypes.items()}
 
 
 def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
@@ -96,7 +108,7 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     honest = generate(load(claimed), groups, trial.text)
     bf16 = generate(load(claimed, torch.bfloat16), groups, trial.text)
     before = {plain: scores(trial.chain[-2]), rough: scores(trial.chain[-2], torch.bfloat16)}
-    engine = shipped(claimed, groups, trial.text)
+    engine = shipped(TorchEngine(), claimed, groups, trial.text)
 
     def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
         other = {-1: replayed(before[scorer], groups, said)}
@@ -108,18 +120,19 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
         cell("bf16 node, fp32 replay", bf16, plain, BF16),
         cell("fp32 node, bf16 replay", honest, rough, BF16),
         cell("bf16 node, bf16 replay", bf16, rough, BF16),
+        *(cell(f"{name} node, fp32 replay", trial.honest(name, groups), plain, name) for name in (*LLAMA, *trial.vllm)),
     ]
 
 
-def shipped(folder: Path, groups: list[Group], text: Text) -> Said:
-    """The same leases, answered by the engine that nodes run."""
-    engine, done = TorchEngine(), list[GroupDone]()
+def shipped(engine: Engine, folder: Path, groups: Sequence[Group], text: Text) -> Said:
+    """The same leases, answered by an engine that nodes run."""
+    done = list[GroupDone]()
     engine.load(folder, 0)
     engine.generate(asked(groups, text), done.append)
     return said_by(done)
 
 
-def by_child(command: list[str], folder: Path, groups: list[Group], text: Text) -> Said:
+def by_child(command: list[str], folder: Path, groups: Sequence[Group], text: Text) -> Said:
     """The same by an engine's child."""
 
     async def sample() -> list[GroupDone]:
@@ -130,13 +143,14 @@ def by_child(command: list[str], folder: Path, groups: list[Group], text: Text) 
             while group := await engine.finished():
                 if isinstance(group, GroupFailed):
                     raise RuntimeError(group.message)
-                done.append(group)
+                if isinstance(group, GroupDone):
+                    done.append(group)
         return done
 
     return said_by(trio.run(sample))
 
 
-def asked(groups: list[Group], text: Text) -> list[Request]:
+def asked(groups: Sequence[Group], text: Text) -> list[Request]:
     """The leases of some groups, as an engine hears of them."""
     return [
         Request(
@@ -220,7 +234,7 @@ def cost(bench: Bench, trial: Trial, groups: list[Group], rounds: int) -> None:
     scorer = scores(trial.chain[-1])
     for _ in range(rounds):
         began = time.perf_counter()
-        said = shipped(trial.chain[-1], groups, trial.text)
+        said = shipped(TorchEngine(), trial.chain[-1], groups, trial.text)
         tokens = sum(len(row.tokens) for rows in said for row in rows)
         bench.measure("generation, shipped engine", tokens / (time.perf_counter() - began), unit="tokens/s")
         began = time.perf_counter()
@@ -238,17 +252,15 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="leave out the others")
     parser.add_argument("--folder", type=Path, help="keep the policies here")
     parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
-    parser.add_argument("--vllm", default="", help="the interpreter of vLLM's environment")
+    parser.add_argument("--classes", nargs="*", choices=CLASSES, default=CLASSES, help="calibrate these only")
+    parser.add_argument("--vllm", default="", help="the interpreter of vLLM's environment, to take its classes in")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with tempfile.TemporaryDirectory() as temporary:
-        trial = Trial(options.folder or Path(temporary), quick)
-        if options.calibrate and options.vllm:
-            trial.calibrate_vllm(options.calibrate, options.vllm)
-            return 0
+        trial = Trial(options.folder or Path(temporary), quick, options.vllm)
         if options.calibrate:
-            trial.calibrate(options.calibrate)
+            trial.calibrate(options.calibrate, [*options.classes, *trial.vllm])
             return 0
         return measure_all(trial, options, quick)
 
@@ -258,7 +270,7 @@ def measure_all(trial: Trial, options: argparse.Namespace, quick: bool) -> int:
     inputs = {"groups": options.groups, "cheating": options.cheating, "samples": SAMPLES, "parts": options.parts}
     bench = Bench("verification", inputs=inputs, quick=quick)
     tolerances = read(SHIPPED)
-    trial.tolerances = {name: tolerances.of(name) for name in (FP32, BF16)}
+    trial.tolerances = {name: tolerances.of(name) for name in (*CLASSES, *trial.vllm)}
     groups = trial.groups(FIRST, options.groups)
     cheating = groups[: options.cheating]
     print(HEADING)

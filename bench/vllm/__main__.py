@@ -28,13 +28,12 @@ from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
     Command,
-    Ended,
     Generate,
     Load,
     Loaded,
     Ready,
-    Reply,
     Request,
+    Said,
     frame,
 )
 
@@ -102,12 +101,12 @@ class Ours(Side):
         for _ in requests[1:]:
             self._answer()
 
-    def _tell(self, body: Load | Generate) -> Ended | Reply:
+    def _tell(self, body: Load | Generate) -> Said:
         self.stdin.write(frame(Command(body=body)))
         self.stdin.flush()
         return self._answer()
 
-    def _answer(self) -> Ended | Reply:
+    def _answer(self) -> Said:
         size_bytes = int.from_bytes(self.stdout.read(LENGTH_BYTES))
         return Answer.from_bytes(self.stdout.read(size_bytes)).body
 

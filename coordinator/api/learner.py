@@ -8,11 +8,12 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import activation, batches, publish
+from coordinator import activation, batches, escrow, lottery, publish
 from coordinator.api.http import body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
 from coordinator.state import get_fact, set_fact
+from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage
 from protocol.learning import LearnerState, Progress, Publication, Report
@@ -25,8 +26,8 @@ routes = web.RouteTableDef()
 BATCH_WAIT_S = 20.0
 """How long a request for a batch is held open; the learner asks again after it."""
 
-LOOK_AGAIN_S = 2.0
-"""A submission whose sender hung up may have been stored without waking us."""
+LOOK_AGAIN_S = 0.5
+"""A submission may have been stored without waking us: by another API process, or for a sender that hung up."""
 
 UPLOAD_MAX_BYTES = 2**40
 """The operator's own learner is believed about sizes; the disk is the limit."""
@@ -49,6 +50,8 @@ async def state(request: web.Request) -> web.Response:
             newest_version=version,
             newest_update=update,
             publish_every=activation.kappa(asked, here.config),
+            ledger_size=store.size(connection),
+            ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
         )
 
@@ -96,6 +99,7 @@ async def batch(request: web.Request) -> web.Response:
             int(request.match_info["number"]),
             size=here.config.learner.groups_per_update,
             staleness=here.config.staleness.max_updates,
+            audits=here.audits,
             now_ms=now_ms(),
         )
         if found is not None:
@@ -112,7 +116,7 @@ async def batch(request: web.Request) -> web.Response:
 async def report(request: web.Request) -> web.Response:
     here = require_operator(request)
     message = Report.from_bytes(await body(request))
-    await here.database.run(batches.report, message, now_ms=now_ms())
+    await here.database.run(batches.report, message, audits=here.audits, now_ms=now_ms())
     return web.Response(status=204)
 
 
@@ -135,12 +139,17 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/finish")
 async def finish(request: web.Request) -> web.Response:
-    """The last update is reported: no more leases, and what is still pending is settled."""
+    """The last update is reported: no more leases, and what is still pending is settled, or audited first."""
     here = require_operator(request)
 
     def end(connection: sa.Connection) -> None:
+        if get_fact(connection, "finished", False):
+            return
         set_fact(connection, "finished", True)
-        batches.settle_leftovers(connection, now_ms=now_ms())
+        batches.release_leftovers(connection, audits=here.audits, now_ms=now_ms())
+        lottery.end(connection, here.audits, now_ms())
+        escrow.settle_all(connection, here.audits, now_ms())
 
     await here.database.run(end)
+    await here.look()
     return web.Response(status=204)

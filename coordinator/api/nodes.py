@@ -1,18 +1,25 @@
 """What nodes call: register, beat, lease, submit, return, and ask whom to fetch from."""
 
+import asyncio
+
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, broadcasts, intake, leases, links, publish, registry
-from coordinator.api.http import ROUND, act, reply
+from coordinator import batches, broadcasts, intake, leases, links, offers, owners, publish, rails, registry
+from coordinator.api.http import ROUND, act, body, reply
+from coordinator.explain import explain
 from coordinator.intake import Judge
 from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
+from protocol import limits
+from protocol.auditing import Why
+from protocol.errors import NotFound
 from protocol.ids import NodeId
 from protocol.messages import (
     Fetched,
     Heartbeat,
     HeartbeatReply,
+    LeaseProgress,
     LeaseRequest,
     Plan,
     PlanRequest,
@@ -23,6 +30,7 @@ from protocol.messages import (
     Verdict,
     VersionRequest,
 )
+from protocol.owner import Earnings, EarningsRequest
 
 routes = web.RouteTableDef()
 
@@ -40,13 +48,13 @@ QUESTIONS_PER_NODE = 2
 async def register(request: web.Request) -> web.Response:
     market = request.app[ROUND].config.market
     await act(request, Register, registry.register, max_price=market.max_price_micros_per_mtok)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
     await act(request, Heartbeat, _beat)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/versions")
@@ -62,14 +70,14 @@ async def newer_version(request: web.Request) -> web.Response:
         here.questions[node] -= 1
         if not here.questions[node]:
             del here.questions[node]
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/leases")
 async def lease(request: web.Request) -> web.Response:
     """Offer work; where only a newer version can bring some, hold the answer until there is one."""
     here = request.app[ROUND]
-    offered = await act(request, LeaseRequest, leases.offer, terms=here.terms, draw=await here.draw())
+    offered = await act(request, LeaseRequest, offers.offer, terms=here.terms, draw=await here.draw())
     if offered.reason == "ahead":
         newest = await here.version_after(offered.newest_version, patience_s=HOLD_S)
         offered = offered.model_copy(update={"newest_version": newest})
@@ -78,8 +86,14 @@ async def lease(request: web.Request) -> web.Response:
 
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
-    await act(request, ReturnLeases, leases.give_back)
-    return reply(await _hint(request))
+    await act(request, ReturnLeases, leases.give_back, terms=request.app[ROUND].terms)
+    return reply(_hint(request))
+
+
+@routes.post("/v1/leases/progress")
+async def progress(request: web.Request) -> web.Response:
+    """Told of leases that take long, so that nothing is lost with their node."""
+    return reply(await act(request, LeaseProgress, intake.take_progress, judge=await request.app[ROUND].judge()))
 
 
 @routes.post("/v1/rollouts")
@@ -90,10 +104,21 @@ async def submit(request: web.Request) -> web.Response:
     return reply(SubmissionReply(verdicts=verdicts))
 
 
+@routes.post("/v1/verdicts")
+async def verdicts(request: web.Request) -> web.Response:
+    """What became of this node's leases, and by what evidence."""
+    here = request.app[ROUND]
+    tolerances = await asyncio.to_thread(here.tolerances)
+    context = {"tolerance": here.config.audit.tolerance, "tolerances": tolerances.model_dump_json().encode()}
+    return reply(await act(request, Why, explain, **context))
+
+
 @routes.post("/v1/plan")
 async def plan(request: web.Request) -> web.Response:
     """This node's part of the plan for the newest version."""
     here = request.app[ROUND]
+    if not here.leads:  # two plans for one version would send a node to parents that know nothing of it
+        raise NotFound("This process makes no plans.", hint="Send /v1/plan to the process that leads the round.")
     node = await act(request, PlanRequest, _registered)
     return reply(await here.database.read(_plan, node, here=here, now_ms=now_ms()))
 
@@ -101,7 +126,34 @@ async def plan(request: web.Request) -> web.Response:
 @routes.post("/v1/fetched")
 async def fetched(request: web.Request) -> web.Response:
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
-    return reply(await _hint(request))
+    return reply(_hint(request))
+
+
+@routes.post("/v1/earnings")
+async def earnings(request: web.Request) -> web.Response:
+    return reply(await act(request, EarningsRequest, _earnings))
+
+
+@routes.post("/v1/owners")
+async def state(request: web.Request) -> web.Response:
+    """An owner's own word, by whoever brings it: it is signed and numbered, and repeating it is harmless."""
+    here = request.app[ROUND]
+    envelope = await body(request, limits.STATEMENT_MAX_BYTES)
+    terms = here.config.payouts
+    taken = await here.database.run(
+        owners.take,
+        envelope,
+        round_id=here.round_id,
+        scheme=rails.scheme(terms),
+        delay_ms=int(terms.address_delay_h * 3_600_000),
+        now_ms=now_ms(),
+    )
+    return reply(taken)
+
+
+def _earnings(connection: sa.Connection, node: NodeId, _message: EarningsRequest, *, now_ms: int) -> Earnings:
+    registry.require_node(connection, node)
+    return owners.earnings(connection, node, now_ms=now_ms)
 
 
 def _registered(connection: sa.Connection, node: NodeId, _message: PlanRequest, *, now_ms: int) -> NodeId:
@@ -122,15 +174,13 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
     return here.plans.part(node, here.seeder)
 
 
-async def _hint(request: web.Request) -> HeartbeatReply:
+def _hint(request: web.Request) -> HeartbeatReply:
     here = request.app[ROUND]
-
-    def read(connection: sa.Connection) -> HeartbeatReply:
-        newest, _ = publish.newest_version(connection)
-        finished = bool(get_fact(connection, "finished", False))
-        return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
-
-    return await here.database.run(read)
+    return HeartbeatReply(
+        newest_version=here.news.version,
+        heartbeat_s=here.config.leases.heartbeat_s,
+        finished=here.news.finished,
+    )
 
 
 def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
@@ -150,5 +200,5 @@ def _take_all(
     verdicts = tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)
     if get_fact(connection, "finished", False):
         # Leased before the round ended, and no report will come to settle it.
-        batches.settle_leftovers(connection, now_ms=now_ms)
+        batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)
     return verdicts

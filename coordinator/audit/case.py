@@ -9,8 +9,10 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -21,15 +23,18 @@ from coordinator.files import read_at_most
 from coordinator.policy_text import policy_bounds
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
+from coordinator.state import engine
 from coordinator.tables import leases, rollouts
 from protocol import chunks, limits
+from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed, TokensInvalid
-from protocol.ids import Hex64
 from protocol.lease import Lease
 from protocol.manifest import Sampler
-from protocol.message import Message
 from protocol.rollout import PolicyBounds, RolloutClaim, unpack_tokens
 from protocol.signing import open_envelope
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FILE = "case"
 POLICIES = "policies"
@@ -42,16 +47,6 @@ CONFIG_MAX_BYTES = limits.MIB
 
 NEIGHBOURS_MAX = 17
 """Versions that a claim is compared with, each of them loaded: as many before it as an export may have, one after."""
-
-
-class CaseFile(Message):
-    """What a case folder holds beside the policies."""
-
-    round_id: Hex64
-    lease: bytes
-    rollout: bytes
-    """The envelope that the node signed."""
-    sampler: Sampler
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,10 @@ class RoundArchive:
 
     def __init__(self, config: Config) -> None:
         self._folder = folder = config.round.directory
-        if not (folder / "state.db").exists():
+        if not (folder / "resolved.json").exists():
             raise AuditFailed(f"There is no round in {folder}.", hint="Name the TOML file of one that was launched.")
-        self._engine = sa.create_engine(f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true")
+        read_only = f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true"
+        self._engine = engine(config.store.url) if config.store.url else sa.create_engine(read_only)
         self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
         self._publisher = Publisher(
             folder=folder,
@@ -89,6 +85,11 @@ class RoundArchive:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """An effect that changes nothing, on the store."""
+        with self._engine.connect() as connection:
+            return effect(connection, *args, **kwargs)
 
     def claims_of(self, node: str) -> list[str]:
         """The accepted claims of a node, the newest first."""
@@ -107,18 +108,21 @@ class RoundArchive:
             row = connection.execute(query).first()
         if row is None:
             raise AuditFailed(f"No claim {claim_id[:64]} was accepted in this round.")
-        manifest = self._publisher.manifest(row.version)
-        if manifest is None:
+        sampler = self.sampler(row.version)
+        if sampler is None:
             raise AuditFailed(f"The manifest of version {row.version} is gone.")
-        return CaseFile(
-            round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=manifest.sampler
-        )
+        return CaseFile(round_id=self.metadata.round_id, lease=row.offer, rollout=row.envelope, sampler=sampler)
 
-    def write_policy(self, version: int, folder: Path) -> bool:
-        """Make a version's folder from its chunks; false if they are not kept any more."""
+    def sampler(self, version: int) -> Sampler | None:
+        """How a version is to be sampled; None if its manifest is gone."""
+        manifest = self._publisher.manifest(version)
+        return manifest.sampler if manifest else None
+
+    def write_policy(self, version: int, folder: Path) -> int | None:
+        """Make a version's folder from its chunks; its update, or None if they are not kept any more."""
         manifest = self._publisher.manifest(version)
         if manifest is None:
-            return False
+            return None
         beside = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
@@ -127,23 +131,23 @@ class RoundArchive:
                 (beside / entry.path).write_bytes(self._publisher.read_file(version, entry.path))
         except FileNotFoundError:  # a chunk that only deleted versions needed
             shutil.rmtree(beside)
-            return False
+            return None
         beside.rename(folder)
-        return True
+        return manifest.update
 
     def case(self, claim_id: str, policies: Path) -> Case | None:
         """A claim without neighbours, its version below `policies`; None if that is not kept any more."""
         file = self.file(claim_id)
         policy = policies / str(Lease.from_bytes(file.lease).version)
-        if not policy.exists() and not self.write_policy(int(policy.name), policy):
+        if not policy.exists() and self.write_policy(int(policy.name), policy) is None:
             return None
-        return _opened(file, policy, [])
+        return opened(file, policy, [])
 
     def export(self, claim_id: str, folder: Path, *, neighbours: int) -> None:
         """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
         file = self.file(claim_id)
         version = Lease.from_bytes(file.lease).version
-        if not self.write_policy(version, folder / POLICIES / str(version)):
+        if self.write_policy(version, folder / POLICIES / str(version)) is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
         for other in _around(version, neighbours):
             self.write_policy(other, folder / POLICIES / str(other))
@@ -168,10 +172,10 @@ def open_case(folder: Path) -> Case:
     neighbours = sorted({int(name) for name in names} - {lease.version})
     if len(neighbours) > NEIGHBOURS_MAX:
         raise AuditFailed(f"{folder} compares with {len(neighbours)} versions; {NEIGHBOURS_MAX} are enough.")
-    return _opened(file, policy, neighbours)
+    return opened(file, policy, neighbours)
 
 
-def _opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
+def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     """A case whose signature was checked."""
     signed = open_envelope("rollout", file.rollout)
     lease = Lease.from_bytes(file.lease)

@@ -12,7 +12,7 @@ from coordinator.audit.case import Case
 from coordinator.audit.replay import Measured, Prefill, Scored, measure
 from coordinator.audit.verdict import Report, judge, malformed
 from protocol.errors import SwarmError
-from protocol.rollout import Completion, check_claim, unpack_tokens
+from protocol.rollout import Completion, check_claim, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
 """(version, claims) → for every claim, its completions under that version."""
@@ -49,7 +49,8 @@ def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
         for (number, said), replayed in zip(named.items(), scored, strict=True):
             measured = found[number]
             assert not isinstance(measured, SwarmError)
-            measured[version] = measure(said, replayed, cases[number].lease.seed)
+            own = [rows.since(completion.start) for rows, completion in zip(replayed, said, strict=True)]
+            measured[version] = measure(said, own, cases[number].lease.seed)
     return found
 
 
@@ -58,5 +59,5 @@ def _versions(case: Case) -> tuple[int, ...]:
 
 
 def _prefill(case: Case, completions: Sequence[Completion]) -> Prefill:
-    tokens = [completion.tokens for completion in completions]
+    tokens = whole_tokens(case.lease, completions)
     return Prefill(unpack_tokens(case.lease.prompt), tokens, case.lease.seed, case.sampler.temperature)

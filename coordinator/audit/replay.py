@@ -48,6 +48,10 @@ class Scored:
     """The same with the claimed token."""
     dictated: Integers
 
+    def since(self, start: int) -> "Scored":
+        """The positions from this one on."""
+        return Scored(self.logprobs[start:], self.below[start:], self.upto[start:], self.dictated[start:])
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -102,7 +106,7 @@ def measure(
     """Compare samples of one claim with their replay; `numbers` are theirs within the lease, by default 0, 1, 2 …"""
     numbers = range(len(completions)) if numbers is None else numbers
     parts = [
-        _measure(number, completion, replay, uniforms(seed, number, len(completion.tokens)))
+        _measure(number, completion, replay, uniforms(seed, number, completion.start + len(completion.tokens)))
         for number, completion, replay in zip(numbers, completions, scored, strict=True)
     ]
     return joined(parts)
@@ -118,10 +122,10 @@ def _measure(number: int, completion: Completion, scored: Scored, chances: Float
     claimed = completion.tokens.astype(np.int64)
     return Measured(
         sample=np.full(len(claimed), number, np.int64),
-        position=np.arange(len(claimed)),
+        position=completion.start + np.arange(len(claimed)),
         claimed=claimed,
         dictated=scored.dictated,
-        margins=margins(scored, claimed, chances),
+        margins=margins(scored, claimed, chances[completion.start :]),
         claimed_logprobs=completion.logprobs.astype(np.float64),
         logprobs=scored.logprobs,
     )

@@ -44,7 +44,9 @@ class _Row:
 class Scorer:
     """One policy version, ready to score."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, threads: int | None = None) -> None:
+        if threads:
+            torch.set_num_threads(threads)  # of the whole process: all its versions share them
         try:
             model = _load(folder, dtype)
             self._body, self._head = model.base_model, model.get_output_embeddings()

@@ -7,62 +7,44 @@
 """
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from protocol.canary import FILE_NAME, Canary
 from protocol.errors import EngineFailed
 from swarm_node.engine.decoder import Decoder
 
-TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15}
-"""Mean error allowed. Measured on sound weights: 2e-6 at worst in float32, 4e-2 in bf16. In an untrained model of two
-layers, one projection scaled by a tenth gives 8e-3, keys in the place of queries 0.16: bf16 shows only the grossest."""
+Scores = Callable[[Sequence[int]], NDArray[np.floating]]
+"""The log-probability of each token but the first [2, n - 1]: by prefill; and by decoding, from the third on."""
 
 
-def check(decoder: Decoder, folder: Path) -> None:
-    """Refuse a decoder that does not give the folder's canary."""
-    if canary := read(folder, decoder.vocab_size):
-        off = score(decoder, canary.tokens) - torch.tensor(canary.logprobs)
-        judge(folder, off.numpy(), TOLERANCE_NATS[decoder.dtype])
-
-
-def read(folder: Path, vocab_size: int) -> Canary | None:
-    """The folder's canary, if it has one."""
+def check(folder: Path, scores: Scores, *, vocab_size: int, tolerance_nats: float) -> None:
+    """Refuse a model that does not give the folder's canary, on the mean."""
     file = folder / FILE_NAME
     if not file.exists():
-        return None
+        return
     canary = Canary.from_value(json.loads(file.read_bytes()))
     if (largest := max(canary.tokens)) >= vocab_size:
         raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {vocab_size}.")
-    return canary
-
-
-def judge(folder: Path, off: NDArray[np.floating], tolerance: float) -> None:
-    """Refuse log-probabilities that are too far off the canary's, on the mean."""
-    error = float(np.abs(off).mean())
-    if not error <= tolerance:  # NaN is none of both
+    error = float(np.abs(scores(canary.tokens) - np.array(canary.logprobs)).mean())
+    if not error <= tolerance_nats:  # NaN is none of both
         raise EngineFailed(
-            f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance:g} allowed.",
+            f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance_nats:g} allowed.",
             hint="Its weights are damaged, or this engine reads them wrongly.",
         )
 
 
-def score(decoder: Decoder, tokens: tuple[int, ...]) -> torch.Tensor:
-    """The log-probability of each token but the first [2, n - 1]: by prefill; and by decoding, from the third on."""
+def score(decoder: Decoder, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """A decoder's `Scores`."""
     decoder.clear()
-    text = torch.tensor(tokens, device=decoder.device)
+    later = tokens[1:]
     prefixes = [tokens[:length] for length in range(1, len(tokens))]
     try:
-        prefilled = decoder.prefill(prefixes, [1] * len(prefixes))  # row r has seen r + 1 tokens
-        decoded = decoder.decode(text[1:])  # row r has seen r + 2 tokens
+        prefilled = decoder.prefill(prefixes, [1] * len(prefixes)).logprobs(later)  # row r has seen r + 1 tokens
+        decoded = decoder.decode(later).logprobs((*later[1:], later[0]))[:-1]  # row r has seen r + 2 tokens
     finally:
         decoder.clear()
-    first = _logprobs(prefilled, text[1:])
-    return torch.stack([first, torch.cat([first[:1], _logprobs(decoded[:-1], text[2:])])]).cpu()
-
-
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
+    return np.stack([prefilled, np.concatenate([prefilled[:1], decoded])])

@@ -3,15 +3,16 @@
 - Every wait has a deadline, and a child that passes it is killed.
 - A crash, a hang or a broken frame ends the call with `EngineFailed`, and with it all requests that are not answered.
   The next request finds a new child, into which the last policy was loaded again.
+- Which engine it is may depend on the policy; one of another kind takes another child.
 - A call that its caller gives up half-way costs the child, too: half a frame, or the answer to a command that nobody
   awaits, must not be taken for what is asked next. To give requests up and keep the child, there is `cancel`.
 """
 
+import logging
 import signal
 import subprocess
-import sys
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -20,6 +21,7 @@ import trio
 
 from protocol import limits
 from protocol.errors import EngineFailed, SwarmError
+from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
@@ -31,13 +33,14 @@ from swarm_node.engine.messages import (
     Generate,
     GroupDone,
     GroupFailed,
+    GroupGrown,
     Load,
     Loaded,
     Measure,
     Measured,
     Ready,
-    Reply,
     Request,
+    Said,
     frame,
 )
 
@@ -53,25 +56,26 @@ GRACE_S = 2.0
 R = TypeVar("R", Ready, Loaded, Measured)
 
 
-def default_command(threads: int, device: str = "auto", dtype: str = "auto") -> list[str]:
-    """The engine's console script, beside this interpreter."""
-    script = str(Path(sys.executable).with_name("swarm-node"))
-    return [script, "engine", "--threads", str(threads), "--device", device, "--dtype", dtype]
+Choose = Callable[[Path], Choice]
+"""Which engine to take for the policy in this folder."""
+
+log = logging.getLogger(__name__)
 
 
 class EngineClient:
     """A handle on the engine child; make it with `open_engine`."""
 
-    def __init__(self, command: Sequence[str], log: IO[bytes] | int | None, answer_timeout_s: float) -> None:
-        self._command = list(command)
+    def __init__(self, command: Sequence[str] | Choose, log: IO[bytes] | int | None, answer_timeout_s: float) -> None:
+        self._choose = command if callable(command) else None
+        self._command = [] if callable(command) else list(command)
         self._log = log
         self._answer_timeout_s = answer_timeout_s
         self._process: trio.Process | None = None
         self._policy: Load | None = None
         self._turn, self._pipe = trio.Lock(), trio.Lock()
         self._unanswered: set[str] = set()
-        self._early: deque[GroupDone | GroupFailed] = deque()
-        """Groups that ended while another answer was awaited."""
+        self._early: deque[GroupGrown | GroupDone | GroupFailed] = deque()
+        """Groups that grew or ended while another answer was awaited."""
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 
@@ -83,6 +87,10 @@ class EngineClient:
     async def load(self, folder: Path, version: int) -> Loaded:
         """Load a policy folder, once all requests are answered; a replaced child starts from it, too."""
         async with self._turn, self._or_nothing():
+            if self._choose is not None and (choice := self._choose(folder)).command != self._command:
+                log.info("engine %s", choice.why)
+                await self.close()
+                self._command = choice.command
             await self._start()
             policy = Load(folder=str(folder), version=version)
             loaded = await self._ask(policy, Loaded)
@@ -97,8 +105,8 @@ class EngineClient:
             await self._send(Generate(requests=tuple(requests)))
             self._unanswered.update(request.request_id for request in requests)
 
-    async def finished(self) -> GroupDone | GroupFailed | None:
-        """The next request that ends; None if there is none left that could."""
+    async def finished(self) -> GroupGrown | GroupDone | GroupFailed | None:
+        """The next request that ends, or grew and asked to say so; None if there is none left that could."""
         async with self._turn, self._or_nothing():
             while self._unanswered and not self._early:
                 self._note(await self._receive(self._answer_timeout_s))
@@ -149,13 +157,15 @@ class EngineClient:
         if self._process is not None and self._unanswered:
             raise await _gone(self._process)
         await self.close()
+        if not self._command:
+            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
         try:
             self._process = await trio.lowlevel.open_process(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
             )
         except OSError as error:
             raise EngineFailed(
-                f"The engine {self._command[0]} does not start: {error}.", hint="Reinstall with the extra `torch`."
+                f"The engine {self._command[0]} does not start: {error}.", hint="Install echo-swarm again."
             ) from error
         self.starts += 1
         self._expect(await self._receive(START_TIMEOUT_S), Ready)
@@ -164,12 +174,15 @@ class EngineClient:
     async def _ask(self, command: Load | Measure, kind: type[R]) -> R:
         """Send a command that has one answer; the groups that end before it are kept."""
         await self._send(command)
-        while isinstance(answer := await self._receive(self._answer_timeout_s), Ended):
+        while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | Ended):
             self._note(answer)
         return self._expect(answer, kind)
 
-    def _note(self, answer: Ended | Reply) -> None:
+    def _note(self, answer: Said) -> None:
         """Keep a group for `finished`."""
+        if isinstance(answer, GroupGrown) and answer.request_id in self._unanswered:
+            self._early.append(answer)
+            return
         if not isinstance(answer, Ended) or answer.request_id not in self._unanswered:
             raise EngineFailed(f"The engine answers {answer.kind} where the end of a request is due.")
         self._unanswered.remove(answer.request_id)
@@ -187,7 +200,7 @@ class EngineClient:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise await _gone(process) from error
 
-    async def _receive(self, timeout_s: float) -> Ended | Reply:
+    async def _receive(self, timeout_s: float) -> Said:
         with self._deadline(timeout_s, "answer"):
             size_bytes = int.from_bytes(await self._read(LENGTH_BYTES))
             if size_bytes > limits.MESSAGE_MAX_BYTES:
@@ -209,7 +222,7 @@ class EngineClient:
             parts += part
         return bytes(parts)
 
-    def _expect(self, reply: Ended | Reply, kind: type[R]) -> R:
+    def _expect(self, reply: Said, kind: type[R]) -> R:
         if isinstance(reply, Failed):
             raise _Reported(SwarmError.from_wire(reply.model_dump()))
         if not isinstance(reply, kind):
@@ -238,7 +251,7 @@ class _Reported(Exception):
 
 @asynccontextmanager
 async def open_engine(
-    command: Sequence[str], *, log: IO[bytes] | int | None = None, answer_timeout_s: float = ANSWER_TIMEOUT_S
+    command: Sequence[str] | Choose, *, log: IO[bytes] | int | None = None, answer_timeout_s: float = ANSWER_TIMEOUT_S
 ) -> AsyncIterator[EngineClient]:
     """An engine that ends with the block; the child starts with the first command, and logs to `log`."""
     client = EngineClient(command, log, answer_timeout_s)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarm_node.engine import weights
+from swarm_node.engine.sampler import TorchLogits
 
 
 class Generic:
@@ -34,6 +35,10 @@ class Generic:
             raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
         self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
+        self.numerics, self.canary_tolerance_nats = (
+            weights.numerics(device, dtype),
+            weights.CANARY_TOLERANCE_NATS[dtype],
+        )
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
         self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
@@ -45,7 +50,7 @@ class Generic:
     def swap(self, folder: Path) -> bool:
         return not weights.fill(self._places, folder, self._ignored)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         width = max(map(len, prompts))
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         tokens = torch.tensor(padded, device=self.device)  # [prompts, width]
@@ -62,25 +67,25 @@ class Generic:
         self._cache = out.past_key_values
         self._cache.batch_select_indices(owners)  # one row per sample from here on
         self._mask, self._positions = mask[owners], mask.sum(1)[owners]
-        return self._logits(out)[owners]
+        return TorchLogits(self._logits(out)[owners])
 
-    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+    def decode(self, tokens: Sequence[int]) -> TorchLogits:
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         out = self._model(
-            input_ids=tokens[:, None],
+            input_ids=torch.tensor(tokens, device=self.device)[:, None],
             attention_mask=self._mask,
             position_ids=self._positions[:, None],
             past_key_values=self._cache,
             use_cache=True,
         )
         self._positions = self._positions + 1
-        return self._logits(out)
+        return TorchLogits(self._logits(out))
 
-    def move(self, sources: torch.Tensor, targets: torch.Tensor, rows: int) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int], rows: int) -> None:
         if not rows:
             return self.clear()
         kept = torch.arange(rows, device=self.device)
-        kept[targets] = sources
+        kept[targets] = torch.tensor(sources, dtype=torch.long, device=self.device)
         self._mask, self._positions = self._mask[kept], self._positions[kept]
         self._cache.batch_select_indices(kept)
 

@@ -2,6 +2,7 @@
 
     Load      → Loaded                               one answer
     Generate  → GroupDone | GroupFailed | Cancelled  one for each request, as it ends, in any order
+              + GroupGrown                           any number before that, if the request asks for them
     Cancel    → nothing; each named request that was still unanswered is answered with Cancelled
     Measure   → Measured                             one answer
 
@@ -23,6 +24,8 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.errors import SwarmError
+from protocol.fragment import Part
+from protocol.lease import Prefix
 from protocol.message import Message
 from protocol.rollout import Sample
 
@@ -41,7 +44,12 @@ class Request(Message):
     seed: int = Field(ge=0, lt=2**64)
     samples: int = Field(ge=1, le=limits.SAMPLES_MAX)
     max_new_tokens: int = Field(ge=1, le=limits.TOKENS_MAX)
+    """Of a whole sample, its prefix included."""
     temperature: float = Field(gt=0)
+    prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
+    """Where to go on, for each sample, or none at all; only for an engine that says it `continues`."""
+    tell_every_s: float = Field(0.0, ge=0)
+    """How often to say what the group has grown by; 0: not at all. An engine that cannot says nothing."""
 
 
 class Load(Message):
@@ -83,13 +91,25 @@ class Loaded(Message):
 
     kind: Literal["loaded"] = "loaded"
     parameters: int
+    numerics: str
+    """What they are computed with: engine/dtype/device."""
     rebuilt: bool
     """False when weights were swapped into the model that was there."""
     seconds: float
+    continues: bool = False
+    """Whether requests may have prefixes."""
+
+
+class GroupGrown(Message):
+    """What the samples of a request have grown by since this was last said."""
+
+    kind: Literal["group_grown"] = "group_grown"
+    request_id: RequestId
+    parts: tuple[Part, ...]
 
 
 class GroupDone(Message):
-    """All samples of one request."""
+    """All samples of one request, without their prefixes."""
 
     kind: Literal["group_done"] = "group_done"
     request_id: RequestId
@@ -153,12 +173,13 @@ class Command(Message):
 
 Ended = GroupDone | GroupFailed | Cancelled
 Reply = Ready | Loaded | Measured | Failed
+Said = GroupGrown | Ended | Reply
 
 
 class Answer(Message):
     """A frame from the child."""
 
-    body: Annotated[Ended | Reply, Field(discriminator="kind")]
+    body: Annotated[Said, Field(discriminator="kind")]
 
 
 def frame(message: Command | Answer) -> bytes:

@@ -6,11 +6,10 @@
 - Grouped queries stand beside each other as if they were positions; keys and values are not repeated for them.
 - The head, and with tied weights the embedding, is kept in float32 in any dtype: rounded logits would cost more
   precision than all layers together.
-- What this file does not know (other rope scaling, sliding windows, biases) `supports` turns away.
+- What this file does not know (other rope scaling, sliding windows, biases) `qwen3_shape.supports` turns away.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,61 +17,11 @@ import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from swarm_node.engine import weights
+from swarm_node.engine.qwen3_shape import Shape
+from swarm_node.engine.sampler import TorchLogits
 
 WIDTH_STEP = 64
 """Positions by which the cache grows at least."""
-
-
-def supports(config: dict[str, Any]) -> bool:
-    """Whether this is a Qwen3 without any speciality."""
-    return (
-        config.get("model_type") == "qwen3"
-        and config.get("hidden_act", "silu") == "silu"
-        and not config.get("attention_bias")
-        and not config.get("use_sliding_window")
-        and set(config.get("layer_types") or ()) <= {"full_attention"}
-        and not config.get("quantization_config")
-        and config.get("partial_rotary_factor") is None
-        and _rope(config).keys() <= {"rope_type", "type", "rope_theta"}
-        and all(_rope(config).get(name, "default") == "default" for name in ("rope_type", "type"))
-    )
-
-
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says of rotary positions: its old form goes before the new one, as in transformers."""
-    return config.get("rope_scaling") or config.get("rope_parameters") or {}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a Qwen3; what config.json leaves out is as in transformers."""
-
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head: int
-    intermediate: int
-    epsilon: float
-    rope_base: float
-    tied: bool
-
-    @staticmethod
-    def of(config: dict[str, Any]) -> "Shape":
-        heads = int(config["num_attention_heads"])
-        return Shape(
-            vocabulary=int(config["vocab_size"]),
-            hidden=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads", 32) or heads),
-            head=int(config.get("head_dim", 128)),
-            intermediate=int(config["intermediate_size"]),
-            epsilon=float(config.get("rms_norm_eps", 1e-6)),
-            rope_base=float(_rope(config).get("rope_theta", config.get("rope_theta", 10_000.0))),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
 
 
 class Layer(NamedTuple):
@@ -95,6 +44,10 @@ class Qwen3:
     def __init__(self, folder: Path, config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self._shape = shape = Shape.of(config)
         self.device, self.dtype = device, dtype
+        self.numerics, self.canary_tolerance_nats = (
+            weights.numerics(device, dtype),
+            weights.CANARY_TOLERANCE_NATS[dtype],
+        )
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
         self._head = self._empty(shape.vocabulary, shape.hidden, dtype=torch.float32)
         self._embedding = self._head if shape.tied else self._empty(shape.vocabulary, shape.hidden)
@@ -116,7 +69,7 @@ class Qwen3:
     def swap(self, folder: Path) -> bool:
         return not weights.fill(self._places, folder, self._ignored)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> torch.Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         longest = max(map(len, prompts))
         # Padded on the right: what stands there is later than the whole prompt, which therefore never looks at it.
         padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=self.device)
@@ -141,9 +94,9 @@ class Qwen3:
         self._lengths[first:last] = lengths[owners]
         self._rows, self._width = last, max(self._width, longest)
         final = hidden[torch.arange(len(prompts), device=self.device), lengths - 1]
-        return self._logits(final)[owners]
+        return TorchLogits(self._logits(final)[owners])
 
-    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+    def decode(self, tokens: Sequence[int]) -> TorchLogits:
         shape, rows = self._shape, self._rows
         self._grow(rows, self._width + 1)
         self._width += 1
@@ -155,7 +108,8 @@ class Qwen3:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))
         mask = mask[:, None, None]  # [rows, 1, 1, width]
 
-        hidden = embedding(tokens, self._embedding).to(self.dtype)  # [rows, hidden]
+        newest = torch.tensor(tokens, device=self.device)
+        hidden = embedding(newest, self._embedding).to(self.dtype)  # [rows, hidden]
         for number, layer in enumerate(self._layers):
             query, key, value = self._project(layer, hidden, cos, sin)
             keys, values = self._cache[number, 0, :rows], self._cache[number, 1, :rows]
@@ -167,11 +121,12 @@ class Qwen3:
             )
             hidden = self._finish(layer, hidden, mixed.reshape(rows, -1))
         places += 1
-        return self._logits(hidden)
+        return TorchLogits(self._logits(hidden))
 
-    def move(self, sources: torch.Tensor, targets: torch.Tensor, rows: int) -> None:
-        self._cache[:, :, targets, :, : self._width] = self._cache[:, :, sources, :, : self._width]
-        self._lengths[targets] = self._lengths[sources]
+    def move(self, sources: Sequence[int], targets: Sequence[int], rows: int) -> None:
+        if sources:
+            self._cache[:, :, targets, :, : self._width] = self._cache[:, :, sources, :, : self._width]
+            self._lengths[targets] = self._lengths[sources]
         self._rows = rows
         self._width = int(self._lengths[:rows].max()) if rows else 0
 

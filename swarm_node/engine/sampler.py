@@ -5,10 +5,33 @@
 - Rows are taken a few at a time, so that a large vocabulary stays in the processor's cache on its way through.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 BLOCK_VALUES = 2**18
 """Logits handled at once: with their sums 4 MiB, about what one core's caches hold."""
+
+
+@dataclass(frozen=True)
+class TorchLogits:
+    """`Logits` on torch: [rows, V], in float32."""
+
+    values: torch.Tensor
+
+    def draw(self, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
+        device = self.values.device
+        exact = torch.tensor(uniforms, dtype=torch.float64, device=device)
+        tokens, logprobs = draw(self.values, torch.tensor(temperatures, device=device), exact)
+        return tokens.tolist(), logprobs.tolist()
+
+    def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        chosen = torch.tensor(tokens, device=self.values.device)[:, None]
+        scores: NDArray[np.float32] = torch.log_softmax(self.values, dim=-1).gather(1, chosen)[:, 0].cpu().numpy()
+        return scores
 
 
 def draw(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,19 +20,20 @@ from swarm_node.engine.messages import (
     Generate,
     GroupDone,
     GroupFailed,
+    GroupGrown,
     Load,
     Loaded,
     Measure,
     Measured,
-    Reply,
     Request,
+    Said,
 )
 
 log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """What holds a policy and samples from it."""
+class AnyEngine(Protocol):
+    """What holds a policy and samples from it, be the loop ours or not."""
 
     @property
     def busy(self) -> bool:
@@ -42,7 +43,7 @@ class Engine(Protocol):
 
     def add(self, request: Request) -> None: ...
 
-    def step(self) -> list[GroupDone | GroupFailed]: ...
+    def step(self) -> Sequence[GroupGrown | GroupDone | GroupFailed]: ...
 
     def cancel(self, request_ids: Collection[str]) -> list[str]: ...
 
@@ -52,7 +53,7 @@ class Engine(Protocol):
 class Session:
     """One engine and whoever commands it."""
 
-    def __init__(self, engine: Engine, answer: Callable[[Ended | Reply], None]) -> None:
+    def __init__(self, engine: AnyEngine, answer: Callable[[Said], None]) -> None:
         self._engine, self._answer = engine, answer
         self._waiting: deque[Load | Generate | Measure] = deque()
         self._unanswered: set[str] = set()
@@ -114,14 +115,15 @@ class Session:
 
     def _step(self) -> None:
         try:
-            ended: Iterable[Ended] = self._engine.step()
+            ended: Iterable[GroupGrown | Ended] = self._engine.step()
         except Exception as error:  # the agent must hear of any failure, and the next request may still succeed
             log.exception("a step failed")
             self._engine.cancel(self._unanswered)
             failure = EngineFailed(f"{type(error).__name__}: {error}"[:1000])
             ended = [GroupFailed.of(name, failure) for name in sorted(self._unanswered)]
         for group in ended:
-            self._unanswered.discard(group.request_id)
+            if not isinstance(group, GroupGrown):
+                self._unanswered.discard(group.request_id)
             self._answer(group)
 
 

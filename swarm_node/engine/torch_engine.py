@@ -1,309 +1,48 @@
-"""Samples groups from a causal model in plain torch: continuous batching over slots that are refilled at once.
+"""The engine on torch: our own Qwen3, and whatever else transformers knows; on a CPU or with CUDA."""
 
-- A step lets waiting groups in, and draws a token for every sample that runs. A group whose last sample has ended is
-  handed out at once; the slots of samples that ended go to the next group while the others run on.
-- A prompt is computed once for all samples of its group.
-- Which token is drawn depends on (seed, sample, position) alone, see `protocol.sampling`. So a sample may be started
-  over at any time, and comes out the same.
-- Out of memory: everything that runs is put back, and started over with half as many slots. What does not fit even
-  alone fails by name.
-- Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
-"""
-
-import logging
-import math
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from protocol.errors import EngineFailed
-from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.sampling import uniform_table
-from swarm_node.engine import canary, qwen3, sampler, weights
+from swarm_node.engine import qwen3_shape
 from swarm_node.engine.decoder import Decoder
-from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.engine.engine import Engine
 
 SLOTS = 512
 """Samples decoded at once; a step costs little more for many rows than for one, until memory ends."""
 
-PREFILL_TOKENS_MAX = 8192
-"""Prompt tokens computed at once, padding included: what they need in between stays far below the weights' size."""
 
-log = logging.getLogger(__name__)
-
-
-Answered = GroupDone | GroupFailed
-
-
-@dataclass(eq=False)
-class Group:
-    """A request on its way."""
-
-    request: Request
-    prompt: list[int]
-    waiting: list[int]
-    """Samples that have no slot yet."""
-    ended: dict[int, Sample] = field(default_factory=dict)
-    first_token_at: float | None = None
-
-
-@dataclass(eq=False)
-class Running:
-    """A sample in its slot."""
-
-    group: Group
-    number: int
-    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-
-class TorchEngine:
-    """Holds one policy and samples from it."""
+class TorchEngine(Engine):
+    """Samples in torch."""
 
     def __init__(self, *, device: str = "auto", dtype: str = "auto", slots: int = SLOTS) -> None:
+        super().__init__(slots)
         self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-        self._dtype, self._slots = dtype, slots
-        self._decoder: Decoder | None = None
-        self._config: dict[str, Any] = {}
-        self._ends: frozenset[int] = frozenset()
-        self._version: int | None = None
-        self._queue: deque[Group] = deque()
-        self._running: list[Running] = []
-        """Sample r has row r of the decoder."""
-        self._answers: list[Answered] = []
-        self._spent = _nothing_spent()
+        self._dtype = dtype
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to sample."""
-        return bool(self._queue or self._running)
+    load = torch.inference_mode()(Engine.load)
+    step = torch.inference_mode()(Engine.step)
+    cancel = torch.inference_mode()(Engine.cancel)
 
-    @torch.inference_mode()
-    def load(self, folder: Path, version: int) -> Loaded:
-        """Take a policy folder's weights, into the model that is there if the configuration is the same."""
-        if self.busy:
-            raise EngineFailed("A version cannot be swapped while its samples are drawn.")
-        started = time.monotonic()
-        # Gone until everything has worked: nothing is ever sampled from half of a version.
-        decoder, self._decoder = self._decoder, None
-        try:
-            config = weights.read_config(folder)
-            ends = end_tokens(config, weights.read_generation_config(folder))
-            rebuilt = decoder is None or config != self._config or not decoder.swap(folder)
-            if decoder is None or rebuilt:
-                decoder = None  # before the next is made: two may not fit
-                decoder = _make_decoder(folder, config, self._device, self._dtype)
-            canary.check(decoder, folder)
-        except EngineFailed:
-            raise
-        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
-            raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
-        self._decoder, self._config, self._ends, self._version = decoder, config, ends, version
-        return Loaded(parameters=decoder.parameters, rebuilt=rebuilt, seconds=time.monotonic() - started)
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """On the CPU torch has no type of its own for that."""
+        named = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        return named or "allocate memory" in str(error) or "bad_alloc" in str(error)
 
-    def add(self, request: Request) -> None:
-        """Queue a request, if the policy can do what it asks for."""
-        decoder, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
-        if request.version != self._version:
-            raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
-        if max(prompt) >= decoder.vocab_size:
-            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {decoder.vocab_size}.")
-        if len(prompt) + request.max_new_tokens > decoder.positions_max:
-            raise EngineFailed(
-                f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
-                f"{decoder.positions_max} positions."
-            )
-        self._queue.append(Group(request, prompt, list(range(request.samples))))
+    def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
+        """Our own decoder where it knows the architecture, else that of `transformers`."""
+        dtype = self._dtype
+        if dtype == "auto":
+            published = config.get("dtype") or config.get("torch_dtype") or "float32"
+            dtype = "float32" if self._device.type == "cpu" else published
+        exact = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype)
+        if exact is None:
+            raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16")
+        if qwen3_shape.supports(config):
+            from swarm_node.engine.qwen3 import Qwen3
 
-    @torch.inference_mode()
-    def step(self) -> list[Answered]:
-        """Let groups in, and draw a token for every running sample; the groups that this ended."""
-        try:
-            self._enter()
-            self._decode()
-        except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
-                raise
-            self._start_over()
-        answers, self._answers = self._answers, []
-        return answers
+            return Qwen3(folder, config, self._device, exact)
+        from swarm_node.engine.generic import Generic  # its import of transformers takes seconds
 
-    @torch.inference_mode()
-    def cancel(self, request_ids: Collection[str]) -> list[str]:
-        """Forget those of these requests that are here; which they were."""
-        known = dict.fromkeys([*(one.group for one in self._running), *self._queue])
-        gone = [group for group in known if group.request.request_id in request_ids]
-        self._remove(gone)
-        return [group.request.request_id for group in gone]
-
-    def generate(self, requests: Sequence[Request], on_group: Callable[[GroupDone], None]) -> None:
-        """Sample every request; each group is handed over as it ends."""
-        for request in requests:
-            self.add(request)
-        while self.busy:
-            for group in self.step():
-                if isinstance(group, GroupFailed):
-                    self.cancel([request.request_id for request in requests])
-                    raise EngineFailed(group.message, hint=group.hint)
-                on_group(group)
-
-    def measured(self) -> Measured:
-        """What was sampled since this was last asked for."""
-        spent, self._spent = self._spent, _nothing_spent()
-        return Measured(**spent)
-
-    def _loaded(self) -> Decoder:
-        if self._decoder is None:
-            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
-        return self._decoder
-
-    def _enter(self) -> None:
-        """Give slots to as many waiting groups as fit, and draw their samples' first tokens."""
-        entering = self._next_groups()
-        if not entering:
-            return
-        started, first = time.monotonic(), len(self._running)
-        samples = [(group, number) for group, numbers in entering for number in numbers]
-        longest = max(group.request.max_new_tokens for group, _ in entering)
-        seeds, numbers = [group.request.seed for group, _ in samples], [number for _, number in samples]
-        self._running += [Running(*sample) for sample in samples]  # before anything that memory may not suffice for
-        for one, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
-            one.uniforms = row
-        prompts, copies = [group.prompt for group, _ in entering], [len(numbers) for _, numbers in entering]
-        self._draw(self._loaded().prefill(prompts, copies), first)
-        self._spent["prompt_tokens"] += sum(map(len, prompts))
-        self._spent["first_tokens"] += sum(copies)
-        self._spent["prefill_s"] += time.monotonic() - started
-
-    def _next_groups(self) -> list[tuple[Group, list[int]]]:
-        """The groups to let in now, and which of their samples; taken off the queue."""
-        taken: list[tuple[Group, list[int]]] = []
-        free, longest = self._slots - len(self._running), 0
-        while self._queue and (self._loaded().joins_midway or not self._running):
-            group = self._queue[0]
-            count = min(len(group.waiting), self._slots)
-            longest = max(longest, len(group.prompt))
-            if count > free or (taken and longest * (len(taken) + 1) > PREFILL_TOKENS_MAX):
-                break
-            taken.append((group, group.waiting[:count]))
-            free, group.waiting = free - count, group.waiting[count:]
-            if not group.waiting:
-                self._queue.popleft()
-        return taken
-
-    def _decode(self) -> None:
-        if self._running:
-            started, decoder = time.monotonic(), self._loaded()
-            self._spent["later_tokens"] += len(self._running)
-            newest = torch.tensor([one.tokens[-1] for one in self._running], device=decoder.device)
-            self._draw(decoder.decode(newest), 0)
-            self._spent["decode_s"] += time.monotonic() - started
-
-    def _draw(self, logits: torch.Tensor, first: int) -> None:
-        """Draw the next token of every sample from this one on, and take out those that end with it."""
-        drawn = self._running[first:]
-        temperatures = torch.tensor([one.group.request.temperature for one in drawn], device=logits.device)
-        uniforms = torch.tensor([one.uniforms[len(one.tokens)] for one in drawn], device=logits.device)
-        tokens, logprobs = sampler.draw(logits, temperatures, uniforms)
-        now, leaving, broken = time.monotonic(), [], dict[Group, None]()
-        for row, (one, token, logprob) in enumerate(zip(drawn, tokens.tolist(), logprobs.tolist(), strict=True), first):
-            group = one.group
-            group.first_token_at = group.first_token_at or now
-            one.tokens.append(token)
-            one.logprobs.append(logprob)
-            if math.isnan(logprob):
-                broken[group] = None
-            elif token in self._ends or len(one.tokens) == group.request.max_new_tokens:
-                leaving.append(row)
-                self._end(one, now)
-        self._answers += [_failed(group, "The policy gives probabilities that are no numbers.") for group in broken]
-        self._remove(broken, leaving)
-
-    def _end(self, one: Running, now: float) -> None:
-        """Keep a finished sample, and hand over its group if it was the last."""
-        group = one.group
-        group.ended[one.number] = Sample(
-            tokens=pack_tokens(one.tokens),
-            logprobs=pack_logprobs(one.logprobs),
-            finish="stop" if one.tokens[-1] in self._ends else "length",
-        )
-        if len(group.ended) == group.request.samples:
-            samples = tuple(group.ended[number] for number in range(group.request.samples))
-            ago_s = now - (group.first_token_at or now)
-            self._answers.append(
-                GroupDone(request_id=group.request.request_id, samples=samples, first_token_ago_s=ago_s)
-            )
-
-    def _remove(self, groups: Collection[Group], rows: Collection[int] = ()) -> None:
-        """Forget groups, wherever they are, and take out these samples besides."""
-        leaving = set(rows)
-        if groups:
-            self._queue = deque(group for group in self._queue if group not in groups)
-            leaving.update(row for row, one in enumerate(self._running) if one.group in groups)
-        self._vacate(leaving)
-
-    def _vacate(self, gone: set[int]) -> None:
-        """Take samples out; the last ones move into the slots that fall free."""
-        if not gone:
-            return
-        left = len(self._running) - len(gone)
-        holes = sorted(row for row in gone if row < left)
-        movers = [row for row in range(left, len(self._running)) if row not in gone]
-        for hole, mover in zip(holes, movers, strict=True):
-            self._running[hole] = self._running[mover]
-        del self._running[left:]
-        decoder = self._loaded()
-        sources, targets = (torch.tensor(one, dtype=torch.long, device=decoder.device) for one in (movers, holes))
-        decoder.move(sources, targets, left)
-
-    def _start_over(self) -> None:
-        """Out of memory: put back what runs, for fewer slots."""
-        running, self._running = self._running, []
-        self._loaded().clear()
-        back = [group for group in dict.fromkeys(one.group for one in running) if group not in self._queue]
-        self._queue.extendleft(reversed(back))
-        for group in self._queue:
-            group.waiting = [number for number in range(group.request.samples) if number not in group.ended]
-        if len(running) > 1:
-            self._slots = len(running) // 2
-            log.warning("out of memory with %d samples at once; from now on %d", len(running), self._slots)
-        else:
-            hint = "Free some, or let another machine sample this policy."
-            self._answers.append(_failed(self._queue.popleft(), "There is not enough memory for one sample.", hint))
-
-
-def _make_decoder(folder: Path, config: dict[str, Any], device: torch.device, dtype: str) -> Decoder:
-    """Our own decoder where it knows the architecture, else that of `transformers`."""
-    if dtype == "auto":
-        published = config.get("dtype") or config.get("torch_dtype") or "float32"
-        dtype = "float32" if device.type == "cpu" else published
-    exact = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype)
-    if exact is None:
-        raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16")
-    if qwen3.supports(config):
-        return qwen3.Qwen3(folder, config, device, exact)
-    from swarm_node.engine.generic import Generic  # its import of transformers takes seconds
-
-    return Generic(folder, device, exact)
-
-
-def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:
-    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
-
-
-def _nothing_spent() -> dict[str, Any]:
-    return {"prompt_tokens": 0, "first_tokens": 0, "prefill_s": 0.0, "later_tokens": 0, "decode_s": 0.0}
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; on the CPU torch has no type of its own for that."""
-    named = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return named or "allocate memory" in str(error) or "bad_alloc" in str(error)
+        return Generic(folder, self._device, exact)

@@ -19,7 +19,7 @@ from swarm_node.engine import foreign
 PROBE_TIMEOUT_S = 300.0
 """Importing vLLM takes 15 s of CPU, and more from a cold disk."""
 
-INSTALL = "pip install vllm msgpack base58, in an environment of its own (docs/commands.md)"
+INSTALL = "`pip install vllm msgpack base58` in an environment of its own, which `--vllm-python` names"
 
 
 class Found(NamedTuple):

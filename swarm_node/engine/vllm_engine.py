@@ -20,16 +20,14 @@ from typing import Any
 
 from protocol.errors import EngineFailed
 from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
-from swarm_node.engine import canary, weights
+from swarm_node.engine import canary
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.engine.policy_files import read_config, read_generation_config
 from swarm_node.engine.vllm_model import ROWS_MAX, Drawn, VllmModel
 
 log = logging.getLogger(__name__)
 
 Answered = GroupDone | GroupFailed
-
-TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
-"""As in `canary`: sound weights measured 3e-6 in float32."""
 
 
 @dataclass(eq=False)
@@ -82,14 +80,14 @@ class VllmEngine:
         # Gone until everything has worked: nothing is ever sampled from half of a version.
         model, self._model = self._model, None
         try:
-            config = weights.read_config(folder)
-            ends = end_tokens(config, weights.read_generation_config(folder))
+            config = read_config(folder)
+            ends = end_tokens(config, read_generation_config(folder))
             rebuilt = model is None or config != self._config or not model.swap(folder)
             if model is None or rebuilt:
                 if model is not None:
                     model.close()  # before the next is made: two may not fit
                 model = VllmModel(folder, self._dtype, rows=self._rows)
-            _check_canary(model, folder)
+            canary.check(folder, model.score, vocab_size=model.vocab_size, tolerance_nats=model.canary_tolerance_nats)
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
             if model is not None:
                 model.close()
@@ -98,7 +96,8 @@ class VllmEngine:
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}"[:1000]) from error
         self._model, self._config, self._folder, self._version = model, config, folder, version
         self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses one that cannot be drawn
-        return Loaded(parameters=model.parameters, rebuilt=rebuilt, seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Loaded(parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds)
 
     def add(self, request: Request) -> None:
         """Queue a request, if the policy can do what it asks for."""
@@ -112,6 +111,8 @@ class VllmEngine:
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
                 f"{model.positions_max} positions."
             )
+        if request.prefixes:
+            raise EngineFailed("With vLLM a sample that somebody else began cannot be gone on with.")
         group = Group(request, prompt)
         self._groups[request.request_id] = group
         self._begin(group)
@@ -232,12 +233,6 @@ class VllmEngine:
             group.first_token_at = None
             self._begin(group)
         return answers
-
-
-def _check_canary(model: VllmModel, folder: Path) -> None:
-    """Refuse a model that does not give the folder's canary."""
-    if expected := canary.read(folder, model.vocab_size):
-        canary.judge(folder, model.score(expected.tokens) - expected.logprobs, TOLERANCE_NATS[model.dtype])
 
 
 def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:

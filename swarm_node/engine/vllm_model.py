@@ -22,8 +22,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from swarm_node.engine.messages import Request
+from swarm_node.engine.policy_files import read_config
 from swarm_node.engine.vllm_sampling import SeedBound
-from swarm_node.engine.weights import mapped_tensors, read_config
+from swarm_node.engine.weights import CANARY_TOLERANCE_NATS, SHORT_NAMES, mapped_tensors
 
 ROWS_MAX = 256
 """Samples in one batch; vLLM itself lets fewer in where its cache does not suffice."""
@@ -73,7 +74,8 @@ class VllmModel:
         config = self._engine.model_config
         self.vocab_size = int(config.get_vocab_size())
         self.positions_max = int(config.max_model_len)
-        self.dtype = str(config.dtype).removeprefix("torch.")
+        self.numerics = f"vllm/{SHORT_NAMES[config.dtype]}/{current_platform.device_type}"
+        self.canary_tolerance_nats = CANARY_TOLERANCE_NATS[config.dtype]
         (self.parameters,) = self._engine.collective_rpc("count_parameters")
 
     @property

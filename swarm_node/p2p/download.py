@@ -22,9 +22,10 @@ from protocol.ids import ChunkId
 from protocol.messages import Blame, Plan
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import Broke, Deadlines, Delivered, Failed, Had, Lied, Outcome, Refused, Upstream
+from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Failed, Had, Lied, Outcome, Refused, Upstream
 from swarm_node.p2p.host import Host
-from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
+from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, Source
 
@@ -220,6 +221,8 @@ class _Download:
         now = trio.current_time()
         if isinstance(news, Had):
             return picker.had(news.source, news.chunks, now)
+        if isinstance(news, Began):
+            return picker.began(news.source, news.chunk, now)
         if isinstance(news, Broke):
             self._broke = news.error
         elif isinstance(news, Delivered):

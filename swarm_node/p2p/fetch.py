@@ -54,6 +54,14 @@ class Had:
 
 
 @dataclass(frozen=True)
+class Began:
+    """The first bytes of a chunk that was asked for are here."""
+
+    source: str
+    chunk: ChunkId
+
+
+@dataclass(frozen=True)
 class Refused:
     """The upstream answered without the chunk."""
 
@@ -86,7 +94,7 @@ class Broke:
     error: SwarmError
 
 
-Outcome = Delivered | Had | Refused | Failed | Lied | Broke
+Outcome = Delivered | Had | Began | Refused | Failed | Lied | Broke
 
 
 class _Liar(Exception):
@@ -178,6 +186,7 @@ class Upstream:
         conversation.cancel()
 
     async def _take_answers(self, link: Link, nursery: trio.Nursery) -> None:
+        arriving: ChunkId | None = None
         while True:
             with trio.CancelScope() as self._patience:
                 self._be_patient()
@@ -196,6 +205,10 @@ class Upstream:
                     await self._report(Refused(link.peer, answer.chunk, answer.reason))
                 else:
                     nursery.start_soon(self._or_end, nursery, self._store(answer))
+            if link.arriving != arriving:
+                arriving = link.arriving
+                if arriving in self._due:
+                    await self._report(Began(link.peer, arriving))
 
     async def _store(self, answer: Chunk) -> None:
         try:

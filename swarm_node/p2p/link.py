@@ -12,7 +12,7 @@ from libp2p.abc import INetStream
 from protocol import limits
 from protocol.errors import PeerFault, named
 from protocol.frames import Bye, Farewell, FrameReader, Message, encode
-from protocol.ids import NodeId
+from protocol.ids import ChunkId, NodeId
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.yamux_frames import PeerSilent
 
@@ -64,6 +64,11 @@ class Link:
         except Exception as error:  # as above
             raise self._lost(error) from error
         return self._frames.feed(data)
+
+    @property
+    def arriving(self) -> ChunkId | None:
+        """The chunk of which a part was received."""
+        return self._frames.arriving
 
     async def close(self, reason: Farewell = Farewell.DONE) -> None:
         """Say goodbye and close the stream; a peer that does not take it is cut off."""

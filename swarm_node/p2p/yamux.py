@@ -43,8 +43,6 @@ from swarm_node.p2p.yamux_stream import Budget, MuxLimits
 
 log = logging.getLogger(__name__)
 
-BATCH_BYTES = 4 * FRAME_MAX_BYTES
-"""Sent at once: more gains nothing, less costs a system call."""
 FAREWELL_S = 1.0
 TICK_S = 10.0
 """A dead or frozen peer is found out after two to three of these."""
@@ -319,8 +317,8 @@ class YamuxConnection(IMuxedConn):
                 self._drained.unpark_all()
                 await self._output.park()
             self._sending = True
-            await self.secured_conn.writable()
-            await self.secured_conn.send(self.machine.output(BATCH_BYTES))
+            size_bytes = await self.secured_conn.writable()
+            await self.secured_conn.send(self.machine.output(size_bytes))
             self._sending = False
             for stream_id in self.machine.written():
                 if (stream := self.streams.get(stream_id)) is not None:

@@ -216,12 +216,12 @@ class Machine:
         return bool(self._control) or bool(self._turns)
 
     def output(self, size_max: int) -> list[bytes]:
-        """Frames to send now, as plaintexts of at most `FRAME_MAX_BYTES`, and about `size_max` bytes in all."""
+        """Frames to send now, as plaintexts of at most `FRAME_MAX_BYTES`; of data about `size_max` bytes in all."""
         messages = [bytes(self._control[at : at + FRAME_MAX_BYTES]) for at in _steps(self._control)]
         self._control.clear()
         size = 0
         while self._turns and size < size_max:
-            messages.append(self._next_frame(self._turns.popleft()))
+            messages.append(self._next_frame(self._turns.popleft(), min(size_max, BODY_MAX_BYTES)))
             size += len(messages[-1])
         return messages
 
@@ -230,13 +230,13 @@ class Machine:
         done, self._written = self._written, []
         return done
 
-    def _next_frame(self, stream: Stream) -> bytes:
+    def _next_frame(self, stream: Stream, body_max: int) -> bytes:
         stream.queued = False
         if not stream.unsent:
             stream.fin_due = False
             self._settle(stream)
             return pack(Kind.WINDOW_UPDATE, Flag.FIN, stream.name, 0)
-        body = stream.take_unsent(BODY_MAX_BYTES)
+        body = stream.take_unsent(body_max)
         self._allowance += len(body)
         if not stream.unsent:
             self._written.append(stream.name)

@@ -40,6 +40,10 @@ SETTINGS = [
     "sampling.samples_per_group=2",
     "sampling.max_new_tokens=6",
     "publish.chunk_size_bytes=1024",
+    "leases.newcomer_leases=16",
+    "audit.first_groups=0",
+    "audit.floor=0",
+    "audit.trusted_floor=0",
 ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import batches, tables
+from coordinator import tables
 from ledger import store
 from protocol.chunks import digest
 from protocol.errors import OutOfOrder
@@ -105,7 +105,7 @@ def test_a_report_posts_every_claim_of_its_batch_once(world: World) -> None:
     assert world.dump() == before
 
 
-def test_made_up_log_probabilities_are_not_paid(world: World) -> None:
+def test_made_up_log_probabilities_are_audited_and_not_paid(world: World) -> None:
     key, liar = world.join(1), world.join(2)
     world.earn(key)
     world.earn(liar)
@@ -114,6 +114,9 @@ def test_made_up_log_probabilities_are_not_paid(world: World) -> None:
     budget = world.budget()
     world.report(1, mismatched=[batch.groups[1].claim_id])
     assert world.owed(key.node_id) == (0, HONEST_TOKENS)
+    assert world.owed(liar.node_id) == (HONEST_TOKENS, 0)
+    assert world.take_cases() == [batch.groups[1].claim_id]
+    assert world.find(batch.groups[1].claim_id, "hard")
     assert world.owed(liar.node_id) == (0, 0)
     assert world.budget() == budget + HONEST_TOKENS
     assert world.audit() == []
@@ -180,8 +183,8 @@ def test_a_smaller_bound_takes_effect_at_once(world: World) -> None:
 def test_leftovers_are_paid_at_the_end_once(world: World) -> None:
     key = filled(world, 3)
     world.train(1)
-    assert world.run(batches.settle_leftovers, now_ms=world.now_ms) == 1
-    assert world.run(batches.settle_leftovers, now_ms=world.now_ms) == 0
+    assert world.release_leftovers() == 1
+    assert world.release_leftovers() == 0
     assert world.owed(key.node_id) == (0, 3 * HONEST_TOKENS)
     assert [row["state"] for row in world.rows(tables.rollouts)] == ["batched", "batched", "unused"]
 
@@ -189,7 +192,7 @@ def test_leftovers_are_paid_at_the_end_once(world: World) -> None:
 def test_a_batch_that_waits_for_its_report_is_no_leftover(world: World) -> None:
     key = filled(world)
     world.batch(1)
-    assert world.run(batches.settle_leftovers, now_ms=world.now_ms) == 0
+    assert world.release_leftovers() == 0
     assert world.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
 
 
@@ -202,6 +205,6 @@ def test_two_learners_get_one_batch(tmp_path: Path) -> None:
     world.report(1)
     assert not world.report(1)
     kinds = [row.entry.kind for row in world.run(store.entries, 0, 100)]
-    assert kinds == ["deposit", "version", "pending", "pending", "post"]
+    assert kinds == ["commitment", "commitment", "deposit", "version", "pending", "pending", "post"]
     assert world.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
     world.database.close()

@@ -96,7 +96,8 @@ class TestTheWholeWay:
             posted = await served.client.post("/v1/learner/reports", data=report.to_bytes(), headers=served.operator)
             assert posted.status == 204
         (line,) = (await (await served.client.get("/v1/leaderboard")).json())["nodes"]
-        assert (line["posted_micros"], line["voided_micros"], line["pending_micros"]) == (6, 6, 0)
+        assert (line["posted_micros"], line["voided_micros"], line["pending_micros"]) == (0, 0, 12)
+        assert (await (await served.client.get("/v1/status")).json())["audit"]["waiting"] == 1
 
     async def test_a_node_gives_back_beats_and_plans(self, served: Served) -> None:
         await served.publish()
@@ -136,6 +137,7 @@ class TestTheWholeWay:
         response = await served.client.get("/v1/learner/state", headers=served.operator)
         state = LearnerState.from_bytes(await response.read())
         assert (state.newest_version, state.newest_update, state.finished) == (1, 0, False)
+        assert state.ledger_size == 2, "the deposit and the version"
 
     async def test_a_batch_is_handed_out_the_moment_it_is_full(self, served: Served) -> None:
         await served.publish()

@@ -82,7 +82,7 @@ def test_a_rollout_for_anothers_lease_is_refused_and_that_lease_stays_open(world
     owner, thief = world.join(1), world.join(2)
     lease = world.lease(owner)
     refused(world, world.submit(thief, answer(thief, lease)), "lease_of_another")
-    assert world.lease_states() == {lease.lease_id: "open"}
+    assert world.lease_states() == {lease.lease_id: "offered"}
     assert world.submit(owner, answer(owner, lease)).outcome == "accepted"
     assert world.owed(thief.node_id) == (0, 0)
 
@@ -156,7 +156,7 @@ def test_an_invented_lease_is_refused(world: World) -> None:
     key = world.join(1)
     lease = world.lease(key)
     refused(world, world.submit(key, answer(key, lease, lease_id="f" * 32)), "unknown_lease")
-    assert world.lease_states() == {lease.lease_id: "open"}
+    assert world.lease_states() == {lease.lease_id: "offered"}
 
 
 def test_a_rollout_of_a_version_past_the_bound_is_refused(world: World) -> None:

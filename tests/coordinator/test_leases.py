@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import tables
+from coordinator import leases, tables
 from coordinator.state import set_fact
+from coordinator.summary import leaderboard
 from protocol.errors import UnknownNode
+from protocol.lease import Event
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 from tests.coordinator.world import END, MAX_COST, PRICE, World, answer
@@ -72,8 +74,40 @@ def test_lease_hoarding_leaves_work_for_others(tmp_path: Path) -> None:
     hoarder, honest = world.join(1), world.join(2)
     taken = [len(world.offer(hoarder, groups=64).leases) for _ in range(4)]
     assert taken == [2, 2, 0, 0]
-    assert world.offer(hoarder).reason == "ahead"
+    assert world.offer(hoarder).reason == "busy"
     assert len(world.offer(honest, groups=64).leases) == 2
+    world.database.close()
+
+
+def test_lease_griefing_ends_at_one_lease_and_honest_answers_bring_more(tmp_path: Path) -> None:
+    """Claims all it can and lets it expire, again and again; then it answers."""
+    world = World(tmp_path, staleness=8, size=8, newcomer_leases=4)
+    world.publish(1, 0)
+    key = world.join(1)
+    taken = []
+    for _ in range(4):
+        taken.append(len(world.offer(key, groups=64).leases))
+        world.now_ms += world.terms.timeout_ms
+        world.expire()
+    assert taken == [4, 1, 1, 1]
+    for expected in (1, 2, 4, 8, 8):
+        given = world.offer(key, groups=64).leases
+        assert len(given) == expected
+        assert world.submit(key, answer(key, given[0])).outcome == "accepted"
+        for lease in given[1:]:  # as if the coordinator had taken them back
+            world.run(leases.move, lease.lease_id, Event.CANCEL, world.terms, world.now_ms)
+    world.database.close()
+
+
+def test_a_node_gets_no_more_than_it_finishes_in_half_of_a_leases_time(tmp_path: Path) -> None:
+    world = World(tmp_path, staleness=8, size=8)
+    world.publish(1, 0)
+    key = world.join(1)
+    for _ in range(4):
+        lease = world.lease(key)
+        world.now_ms += world.terms.timeout_ms // 8
+        world.submit(key, answer(key, lease))
+    assert len(world.offer(key, groups=64).leases) == 4
     world.database.close()
 
 
@@ -177,7 +211,7 @@ def test_a_lease_given_back_is_offered_again_at_once(world: World) -> None:
     key, other = world.join(1), world.join(2)
     first, second = world.offer(key, groups=2).leases
     assert world.give_back(key, first) == 1
-    assert world.lease_states() == {first.lease_id: "returned", second.lease_id: "open"}
+    assert world.lease_states() == {first.lease_id: "skipped", second.lease_id: "offered"}
     assert prompts(world, other) == [0]
 
 
@@ -225,3 +259,17 @@ def test_a_debt_of_reserves_takes_no_groups(tmp_path: Path) -> None:
 
 def sample_of(tokens: list[int]) -> Sample:
     return Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([-0.5] * len(tokens)), finish="stop")
+
+
+def test_the_leaderboard_says_what_share_of_its_leases_a_node_skipped_and_let_expire(world: World) -> None:
+    key, other = world.join(1), world.join(2)
+    answered, skipped, *_expired = world.offer(key, groups=4).leases
+    world.submit(key, answer(key, answered))
+    world.give_back(key, skipped)
+    world.now_ms += world.terms.timeout_ms
+    world.expire()
+    world.earn(other)
+    board = {row["node_id"]: row for row in world.run(leaderboard)}
+    shares = {node: (row["skipped_share"], row["expired_share"]) for node, row in board.items()}
+    assert shares == {key.node_id: (0.25, 0.5), other.node_id: (0.0, 0.0)}
+    assert board[key.node_id]["leases"] == {"accepted": 1, "skipped": 1, "expired": 2}

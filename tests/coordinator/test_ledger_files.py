@@ -125,7 +125,7 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     checked = await run(node_app, "ledger", "check", join, str(shown))
     assert (checked.exit_code, checked.output.splitlines()[0]) == (
         0,
-        "Proved: under the signed root of 3 entries stand",
+        "Proved: under the signed root of 5 entries stand",
     )
     assert f'"claim_id": "{claim_id}"' in checked.output
 
@@ -161,7 +161,7 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
 
     verified = await run(node_app, "ledger", "verify", join, "--save", str(saved), "--json")
     assert verified.exit_code == 0, verified.output
-    assert '"entries": 3' in verified.output
+    assert '"entries": 5' in verified.output
     offline = await run(node_app, "ledger", "verify", join, "--from", str(saved), "--json")
     assert offline.output == verified.output
 
@@ -186,4 +186,4 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     settings = ["--set", f"round.directory={served.round.folder}"]
     round_file = Path(__file__).parents[2] / "examples" / "demo.toml"
     checked = await run(app, "fsck", str(round_file), *settings)
-    assert (checked.exit_code, checked.output) == (0, "3 entries, 0 differences\n")
+    assert (checked.exit_code, checked.output) == (0, "5 entries, 0 differences\n")

@@ -38,7 +38,7 @@ def test_settings_that_the_history_was_counted_with_cannot_change(tmp_path: Path
 def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     open_round(tmp_path)
     secrets = [tmp_path / "operator.token", *(tmp_path / "keys").iterdir()]
-    assert len(secrets) == 6
+    assert len(secrets) == 7
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
 
 
@@ -47,7 +47,7 @@ def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
 async def test_an_address_that_cannot_be_listened_on_is_a_named_error(tmp_path: Path, address: str) -> None:
     config = load(None, [f"round.directory={tmp_path}", f"round.listen={address}"])
     with pytest.raises(ConfigInvalid, match="Cannot listen on"):
-        await run(config, with_learner=False, announce=lambda _: None)
+        await run(config, with_learner=False, with_auditor=False, announce=lambda _: None)
 
 
 def test_a_second_coordinator_of_the_same_round_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A round's store with everything around it that is not under test: deterministic, on a real SQLite file.
 
 - Time stands still until a test moves `now_ms`; lease ids and seeds count upwards.
+- Nothing is audited unless a test says so, or the learner suspects it.
 - Tokens mean themselves: an honest completion of group g is `[g + 10, END]`, and the reward is 1 for exactly that.
 """
 
@@ -14,20 +15,33 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, intake, leases, publish, registry, tables
+from coordinator import batches, casework, intake, leases, lottery, offers, publish, registry, tables
+from coordinator.audit.trust import Finding, Rules
 from coordinator.intake import Judge
-from coordinator.leases import Draw, Terms
-from coordinator.state import Database
+from coordinator.leases import Terms
+from coordinator.lottery import AuditTerms
+from coordinator.offers import Draw
+from coordinator.state import Database, engine
 from ledger import store
 from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
+from protocol.auditing import Cases, Judged
 from protocol.chunks import digest
+from protocol.fragment import Fragment, Part
 from protocol.ids import NodeId
 from protocol.learning import Batch, Report
 from protocol.lease import Lease
 from protocol.manifest import PolicyManifest
-from protocol.messages import LeaseReply, LeaseRequest, Register, ReturnLeases, Verdict
+from protocol.messages import (
+    LeaseProgress,
+    LeaseProgressReply,
+    LeaseReply,
+    LeaseRequest,
+    Register,
+    ReturnLeases,
+    Verdict,
+)
 from protocol.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
 
@@ -42,6 +56,8 @@ MAX_COST = SAMPLES * MAX_NEW
 """Micro-units of the dearest answer to one lease."""
 
 HONEST_TOKENS = 2 * SAMPLES
+
+NO_AUDITS = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
 
 
 def reward(prompt: list[int], completion: list[int]) -> float:
@@ -71,6 +87,15 @@ def empty_store() -> bytes:
         return path.read_bytes()
 
 
+def clear(postgres_url: str) -> None:
+    """Take every row out of a PostgreSQL; the tables stay, since making them takes longer than a test."""
+    made = engine(postgres_url)
+    every = ", ".join(sa.inspect(made).get_table_names())
+    with made.connect() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {every}" if every else "SELECT 1")
+    made.dispose()
+
+
 class World:
     """One round; `staleness` is S, `size` is B."""
 
@@ -83,10 +108,18 @@ class World:
         budget_micros: int = 10**6,
         groups_per_request: int = 8,
         hourly_budget_micros: int = 0,
+        newcomer_leases: int = 64,
+        over_issue: int = 0,
+        rules: Rules = NO_AUDITS,
+        epoch_groups: int = 256,
+        postgres_url: str = "",
     ) -> None:
-        self.path = folder / "state.db"
-        self.path.write_bytes(empty_store())
-        self.database = Database(self.path)
+        self.where: Path | str = postgres_url or folder / "state.db"
+        if isinstance(self.where, Path):
+            self.where.write_bytes(empty_store())
+        else:
+            clear(self.where)
+        self.database = Database(self.where)
         self.now_ms = 1_000_000
         self.terms = Terms(
             staleness=staleness,
@@ -95,15 +128,19 @@ class World:
             samples_per_group=SAMPLES,
             max_new_tokens=MAX_NEW,
             timeout_ms=1000,
+            newcomer_leases=newcomer_leases,
+            over_issue=over_issue,
             hourly_budget_micros=hourly_budget_micros,
         )
-        self.judge = Judge(ROUND, staleness, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward)
+        self.audits = AuditTerms(bytes(32), rules, epoch_groups=epoch_groups)
+        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward, self.audits)
         self._numbers = count(1)
         self.draw = Draw(
             prompt=lambda group: [group + 10],
             lease_id=lambda: f"{next(self._numbers):032x}",
             seed=self._numbers.__next__,
         )
+        self.run(lottery.begin, self.audits, 0)
         if budget_micros:
             self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
 
@@ -113,7 +150,7 @@ class World:
     def reopen(self) -> None:
         """What a restart of the coordinator does: nothing but the file is left."""
         self.database.close()
-        self.database = Database(self.path)
+        self.database = Database(self.where)
 
     def join(self, number: int, price: int = PRICE) -> NodeKey:
         key = NodeKey(number.to_bytes(32))
@@ -125,10 +162,10 @@ class World:
         made = manifest(version, update)
         self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
-    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1) -> LeaseReply:
-        message = LeaseRequest(version=version, groups=groups)
+    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False) -> LeaseReply:
+        message = LeaseRequest(version=version, groups=groups, continues=continues)
         reply: LeaseReply = self.run(
-            leases.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
+            offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
         )
         return reply
 
@@ -141,6 +178,14 @@ class World:
         verdict: Verdict = self.run(intake.take, key.node_id, envelope, judge=self.judge, now_ms=self.now_ms)
         return verdict
 
+    def tell(self, key: NodeKey, *told: bytes, held: Sequence[Lease] = ()) -> LeaseProgressReply:
+        """Say which leases a node holds, and what it has sampled of them."""
+        message = LeaseProgress(held=tuple(lease.lease_id for lease in held), fragments=told)
+        reply: LeaseProgressReply = self.run(
+            intake.take_progress, key.node_id, message, judge=self.judge, now_ms=self.now_ms
+        )
+        return reply
+
     def earn(self, key: NodeKey, *, version: int = 1) -> Verdict:
         """Take a lease and answer it well."""
         verdict = self.submit(key, answer(key, self.lease(key, version=version)))
@@ -148,12 +193,12 @@ class World:
         return verdict
 
     def expire(self) -> int:
-        ended: int = self.run(leases.expire, self.now_ms)
+        ended: int = self.run(leases.expire, terms=self.terms, now_ms=self.now_ms)
         return ended
 
     def give_back(self, key: NodeKey, *given: Lease) -> int:
         message = ReturnLeases(lease_ids=tuple(lease.lease_id for lease in given))
-        ended: int = self.run(leases.give_back, key.node_id, message, now_ms=self.now_ms)
+        ended: int = self.run(leases.give_back, key.node_id, message, terms=self.terms, now_ms=self.now_ms)
         return ended
 
     def batch(self, number: int) -> Batch | None:
@@ -162,13 +207,14 @@ class World:
             number,
             size=self.terms.groups_per_update,
             staleness=self.terms.staleness,
+            audits=self.audits,
             now_ms=self.now_ms,
         )
         return batch
 
     def report(self, number: int, mismatched: Sequence[str] = ()) -> bool:
         message = Report(number=number, mismatched=tuple(mismatched), metrics={}, idle_s=1.0, busy_s=3.0)
-        settled: bool = self.run(batches.report, message, now_ms=self.now_ms)
+        settled: bool = self.run(batches.report, message, audits=self.audits, now_ms=self.now_ms)
         return settled
 
     def train(self, number: int) -> Batch:
@@ -178,10 +224,25 @@ class World:
         self.report(number)
         return batch
 
+    def release_leftovers(self) -> int:
+        left: int = self.run(batches.release_leftovers, audits=self.audits, now_ms=self.now_ms)
+        return left
+
+    def take_cases(self, auditor: str = "auditor", at_most: int = 64) -> list[str]:
+        """The claims that an auditor is given."""
+        taken: Cases = self.run(casework.take, auditor, at_most, terms=self.audits, now_ms=self.now_ms)
+        return [case.claim_id for case in taken.cases]
+
+    def find(self, claim_id: str, finding: Finding = "pass") -> bool:
+        """What an auditor says of a claim; False if it was not waited for."""
+        verdict = Judged(claim_id=claim_id, finding=finding, validator="replay/1", report=b"{}")
+        counted: int = self.run(casework.bring, (verdict,), terms=self.audits, now_ms=self.now_ms)
+        return bool(counted)
+
     def tighten(self, staleness: int) -> None:
         """What an operator does who restarts the round with a smaller S."""
         self.terms = replace(self.terms, staleness=staleness)
-        self.judge = replace(self.judge, staleness=staleness)
+        self.judge = replace(self.judge, terms=self.terms)
 
     def rows(self, table: sa.Table) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.run(
@@ -231,6 +292,39 @@ def honest_sample(lease: Lease) -> Sample:
     return Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([-0.5, -0.1]), finish="stop")
 
 
+def fragment(key: NodeKey, lease: Lease, tokens: dict[int, list[int]], **change: Any) -> bytes:
+    """A signed fragment: the first tokens of some samples, by their numbers."""
+    parts = tuple(
+        Part(
+            sample=number,
+            start=0,
+            tokens=pack_tokens(new),
+            logprobs=pack_logprobs([-0.25] * len(new)),
+            finish="stop" if new[-1] == END else "",
+        )
+        for number, new in tokens.items()
+    )
+    fields: dict[str, Any] = {
+        "round_id": ROUND,
+        "lease_id": lease.lease_id,
+        "version": lease.version,
+        "seed": lease.seed,
+        "previous": "",
+        "parts": parts,
+    }
+    return key.seal("fragment", Fragment(**(fields | change)).to_bytes())
+
+
+def rest(lease: Lease) -> tuple[Sample, ...]:
+    """The samples of an honest node that goes on from a lease's prefixes."""
+    honest = [int(unpack_tokens(lease.prompt)[0]), END]
+    samples = []
+    for prefix in lease.prefixes:
+        new = honest[len(prefix.tokens) // 4 :]
+        samples.append(Sample(tokens=pack_tokens(new), logprobs=pack_logprobs([-0.5] * len(new)), finish="stop"))
+    return tuple(samples)
+
+
 def claim(lease: Lease, **change: Any) -> RolloutClaim:
     """An honest claim, but for what is changed."""
     fields: dict[str, Any] = {
@@ -238,7 +332,7 @@ def claim(lease: Lease, **change: Any) -> RolloutClaim:
         "lease_id": lease.lease_id,
         "version": lease.version,
         "seed": lease.seed,
-        "samples": (honest_sample(lease),) * lease.samples,
+        "samples": rest(lease) or (honest_sample(lease),) * lease.samples,
     }
     return RolloutClaim(**(fields | change))
 

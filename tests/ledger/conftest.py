@@ -8,20 +8,10 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from ledger import store
-from tests.ledger import postgres
 from tests.ledger.engines import sqlite_file, sqlite_memory
 
 Connect = Callable[[], Engine]
 """Makes another engine on the same ledger."""
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """A cluster for all tests of this process."""
-    if reason := postgres.missing():
-        pytest.skip(reason)  # SQLite runs the same tests
-    with postgres.cluster(durable=False) as url:
-        yield url
 
 
 def connector(kind: str, request: pytest.FixtureRequest, folder: Path) -> Connect:

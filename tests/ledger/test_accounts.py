@@ -2,11 +2,11 @@
 
 import pytest
 
-from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, payable, pending
+from ledger.accounts import BUDGET, OUTSIDE, Account, AccountKind, paid, payable, paying, pending
 from protocol.errors import MalformedMessage
 from tests.ledger.values import node
 
-ALL = [OUTSIDE, BUDGET, pending(node(1)), payable(node(1))]
+ALL = [OUTSIDE, BUDGET, pending(node(1)), payable(node(1)), paying(node(1)), paid(node(1))]
 
 
 @pytest.mark.parametrize("account", ALL, ids=str)
@@ -15,7 +15,8 @@ def test_name_reads_back(account: Account) -> None:
 
 
 def test_names_are_the_documented_ones() -> None:
-    assert [str(account) for account in ALL] == ["outside", "budget", f"pending:{node(1)}", f"payable:{node(1)}"]
+    of_a_node = [f"{kind}:{node(1)}" for kind in ("pending", "payable", "paying", "paid")]
+    assert [str(account) for account in ALL] == ["outside", "budget", *of_a_node]
 
 
 @pytest.mark.parametrize(

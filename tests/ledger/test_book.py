@@ -7,20 +7,46 @@ from functools import reduce
 import pytest
 
 from ledger import book
-from ledger.accounts import BUDGET, OUTSIDE, payable, pending
+from ledger.accounts import BUDGET, OUTSIDE, payable, paying, pending
+from ledger.accounts import paid as paid_to
 from ledger.book import TRANSITIONS, BookBroken, ClaimState, Outcome, State
-from ledger.entry import DEPOSITS_MAX_MICROS, KINDS, Entry
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from ledger.entry import DEPOSITS_MAX_MICROS, Entry
+from tests.ledger.values import (
+    batch,
+    claim,
+    commitment,
+    credit,
+    deposit,
+    node,
+    owner_act,
+    paid,
+    payout,
+    post,
+    reveal,
+    verdict,
+    version,
+    void,
+)
 
-EVENTS: dict[str, Entry] = {"pending": credit(1), "post": post(1), "void": void(1)}
+EVENTS: dict[str, Entry] = {
+    "pending": credit(1),
+    "post": post(1),
+    "void": void(1),
+    "payout": payout(1),
+    "paid": paid(1),
+}
+OF_A_CLAIM, OF_A_PAYOUT = ("pending", "post", "void"), ("payout", "paid")
+PAYOUT = payout(1).claim_id
 
 PATHS: dict[ClaimState, list[Entry]] = {
     ClaimState.ABSENT: [],
     ClaimState.PENDING: [credit(1)],
     ClaimState.POSTED: [credit(1), post(1)],
     ClaimState.VOIDED: [credit(1), void(1)],
+    ClaimState.PAYING: [credit(1), post(1), payout(1)],
+    ClaimState.PAID: [credit(1), post(1), payout(1), paid(1)],
 }
-"""How a claim gets into each state."""
+"""How a claim or a payout gets into each state."""
 
 
 def after(*entries: Entry) -> State:
@@ -33,27 +59,34 @@ def after(*entries: Entry) -> State:
 
 
 def test_the_table_is_complete() -> None:
-    claim_kinds = KINDS.keys() - {"deposit", "version"}
-    assert set(TRANSITIONS) == set(itertools.product(ClaimState, claim_kinds))
+    payouts = (ClaimState.ABSENT, ClaimState.PAYING, ClaimState.PAID)
+    claims = [state for state in ClaimState if state is ClaimState.ABSENT or state not in payouts]
+    pairs = [*itertools.product(claims, OF_A_CLAIM), *itertools.product(payouts, OF_A_PAYOUT)]
+    assert set(TRANSITIONS) == set(pairs)
 
 
 @pytest.mark.parametrize(("state", "kind"), list(TRANSITIONS), ids=lambda value: str(value))
 def test_every_pair_of_the_table_does_what_it_says(state: ClaimState, kind: str) -> None:
-    before = after(deposit(1_000), *PATHS[state])
+    path = PATHS[state] if state is not ClaimState.ABSENT or kind != "payout" else [credit(1), post(1)]
+    before = after(deposit(1_000), *path)
     found, outcome = book.apply(before, EVENTS[kind])
     target = TRANSITIONS[state, kind]
     if isinstance(target, ClaimState):
         assert outcome is Outcome.APPLIED
-        assert found.claims[claim(1)].state is target
+        assert found.claims[PAYOUT if kind in OF_A_PAYOUT else claim(1)].state is target
     else:
         assert (found, outcome) == (before, target)
 
 
-def test_every_state_but_absent_is_reached_and_the_last_two_are_final() -> None:
+def test_every_state_but_absent_is_reached_and_the_last_ones_are_final() -> None:
     targets = [target for target in TRANSITIONS.values() if isinstance(target, ClaimState)]
     assert set(targets) == set(ClaimState) - {ClaimState.ABSENT}
-    for state in (ClaimState.POSTED, ClaimState.VOIDED):
-        assert all(isinstance(TRANSITIONS[state, kind], Outcome) for kind in EVENTS)
+    for state, kinds in (
+        (ClaimState.POSTED, OF_A_CLAIM),
+        (ClaimState.VOIDED, OF_A_CLAIM),
+        (ClaimState.PAID, OF_A_PAYOUT),
+    ):
+        assert all(isinstance(TRANSITIONS[state, kind], Outcome) for kind in kinds)
 
 
 def test_balances_follow_a_claim() -> None:
@@ -111,11 +144,65 @@ def test_deposits_stop_before_any_balance_could_overflow() -> None:
     assert after(deposit(DEPOSITS_MAX_MICROS - 1), deposit(1, "wire-2")).balance(OUTSIDE) == -DEPOSITS_MAX_MICROS
 
 
-def test_a_version_is_noted_once_and_moves_nothing() -> None:
-    before = after(deposit(1_000), version(1))
+@pytest.mark.parametrize("entry", [version(1), owner_act(1), batch(1)], ids=lambda entry: entry.kind)
+def test_what_is_only_noted_moves_nothing_and_means_one_thing(entry: Entry) -> None:
+    before = after(deposit(1_000), entry)
     assert before.balances == after(deposit(1_000)).balances
-    assert book.apply(before, version(1)) == (before, Outcome.ALREADY_APPLIED)
-    assert book.apply(before, version(1, manifest="b")) == (before, Outcome.CONFLICT)
+    assert book.apply(before, entry) == (before, Outcome.ALREADY_APPLIED)
+    other: dict[str, Entry] = {
+        "version": version(1, manifest="b"),
+        "owner": owner_act(1, digest="f"),
+        "payout_batch": batch(1, root="f"),
+    }
+    assert book.apply(before, other[entry.kind]) == (before, Outcome.CONFLICT)
+
+
+def test_balances_follow_a_payout() -> None:
+    state = after(deposit(1_000), credit(1), post(1), credit(2, of=2), post(2), payout(1, micros=200), paid(1))
+    assert state.balance(payable(node(1))) == 100
+    assert (state.balance(paying(node(1))), state.balance(paid_to(node(1)))) == (0, 200)
+    assert state.balance(payable(node(2))) == 300
+
+
+def test_a_node_is_never_paid_more_than_it_is_owed() -> None:
+    before = after(deposit(1_000), credit(1), post(1), credit(2))
+    assert book.apply(before, payout(1, micros=301)) == (before, Outcome.NOT_PAYABLE)  # what is pending is not owed
+    assert book.apply(before, payout(1, of=2)) == (before, Outcome.NOT_PAYABLE)
+    emptied = after(deposit(1_000), credit(1), post(1), payout(1))
+    assert book.apply(emptied, payout(2)) == (emptied, Outcome.NOT_PAYABLE)
+
+
+def test_a_payout_repeated_with_another_amount_is_a_conflict_and_paid_by_another_reference_too_late() -> None:
+    under_way = after(deposit(1_000), credit(1), post(1), payout(1, micros=200))
+    assert book.apply(under_way, payout(1, micros=100)) == (under_way, Outcome.CONFLICT)
+    done = after(deposit(1_000), credit(1), post(1), payout(1, micros=200), paid(1))
+    assert book.apply(done, paid(1, reference="tx-2")) == (done, Outcome.ALREADY_PAID)
+
+
+def test_conservation_check_notices_a_payout_whose_money_went_to_another_node() -> None:
+    sound = after(deposit(1_000), credit(1), post(1), credit(2, of=2), post(2), payout(1), payout(1, of=2))
+    thief, victim = paying(node(1)), paying(node(2))
+    moved = {**sound.balances, thief: sound.balance(thief) + 1, victim: sound.balance(victim) - 1}
+    with pytest.raises(BookBroken, match="its claims sum to"):
+        book.check(replace(sound, balances=moved))
+
+
+def test_only_the_secret_that_was_committed_to_is_revealed_and_once() -> None:
+    assert book.step(after(), reveal(1)) == (State(), Outcome.NOT_COMMITTED)
+    before = after(commitment(1), commitment(2, b"\1" * 32))
+    assert book.apply(before, reveal(1, b"\1" * 32)) == (before, Outcome.NOT_COMMITTED)
+    assert book.apply(before, reveal(2)) == (before, Outcome.NOT_COMMITTED)
+    shown = after(commitment(1), reveal(1))
+    assert book.apply(shown, reveal(1)) == (shown, Outcome.ALREADY_APPLIED)
+    assert book.apply(before, commitment(1, b"\2" * 32)) == (before, Outcome.CONFLICT)
+
+
+def test_a_verdict_is_said_once_and_moves_nothing() -> None:
+    before = after(deposit(1_000), credit(1))
+    judged, outcome = book.apply(before, verdict(1))
+    assert (outcome, judged.balances, judged.claims) == (Outcome.APPLIED, before.balances, before.claims)
+    other = verdict(1).model_copy(update={"outcome": "hard"})
+    assert book.apply(judged, other) == (judged, Outcome.CONFLICT)
 
 
 def test_fold_goes_on_where_another_ended_and_leaves_that_as_it_was() -> None:

@@ -11,6 +11,9 @@ from ledger.entry import (
     KINDS,
     Deposit,
     Entry,
+    OwnerAct,
+    Paid,
+    Payout,
     Pending,
     Void,
     amount,
@@ -18,10 +21,32 @@ from ledger.entry import (
 )
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from tests.ledger.values import (
+    batch,
+    claim,
+    commitment,
+    credit,
+    deposit,
+    node,
+    owner_act,
+    paid,
+    payout,
+    post,
+    reveal,
+    verdict,
+    version,
+    void,
+)
 
-ONE_OF_EACH: list[Entry] = [deposit(5), credit(1), post(1), void(1), version(1)]
-FROZEN = ["878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e"]
+ONE_OF_EACH: list[Entry] = [
+    deposit(5), credit(1), post(1), void(1), version(1), commitment(1), reveal(1), verdict(1),
+    owner_act(1), batch(1), payout(1), paid(1),
+]  # fmt: skip
+FROZEN = [
+    "878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e",
+    "fe10e1b9077c10ed", "9ac9f080e791e281", "bf88c207ae3887d9",
+    "e6ffd26a736c23dd", "2d534566ccdd7faf", "8abe812476e84e46", "2a6397a54c890f59",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", ONE_OF_EACH, ids=lambda entry: entry.kind)
@@ -117,6 +142,36 @@ def test_amount(tokens: int, price: int, micros: int) -> None:
     assert amount(tokens, price) == micros
 
 
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        (owner_act(1), {"number": 0}),
+        (owner_act(1), {"number": limits.STATEMENT_NUMBER_MAX + 1}),
+        (owner_act(1), {"act": "gift"}),
+        (owner_act(1), {"owner": "somebody"}),
+        (payout(1), {"amount_micros": 0}),
+        (payout(1), {"amount_micros": -300}),
+        (payout(1), {"batch": 0}),
+        (paid(1), {"reference": ""}),
+        (paid(1), {"reference": "two words"}),
+        (batch(1), {"payees": 0}),
+        (batch(1), {"payees_root": "e"}),
+    ],
+    ids=str,
+)
+def test_entries_about_owners_and_payouts_out_of_bounds_are_refused(entry: Entry, change: dict[str, object]) -> None:
+    with pytest.raises(MalformedMessage):
+        type(entry).from_value(entry.model_dump() | change)
+
+
+def test_no_claim_can_have_the_name_of_a_payout() -> None:
+    """They share a table: a claim's name is 64 hex digits."""
+    assert payout(1).claim_id == paid(1).claim_id == f"1:{node(1)}"
+    assert len(payout(10**9).claim_id) <= 64
+    with pytest.raises(MalformedMessage):
+        Pending.from_value(credit(1).model_dump() | {"claim_id": payout(1).claim_id})
+
+
 def test_the_largest_product_fits_into_63_bits() -> None:
     assert CLAIM_MAX_TOKENS * limits.PRICE_MAX_MICROS_PER_MTOK < 2**63
 
@@ -143,3 +198,6 @@ def test_entries_name_only_what_may_be_public() -> None:
         "kind", "claim_id", "lease_id", "node_id", "tokens", "price_micros_per_mtok", "amount_micros",
     }  # fmt: skip
     assert credit(1).node_id == node(1)
+    assert set(OwnerAct.model_fields) == {"kind", "owner", "number", "act", "node_id", "statement_digest"}
+    assert set(Payout.model_fields) == {"kind", "batch", "node_id", "amount_micros"}
+    assert set(Paid.model_fields) == {"kind", "batch", "node_id", "reference"}

@@ -18,22 +18,37 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import Engine, event
 
 from ledger import book, store
-from ledger.accounts import BUDGET
+from ledger.accounts import BUDGET, paid, payable, paying
 from ledger.book import Outcome, State
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import ClaimEntry, Deposit, Entry, Pending, Post, Version, Void, parse
+from ledger.entry import ClaimEntry, Deposit, Entry, OnceEntry, Paid, Payout, Pending, Post, Reveal, Void, parse
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound
-from tests.ledger import naive_tree
+from tests.ledger import naive_tree, values
 from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
-from tests.ledger.values import claim, credit, deposit, node, post, version, void
+from tests.ledger.values import (
+    claim,
+    commitment,
+    credit,
+    deposit,
+    node,
+    owner_act,
+    payout,
+    post,
+    reveal,
+    verdict,
+    version,
+    void,
+)
 
 SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """No limit by the clock: a machine may be busy."""
 
 NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
+
+SECRETS = [bytes(32), b"\1" * 32]
 
 ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(deposit, st.sampled_from([1, 500, 2_000]), st.sampled_from(["wire-1", "wire-2", "wire-3"])),
@@ -43,6 +58,12 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(post, NUMBERS),
     st.builds(void, NUMBERS, st.sampled_from(["stale", "replay_mismatch"])),
     st.builds(version, st.integers(1, 3), manifest=st.sampled_from("ab")),
+    st.builds(commitment, st.integers(1, 2), st.sampled_from(SECRETS)),
+    st.builds(reveal, st.integers(1, 2), st.sampled_from(SECRETS)),
+    st.builds(verdict, NUMBERS),
+    st.builds(owner_act, st.integers(1, 2), digest=st.sampled_from("ab")),
+    st.builds(payout, st.integers(1, 2), of=st.integers(1, 2), micros=st.sampled_from([3, 300])),
+    st.builds(values.paid, st.integers(1, 2), of=st.integers(1, 2), reference=st.sampled_from(["tx-1", "tx-2"])),
 )
 
 
@@ -61,19 +82,37 @@ class Auditor:
         return any(isinstance(entry, how) and entry.claim_id == pending.claim_id for entry in self.happened)
 
     def of_node(self, number: int) -> tuple[int, int]:
-        """Pending and payable micros of a node."""
+        """Pending and posted micros of a node."""
         mine = [entry for entry in self.happened if isinstance(entry, Pending) and entry.node_id == node(number)]
         posted = [entry for entry in mine if self.ended(entry, Post)]
         waiting = [entry for entry in mine if not self.ended(entry, Post) and not self.ended(entry, Void)]
         return sum(entry.amount_micros for entry in waiting), sum(entry.amount_micros for entry in posted)
 
+    def payouts_of(self, number: int) -> tuple[int, int]:
+        """Micros of a node in batches under way, and paid."""
+        mine = [entry for entry in self.happened if isinstance(entry, Payout) and entry.node_id == node(number)]
+        ends = {entry.batch for entry in self.happened if isinstance(entry, Paid) and entry.node_id == node(number)}
+        under_way = sum(entry.amount_micros for entry in mine if entry.batch not in ends)
+        return under_way, sum(entry.amount_micros for entry in mine if entry.batch in ends)
+
+    def owes(self, number: int) -> int:
+        """Payable micros of a node."""
+        return self.of_node(number)[1] - sum(self.payouts_of(number))
+
     def allows(self, entry: Entry) -> bool:
         """Whether an honest clerk would book it."""
-        if isinstance(entry, Deposit | Version):
+        if isinstance(entry, Reveal) and entry.commitment not in self.happened:
+            return False
+        if isinstance(entry, OnceEntry):
             return not any(old.effect == entry.effect for old in self.happened)
         same = [old for old in self.happened if isinstance(old, ClaimEntry) and old.claim_id == entry.claim_id]
         if isinstance(entry, Pending):
             return not same and self.budget() >= entry.amount_micros
+        if isinstance(entry, Payout):
+            owed = {number: self.owes(number) for number in (1, 2)}
+            return not same and any(
+                entry.node_id == node(number) and owed[number] >= entry.amount_micros for number in owed
+            )
         return len(same) == 1
 
 
@@ -179,7 +218,9 @@ class LedgerMachine(RuleBasedStateMachine):
         entry = data.draw(st.sampled_from(self.auditor.happened))
         with self.engine.begin() as conn:
             outcome = store.append(conn, entry, 0)
-        assert outcome in {Outcome.ALREADY_APPLIED, Outcome.ALREADY_POSTED, Outcome.ALREADY_VOIDED}
+        assert outcome in {
+            Outcome.ALREADY_APPLIED, Outcome.ALREADY_POSTED, Outcome.ALREADY_VOIDED, Outcome.ALREADY_PAID,
+        }  # fmt: skip
         self._expect(entry, outcome)
 
     def _expect(self, entry: Entry, outcome: Outcome) -> None:
@@ -202,6 +243,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for number in (1, 2):
             row = totals.get(node(number))
             assert ((row.pending_micros, row.posted_micros) if row else (0, 0)) == self.auditor.of_node(number)
+            assert balances.get(payable(node(number)), 0) == self.auditor.owes(number)
+            found = tuple(balances.get(kind(node(number)), 0) for kind in (paying, paid))
+            assert found == self.auditor.payouts_of(number)
 
 
 class LedgerOnDiskMachine(LedgerMachine):

@@ -1,7 +1,21 @@
 """Short names for entries that tests write often."""
 
-from ledger.entry import Deposit, Pending, Post, Version, Void, amount
-from protocol import ids
+from ledger.entry import (
+    Commitment,
+    Deposit,
+    OwnerAct,
+    Paid,
+    Payout,
+    PayoutBatch,
+    Pending,
+    Post,
+    Reveal,
+    Verdict,
+    Version,
+    Void,
+    amount,
+)
+from protocol import chunks, ids
 from protocol.ids import NodeId
 
 PRICE_MICROS_PER_MTOK = 3_000_000
@@ -34,9 +48,37 @@ def version(number: int, *, manifest: str = "a") -> Version:
     return Version(version=number, manifest_digest=manifest * 64)
 
 
+def commitment(epoch: int, secret: bytes = bytes(32)) -> Commitment:
+    return Commitment(epoch=epoch, secret_digest=chunks.digest(secret))
+
+
+def reveal(epoch: int, secret: bytes = bytes(32)) -> Reveal:
+    return Reveal(epoch=epoch, secret=secret, draws_digest="d" * 64)
+
+
+def verdict(number: int) -> Verdict:
+    return Verdict(claim_id=claim(number), outcome="pass", validator="replay/1", evidence_digest="e" * 64)
+
+
 def post(number: int) -> Post:
     return Post(claim_id=claim(number))
 
 
 def void(number: int, reason_code: str = "replay_mismatch") -> Void:
     return Void(claim_id=claim(number), reason_code=reason_code)
+
+
+def owner_act(number: int, *, owner: int = 9, of: int = 1, digest: str = "d") -> OwnerAct:
+    return OwnerAct(owner=node(owner), number=number, act="delegation", node_id=node(of), statement_digest=digest * 64)
+
+
+def batch(number: int, *, micros: int = 300, root: str = "e") -> PayoutBatch:
+    return PayoutBatch(batch=number, payees_root=root * 64, payees=1, amount_micros=micros)
+
+
+def payout(number: int, *, of: int = 1, micros: int = 300) -> Payout:
+    return Payout(batch=number, node_id=node(of), amount_micros=micros)
+
+
+def paid(number: int, *, of: int = 1, reference: str = "tx-1") -> Paid:
+    return Paid(batch=number, node_id=node(of), reference=reference)

@@ -17,9 +17,14 @@ import sqlalchemy as sa
 
 from coordinator.learner.client import CoordinatorClient
 from ledger import store
+from protocol.lease import OPEN
 from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, script, until
 
 Settings = Mapping[str, Mapping[str, Any]]
+
+
+NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
+"""A test that is about something else needs no auditor to be paid."""
 
 
 class Coordinator:
@@ -32,7 +37,7 @@ class Coordinator:
         self.url = f"http://{self.address}"
         self.config_file = swarm.folder / "round.toml"
         place = {"directory": str(self.folder), "listen": self.address, "seeder": free_address()}
-        everything = {**settings, "round": {**settings.get("round", {}), **place}}
+        everything = {"audit": NO_AUDITS, **settings, "round": {**settings.get("round", {}), **place}}
         self.config_file.write_text(_toml(everything))
         self.join_string = ""
         self.http = httpx.Client(base_url=self.url, timeout=30)
@@ -45,10 +50,10 @@ class Coordinator:
         assert self._program, "it was never started"
         return self._program
 
-    def start(self, *, learner: bool = False) -> "Coordinator":
+    def start(self, *, learner: bool = False, auditor: bool = False) -> "Coordinator":
         """Launch, and wait for the line that people copy."""
-        with_learner = "--learner" if learner else "--no-learner"
-        command = [script("swarm-coordinator"), "launch", str(self.config_file), with_learner]
+        children = ("--learner" if learner else "--no-learner", "--auditor" if auditor else "--no-auditor")
+        command = [script("swarm-coordinator"), "launch", str(self.config_file), *children]
         self._program = self._swarm.start("coordinator", *command)
         self.join_string = self._program.said(r"swarm-node join (\S+)$")[1]
         return self
@@ -82,6 +87,10 @@ class Coordinator:
         """How many leases are in each state."""
         found: dict[str, int] = self.status()["leases"]
         return found
+
+    def open_leases(self) -> int:
+        leases = self.leases()
+        return sum(leases.get(state, 0) for state in OPEN)
 
     def leases_of(self, node_id: str) -> dict[str, str]:
         """Lease id → state, of one node."""

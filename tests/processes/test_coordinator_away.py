@@ -30,7 +30,7 @@ def works(coordinator: Coordinator) -> None:
 
 def goes_away(coordinator: Coordinator, home: Path) -> dict[str, bytes]:
     """Kill the coordinator while the node generates; what the node finishes alone."""
-    until("the node to have leases", lambda: coordinator.leases().get("open"))
+    until("the node to have leases", coordinator.open_leases)
     coordinator.program.kill()
     return until("the node to finish rollouts by itself", lambda: outbox_of(home))
 

@@ -42,11 +42,12 @@ def rewritten(coordinator: Coordinator) -> dict[str, bytes]:
     """Another history, longer and signed with the ledger's own key, as public files."""
     metadata = SignedMetadata(coordinator.folder / "keys", coordinator.folder / "metadata", 600.0)
     key = ledger_key(metadata.round_id, metadata.ledger_public())
-    leaves = [leaf_hash(entry.body) for entry in (deposit(10**9), version(1))]
-    checkpoint = Checkpoint(key.name, len(leaves), inner_hash(*leaves))
+    leaves = [leaf_hash(entry.body) for entry in (deposit(10**9), version(1), version(2), version(3))]
+    root = inner_hash(inner_hash(*leaves[:2]), inner_hash(*leaves[2:]))
+    checkpoint = Checkpoint(key.name, len(leaves), root)
     return {
         "/v1/ledger/checkpoint": sign(checkpoint, key, metadata.sign_for_ledger),
-        "/v1/ledger/tile/0/000.p/2": b"".join(leaves),
+        "/v1/ledger/tile/0/000.p/4": b"".join(leaves),
     }
 
 
@@ -57,7 +58,7 @@ def test_running_node_that_is_shown_a_rewritten_log_says_so_keeps_the_proof_and_
     address = coordinator.join_string.replace(coordinator.url, impostor.url)
     home = swarm.folder / "node"
     until("a signed checkpoint", lambda: coordinator.http.get("/v1/ledger/checkpoint").is_success)
-    assert sees_the_log(address, home) == 1
+    assert sees_the_log(address, home) == 3  # the deposit, and the commitments of the first two epochs
 
     impostor.lies = rewritten(coordinator)
     node = join(swarm, "node", address, home=home)
@@ -71,7 +72,7 @@ def test_running_node_that_is_shown_a_rewritten_log_says_so_keeps_the_proof_and_
     told = swarm.start("check", script("swarm-node"), "ledger", "check", address, str(proof))
     assert (ends(told), told.output) == (
         0,
-        "Proved: the ledger's key has signed 1 and 2 entries of two histories.\n",
+        "Proved: the ledger's key has signed 3 and 4 entries of two histories.\n",
     )
     impostor.lies = {}
     again = join(swarm, "node", address, home=home)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from protocol.lease import OPEN
 from tests.processes.light_node import LightNode
 from tests.processes.programs import ENDS_WITHIN_S, Program, Swarm, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of
@@ -20,7 +21,7 @@ LEASE_TIMEOUT_S = 8.0
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 32, "max_new_tokens": MAX_NEW_TOKENS},
     "learner": {"groups_per_update": 512},
-    "leases": {"timeout_s": LEASE_TIMEOUT_S, "groups_per_request": GROUPS},
+    "leases": {"timeout_s": LEASE_TIMEOUT_S, "groups_per_request": GROUPS, "newcomer_leases": GROUPS},
 }
 
 
@@ -36,7 +37,7 @@ def in_mid_generation(swarm: Swarm, coordinator: Coordinator, name: str) -> tupl
     node = join(swarm, name, coordinator.join_string, "--groups", str(GROUPS))
     node_id = node_id_of(node)
     node.said("throughput measured")
-    until("the node to have leases", lambda: coordinator.leases().get("open", 0) == GROUPS)
+    until("the node to have leases", lambda: coordinator.open_leases() == GROUPS)
     return node, node_id
 
 
@@ -48,9 +49,9 @@ def test_leases_of_a_node_killed_in_mid_generation_are_answered_by_another(
     node.kill()
     assert children, "the engine runs in a child"
     until("the engine to leave with its node", lambda: not any(child.is_running() for child in children))
-    abandoned = [lease for lease, state in coordinator.leases_of(victim).items() if state == "open"]
+    abandoned = [lease for lease, state in coordinator.leases_of(victim).items() if state in OPEN]
     assert abandoned
-    until("its leases to expire", lambda: "open" not in coordinator.leases_of(victim).values())
+    until("its leases to expire", lambda: not set(OPEN) & set(coordinator.leases_of(victim).values()))
     assert {coordinator.leases_of(victim)[lease] for lease in abandoned} == {"expired"}
 
     with closing(LightNode(coordinator.join_string, max_new_tokens=MAX_NEW_TOKENS)) as heir:
@@ -76,8 +77,8 @@ def test_ctrl_c_in_mid_generation_gives_the_leases_back_and_leaves_no_process(
     print(f"Ctrl-C took {seconds:.1f} s")
     assert node.process.returncode == 0
     states = Counter(coordinator.leases_of(node_id).values())
-    assert states["returned"] > 0
-    assert set(states) <= {"returned", "accepted"}
+    assert states["skipped"] > 0
+    assert set(states) <= {"skipped", "accepted"}
     earnings = json.loads(node.output)
     assert earnings["rejected"] == {}
     assert earnings["accepted"] + len(list((swarm.folder / "leaver").rglob("*.rollout"))) >= states["accepted"]

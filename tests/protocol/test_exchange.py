@@ -60,6 +60,19 @@ def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Message], cut
     assert reader.buffered_bytes == 0
 
 
+def test_a_chunk_is_known_from_the_last_byte_of_its_name_to_the_last_of_its_own() -> None:
+    chunk = chunk_id(b"bytes")
+    reader, frame = FrameReader(), encode(Chunk(chunk, b"bytes"))
+    known = []
+    for at in range(len(frame)):
+        reader.feed(frame[at : at + 1])
+        known.append(reader.arriving)
+    name_end = HEADER_BYTES + 32
+    assert known == [None] * (name_end - 1) + [chunk] * (len(frame) - name_end) + [None]
+    reader.feed(encode(Want(chunk))[:-1])
+    assert reader.arriving is None
+
+
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_garbage_is_a_named_fault_and_never_buffers_more_than_the_cap(pieces: list[bytes]) -> None:
     reader = FrameReader(chunk_max_bytes=64)

@@ -37,7 +37,14 @@ REACHED = {"version": 1, "stage": "first_token", "ago_s": 0.5}
 PEER = {"peer_id": KEY.node_id, "address": "127.0.0.1:4001", "kind": "peer", "stripes": [0]}
 CALLER = PEER | {"address": ""}
 FIELDS: dict[type[Message], dict[str, Any]] = {
-    Register: {"name": "n", "price_micros_per_mtok": 1, "addresses": ["127.0.0.1:4001"], "shares": True, "agent": ""},
+    Register: {
+        "name": "n",
+        "price_micros_per_mtok": 1,
+        "addresses": ["127.0.0.1:4001"],
+        "shares": True,
+        "agent": "",
+        "delegation": None,
+    },
     Heartbeat: {
         "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER,
         "blames": [BLAME], "reached": [REACHED],
@@ -128,6 +135,8 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
     ("kind", "change"),
     [
         (Register, {"name": ""}),
+        (Register, {"delegation": bytes(limits.STATEMENT_MAX_BYTES + 1)}),
+        (Register, {"delegation": ""}),
         (Register, {"name": "n" * 41}),
         (Register, {"price_micros_per_mtok": -1}),
         (Register, {"price_micros_per_mtok": limits.PRICE_MAX_MICROS_PER_MTOK + 1}),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from protocol.errors import ConfigInvalid
 from swarm_node import bench
 from swarm_node.cli import app
-from swarm_node.engine.client import default_command
+from swarm_node.engine.choose import ENGINES, Options
 from swarm_node.engine.messages import Measured
 from swarm_node.join_string import JoinString
 from swarm_node.throughput import Throughput
@@ -21,7 +21,7 @@ DEADLINE_S = 120.0
 
 def test_a_policy_folder_is_measured(tmp_path: Path) -> None:
     folder = make_tiny_policy(tmp_path / "policy")
-    program = default_command(1)[0]
+    program = ENGINES["torch"].command(Options())[0]
     options = ["--max-new-tokens", "3", "--samples", "2", "--groups", "2", "--batches", "2", "--json"]
     done = subprocess.run([program, "bench", str(folder), *options], capture_output=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr

@@ -14,12 +14,13 @@ import trio
 
 from protocol.chunks import chunk_id
 from protocol.errors import DiskFull, Unreachable
-from protocol.frames import Chunk, Reason, Reject, Want
+from protocol.frames import Chunk, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
 from protocol.messages import Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.download import FetchReport, FetchRules, NoSource, Origin, Progress, fetch_chunks
+from swarm_node.p2p.fetch import Began, Delivered, Outcome, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
 from swarm_node.p2p.serve import ChunkServer
@@ -157,6 +158,29 @@ async def test_a_peer_that_drips_bytes_does_not_hold_us(tmp_path: Path) -> None:
     report, _, blobs = await beside_an_honest_seeder(tmp_path, drip)
     assert holds_exactly(blobs, VERSION.chunks)
     assert report.bytes_from["peer"] == 0
+
+
+@pytest.mark.trio
+async def test_the_first_bytes_of_a_chunk_are_reported_before_the_last_are_sent(tmp_path: Path) -> None:
+    finish = trio.Event()
+
+    async def in_two_halves(link: Link) -> None:
+        want = await next_want(link)
+        frame = encode(Chunk(want.chunk, VERSION.chunks[want.chunk]))
+        await link._stream.write(frame[:100])
+        await finish.wait()
+        await link._stream.write(frame[100:])
+        await stall(link)
+
+    outcomes_in, outcomes = trio.open_memory_channel[Outcome](10)
+    async with node(1, in_two_halves) as peer, node(2) as me, trio.open_nursery() as nursery:
+        upstream = Upstream(me, as_peer(peer), store(tmp_path), sizes_of(VERSION), outcomes_in, QUICK.deadlines)
+        nursery.start_soon(upstream.run)
+        upstream.ask(next(iter(VERSION.chunks)))
+        assert isinstance(await outcomes.receive(), Began)
+        finish.set()
+        assert isinstance(await outcomes.receive(), Delivered)
+        upstream.finish()
 
 
 @pytest.mark.trio

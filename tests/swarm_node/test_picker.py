@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from protocol.chunks import chunk_id
 from protocol.frames import Reason
 from protocol.ids import ChunkId
-from swarm_node.picker import Ask, Picker, PickerRules, TakeBack
+from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, Source
 
@@ -79,9 +80,9 @@ def test_a_chunk_that_waits_is_taken_from_whoever_holds_it_once_its_parent_is_la
     picker.delivered(PEER_C.name, CHUNKS[1], 0.1)
     picker.had(PEER_C.name, [CHUNKS[0]], 0.1)
     assert picker.next(0.2) == []
-    orders = picker.next(RULES.ahead_s + 0.1)
-    assert asked_of(orders, PEER_C) == [CHUNKS[0]]
-    assert taken_back_from(orders, PEER_A) == [CHUNKS[0]]
+    assert picker.next(RULES.ahead_s + 0.1) == [TakeBack(PEER_A.name, CHUNKS[0])]
+    picker.refused(PEER_A.name, CHUNKS[0], Reason.CANCELLED, RULES.ahead_s + 0.2)
+    assert asked_of(picker.next(RULES.ahead_s + 0.2), PEER_C) == [CHUNKS[0]]
 
 
 def test_the_rarest_chunk_is_taken_first() -> None:
@@ -91,15 +92,80 @@ def test_the_rarest_chunk_is_taken_first() -> None:
     assert asked_of(picker.next(0.0), PEER_A) == [CHUNKS[9]]
 
 
-def test_when_a_chunk_comes_all_other_wants_for_it_are_taken_back() -> None:
+def test_who_is_late_and_has_not_begun_is_told_that_another_is_asked() -> None:
+    picker = late_picker()
+    orders = picker.next(RULES.last_overdue_s)
+    assert asked_of(orders, PEER_C) == CHUNKS[:1]
+    assert taken_back_from(orders, PEER_A) == CHUNKS[:1]
+    assert picker.delivered(PEER_C.name, CHUNKS[0], 1.5)
+    assert taken_back_from(picker.next(1.5), PEER_A) == []
+    assert not picker.delivered(PEER_A.name, CHUNKS[0], 1.6)
+
+
+def late_picker() -> Picker:
+    """One chunk, asked of its parent, who holds it and so does another."""
     picker = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1])
     picker.next(0.0)
-    picker.had(PEER_A.name, CHUNKS[:1], 0.0)
+    for peer in (PEER_A, PEER_C):
+        picker.had(peer.name, CHUNKS[:1], 0.0)
+    return picker
+
+
+def test_lateness_is_counted_anew_from_the_first_bytes() -> None:
+    picker = late_picker()
+    picker.began(PEER_A.name, CHUNKS[0], 0.9)
+    assert picker.next(RULES.last_overdue_s) == []
+    orders = picker.next(0.9 + RULES.last_overdue_s)
+    assert asked_of(orders, PEER_C) == CHUNKS[:1]
+    assert taken_back_from(orders, PEER_A) == []  # too late to be taken back
+
+
+def waiting_picker() -> tuple[Picker, float]:
+    """One chunk was taken back from a parent that waits for it itself, for the other peer; and when."""
+    picker, now = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1]), RULES.ahead_s + 0.1
+    picker.next(0.0)
     picker.had(PEER_C.name, CHUNKS[:1], 0.0)
-    assert asked_of(picker.next(RULES.overdue_s), PEER_C) == CHUNKS[:1]
-    assert picker.delivered(PEER_C.name, CHUNKS[0], 1.5)
-    assert taken_back_from(picker.next(1.5), PEER_A) == CHUNKS[:1]
-    assert not picker.delivered(PEER_A.name, CHUNKS[0], 1.6)
+    assert taken_back_from(picker.next(now), PEER_A) == CHUNKS[:1]
+    return picker, now
+
+
+def test_what_begins_to_come_after_it_was_taken_back_is_asked_of_nobody_else() -> None:
+    picker, now = waiting_picker()
+    picker.began(PEER_A.name, CHUNKS[0], now + 0.1)
+    assert picker.next(now + 0.2) == []
+    assert picker.delivered(PEER_A.name, CHUNKS[0], now + 0.3)
+
+
+def test_a_parent_that_does_not_confirm_holds_nobody_up() -> None:
+    picker, now = waiting_picker()
+    assert asked_of(picker.next(now + RULES.confirm_s - 0.01), PEER_C) == []
+    assert asked_of(picker.next(now + RULES.confirm_s), PEER_C) == CHUNKS[:1]
+
+
+def test_what_was_kept_for_a_source_that_failed_is_open_to_others() -> None:
+    picker, now = waiting_picker()
+    picker.failed(PEER_C.name, now)
+    picker.refused(PEER_A.name, CHUNKS[0], Reason.CANCELLED, now)
+    assert asked_of(picker.next(now + 0.01), PEER_A) == CHUNKS[:1]
+
+
+def test_a_source_is_never_asked_for_what_it_still_owes() -> None:
+    picker, now = waiting_picker()
+    picker.failed(PEER_C.name, now)
+    picker.had(PEER_A.name, CHUNKS[:1], now)
+    assert picker.next(now + 0.01) == []
+
+
+def test_at_the_end_who_has_nothing_to_do_takes_over_what_waits_for_its_turn_elsewhere() -> None:
+    both = [replace(PEER_A, stripes=(0, 1, 2)), Source("d", "peer")]
+    picker = Picker(CHUNKS[:2], CHUNKS[:2], both, stripes=STRIPES, rng=Random(1), now=0.0)
+    picker.next(0.0)
+    picker.had(PEER_A.name, CHUNKS[:2], 0.0)
+    picker.began(PEER_A.name, CHUNKS[0], 0.1)
+    picker.had("d", CHUNKS[:2], 0.1)
+    assert picker.next(0.1) == [TakeBack(PEER_A.name, CHUNKS[1])]
+    picker.refused(PEER_A.name, CHUNKS[1], Reason.CANCELLED, 0.2)
+    assert picker.next(0.2) == [Ask("d", CHUNKS[1])]
 
 
 def test_a_want_is_taken_back_once_however_often_others_refuse_the_chunk() -> None:
@@ -147,17 +213,22 @@ def picker_after_refusals() -> list[Ask | TakeBack]:
     picker = picker_for(PEER_A, SEEDER, chunks=CHUNKS[:1])
     for order in picker.next(0.0):
         picker.refused(order.source, order.chunk, Reason.ABSENT, 0.0)
+    for chunk in taken_back_from(picker.next(10.0), PEER_A):
+        picker.refused(PEER_A.name, chunk, Reason.CANCELLED, 10.0)
     return picker.next(10.0)
 
 
-def test_a_late_answer_is_asked_of_a_second_source_only() -> None:
-    picker = picker_for(PEER_A, PEER_C, Source("d", "peer"), chunks=CHUNKS[:1])
+def test_a_late_answer_is_asked_of_one_other_source_at_a_time() -> None:
+    picker = picker_for(PEER_A, PEER_C, Source("d", "peer"), rules=replace(RULES, waits=2))  # so not all is asked of A
     picker.next(0.0)
     for source in ("a-peer", "c-peer", "d"):
         picker.had(source, CHUNKS[:1], 0.0)
-    assert picker.next(RULES.overdue_s - 0.1) == []
-    assert len(picker.next(RULES.overdue_s)) == 1
-    assert picker.next(2 * RULES.overdue_s) == []
+    picker.began(PEER_A.name, CHUNKS[0], 0.0)
+    asked_at = []
+    for now in (0.1, 2.9, 3.0, 3.1, 5.9, 6.0, 6.1, 9.0):
+        asked = [order for order in picker.next(now) if isinstance(order, Ask) and order.chunk == CHUNKS[0]]
+        asked_at += [now] * len(asked)
+    assert asked_at == [3.0, 6.0]
 
 
 def test_what_a_failed_source_owed_is_asked_elsewhere() -> None:

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from protocol.errors import DiskFull, EngineFailed, SwarmError, Unreachable
+from protocol.fragment import Part
 from protocol.lease import Lease
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
@@ -66,6 +67,7 @@ class World:
             engine=everything,
             outbox=everything,
             sender=everything,
+            teller=everything,
             key=NodeKey(bytes(32)),
             round_id="0" * 64,
             groups_per_request=4,
@@ -124,10 +126,19 @@ class World:
         self.note("back " + " ".join(str(int(lease, 16)) for lease in message.lease_ids))
         self.on_give_back()
 
+    def begin(self, lease: Lease) -> None:
+        pass
+
+    def grew(self, lease_id: str, parts: Collection[Part]) -> None:
+        self.note(f"told {int(lease_id, 16)}")
+
+    def forget(self, lease_id: str) -> None:
+        pass
+
     async def load(self, folder: Path, version: int) -> Loaded:
         assert not self._engine
         self.note(f"load v{version}")
-        return Loaded(parameters=1, rebuilt=True, seconds=0.0)
+        return Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0)
 
     async def measured(self) -> Measured:
         return Measured(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)

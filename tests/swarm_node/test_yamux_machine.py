@@ -121,6 +121,15 @@ def test_nothing_is_sent_beyond_the_window_and_everything_within() -> None:
     assert machine.written() == [name]
 
 
+def test_no_frame_is_larger_than_what_is_sent_at_once() -> None:
+    machine = Machine(initiator=True)
+    name = machine.open()
+    sent(machine)
+    machine.write(name, memoryview(bytes(20_000)))
+    assert [len(frame) - 12 for frame in machine.output(8_000)] == [8_000]
+    assert [len(frame) - 12 for frame in machine.output(EVERYTHING)] == [12_000]
+
+
 def test_streams_take_turns_and_answers_go_first() -> None:
     machine = Machine(initiator=True)
     large, small = machine.open(), machine.open()

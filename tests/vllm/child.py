@@ -20,8 +20,8 @@ from swarm_node.engine.messages import (
     Loaded,
     Measure,
     Ready,
-    Reply,
     Request,
+    Said,
     frame,
 )
 
@@ -54,7 +54,7 @@ class Child:
             self._process.stdin.write(frame(Command(body=command)))
         self._process.stdin.flush()
 
-    def answer(self) -> Ended | Reply:
+    def answer(self) -> Said:
         assert self._process.stdout is not None
         size_bytes = int.from_bytes(self._process.stdout.read(LENGTH_BYTES))
         return Answer.from_bytes(self._process.stdout.read(size_bytes)).body

@@ -100,7 +100,8 @@ def test_a_swap_stays_in_place_and_samples_as_torch_does(child: Child, policy: P
     wanted = asked(LONG_PROMPT)
     before = child.sample(wanted)
     assert_same(before, of_torch(policy, wanted))
-    assert not child.load(other).rebuilt
+    swapped = child.load(other)
+    assert (swapped.rebuilt, swapped.numerics, swapped.continues) == (False, "vllm/fp32/cpu", False)
     after = child.sample(wanted)  # a prompt whose keys and values vLLM has kept
     assert_same(after, of_torch(other, wanted))
     assert after != before
@@ -174,6 +175,7 @@ def test_probabilities_that_are_no_numbers_fail_the_group(child: Child, policy: 
         (asked([320]), "vocabulary"),
         (asked([5], max_new_tokens=512), "positions"),
         (asked([5], version=2), "version 2, while version 1"),
+        (asked([5], prefixes=[{"tokens": b"", "finish": ""}] * 5), "somebody else began"),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused(child: Child, policy: Path, wrong: Request, message: str) -> None:

@@ -32,12 +32,14 @@ def test_few_probes_are_refused() -> None:
 
 def test_the_shipped_file_knows_the_classes_of_the_shipped_engines() -> None:
     shipped = read(SHIPPED)
-    engines = ("torch", "vllm")
-    assert {entry.name for entry in shipped.classes} == {
-        f"{one}/{dtype}/cpu" for one in engines for dtype in ("fp32", "bf16")
-    }
-    for one in engines:
-        assert shipped.of(f"{one}/fp32/cpu").margin.far < shipped.of(f"{one}/bf16/cpu").margin.far
+    torch, llama = {"torch/fp32/cpu", "torch/bf16/cpu"}, {"llama/fp32/cpu", "llama/fp16/cpu", "llama/q8_0/cpu"}
+    vllm = {"vllm/fp32/cpu", "vllm/bf16/cpu"}
+    assert {entry.name for entry in shipped.classes} == torch | llama | vllm
+    for engine in ("torch", "vllm"):
+        assert shipped.of(f"{engine}/fp32/cpu").margin.far < shipped.of(f"{engine}/bf16/cpu").margin.far
+    for engine in ("llama", "vllm"):
+        assert shipped.of(f"{engine}/fp32/cpu").margin == shipped.of("torch/fp32/cpu").margin
+    assert shipped.of("llama/fp16/cpu").mean_error < shipped.of("llama/q8_0/cpu").mean_error
     with pytest.raises(AuditFailed, match="torch/fp32/cpu"):
         shipped.of("vllm/fp8/cuda")
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.audit import calibration
-from coordinator.audit.case import FILE, NEIGHBOURS_MAX, POLICIES, CaseFile, open_case
+from coordinator.audit.case import FILE, NEIGHBOURS_MAX, POLICIES, open_case
+from protocol.auditing import CaseFile
 from protocol.errors import AuditFailed
 from protocol.lease import Lease
 from protocol.manifest import Sampler

@@ -1,11 +1,11 @@
-"""What the tests of the torch engine ask of it."""
+"""What the tests of an engine ask of it."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from protocol.rollout import Sample, pack_tokens
+from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, Request
-from swarm_node.engine.torch_engine import TorchEngine
 
 END = 2
 PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
@@ -27,7 +27,7 @@ def asked(prompt: Sequence[int], seed: int = 7, **changes: Any) -> Request:
     return Request(prompt=pack_tokens(list(prompt)), seed=seed, **(fields | changes))
 
 
-def sample(engine: TorchEngine, *requests: Request) -> dict[str, tuple[Sample, ...]]:
+def sample(engine: Engine, *requests: Request) -> dict[str, tuple[Sample, ...]]:
     groups: list[GroupDone] = []
     engine.generate(requests, groups.append)
     assert sorted(group.request_id for group in groups) == sorted(wanted.request_id for wanted in requests)

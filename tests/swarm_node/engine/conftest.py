@@ -1,14 +1,23 @@
-"""Tiny policies for all tests of the engine; nobody changes them."""
+"""Tiny policies for all tests of the engines, and the engines; nobody changes them."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
+from swarm_node.engine.engine import Engine
+from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import SIZES
 from tests.tiny_policy import make_other_policy, make_tiny_policy
+
+Make = Callable[..., Engine]
+
+ENGINES: dict[str, Make] = {"torch": TorchEngine, "llama": partial(LlamaEngine, dtype="float32")}
+"""All of them, as exact as they can be; each takes the number of slots."""
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +32,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module", params=ENGINES)
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes an engine of each kind."""
+    return ENGINES[request.param]
+
+
 @pytest.fixture(scope="module")
-def engine(policy: Path) -> TorchEngine:
-    engine = TorchEngine()
+def engine(make: Make, policy: Path) -> Engine:
+    engine = make()
     engine.load(policy, 1)
     return engine
 
@@ -47,3 +62,13 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An architecture that only transformers knows."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=False)
     return make_other_policy(tmp_path_factory.mktemp("foreign"), config, dtype=torch.float32)
+
+
+@pytest.fixture(
+    params=[("torch", "policy"), ("torch", "grouped"), ("torch", "foreign"), ("llama", "policy"), ("llama", "grouped")],
+    ids="-".join,
+)
+def pair(request: pytest.FixtureRequest) -> tuple[Make, Path]:
+    """An engine and a policy that it knows."""
+    engine, policy = request.param
+    return ENGINES[engine], request.getfixturevalue(policy)

@@ -39,7 +39,7 @@ def main(fault: str) -> None:
     while True:
         command = Command.from_bytes(read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))).body
         if isinstance(command, Load):
-            answer(Loaded(parameters=1, rebuilt=True, seconds=0.0))
+            answer(Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0))
         elif not isinstance(command, Generate):
             answer(Measured(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
         else:
@@ -68,7 +68,7 @@ def misbehave(fault: str) -> None:
             os.write(1, b"Traceback (most recent call last):\n" * 10)
             threading.Event().wait()
         case "answers something else":
-            answer(Loaded(parameters=1, rebuilt=True, seconds=0.0))
+            answer(Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0))
         case "answers twice":
             end("first")
 

@@ -1,12 +1,14 @@
 """The engine child from outside: what it puts on standard output, and when it goes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from swarm_node.engine.client import default_command
+from swarm_node.engine.choose import ENGINES, Options
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
     Answer,
@@ -23,9 +25,10 @@ from swarm_node.engine.messages import (
 DEADLINE_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(default_command(1), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+@pytest.fixture(scope="module", params=["llama", "torch"])
+def child(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    command = ENGINES[request.param].command(Options())
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert answer_of(process) == Answer(body=Ready())
         yield process
         assert process.stdin is not None
@@ -100,3 +103,19 @@ def test_nothing_but_frames_reaches_standard_output() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S, check=True)
     assert done.stdout == b"frame"
     assert done.stderr.count(b"greets") == 3
+
+
+def test_a_library_that_is_broken_is_named_and_the_child_ends(tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('libggml.so: cannot open shared object file')")
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        ENGINES["llama"].command(Options()),
+        env={**os.environ, "PYTHONPATH": places},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        failed = answer_of(process).body
+        assert process.wait(DEADLINE_S) == 1
+    assert isinstance(failed, Failed)
+    assert "llama does not start: libggml.so" in failed.message
+    assert "--engine" in failed.hint

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,8 +13,9 @@ import trio.testing
 
 from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
-from swarm_node.engine.client import EngineClient, default_command, open_engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.choose import ENGINES, Options, for_folder
+from swarm_node.engine.client import EngineClient, open_engine
+from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 
 pytestmark = pytest.mark.trio
 
@@ -44,13 +46,14 @@ async def ends(engine: EngineClient) -> list[str]:
     """The requests that still end, in order; one that failed with its message."""
     seen = []
     while group := await engine.finished():
-        seen.append(group.request_id if isinstance(group, GroupDone) else f"{group.request_id}: {group.message}")
+        said = f"{group.request_id}: {group.message}" if isinstance(group, GroupFailed) else group.request_id
+        seen.append(said)
     return seen
 
 
 async def test_load_generate_measure_and_cancel(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(default_command(1)) as engine:
+        async with open_engine(ENGINES["torch"].command(Options())) as engine:
             loaded = await engine.load(policy, 1)
             assert loaded.rebuilt
             assert loaded.parameters > 10_000
@@ -84,9 +87,12 @@ async def test_load_generate_measure_and_cancel(policy: Path) -> None:
         assert not psutil.pid_exists(pid)
 
 
-async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_new_child(policy: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "torch"])
+async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_new_child(
+    name: str, policy: Path
+) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(default_command(1)) as engine:
+        async with open_engine(ENGINES[name].command(Options())) as engine:
             await engine.load(policy, 1)
             await engine.submit([request("short"), ENDLESS])
             assert await engine.finished()
@@ -112,6 +118,22 @@ async def test_requests_that_died_with_the_child_are_not_forgotten_when_more_are
                 await engine.submit([request("more")])
             await engine.submit([request("first")])
             assert await ends(engine) == ["first"]
+
+
+async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
+    policy: Path, foreign: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(partial(for_folder, "auto", Options(dtype="bfloat16"))) as engine:
+            with pytest.raises(EngineFailed, match="No policy is loaded"):
+                await engine.submit([request("early")])
+            assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
+            assert (await engine.load(foreign, 2)).numerics == "torch/bf16/cpu"
+            assert "engine torch: torch is installed; " in caplog.text
+            assert "; not llama: the policy is 'llama', not a plain Qwen3" in caplog.text
+            await engine.submit([request("a", version=2)])
+            assert await ends(engine) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import Qwen3Config
 
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
-from swarm_node.engine import qwen3
+from swarm_node.engine import qwen3_shape
 from swarm_node.engine.messages import GroupDone, GroupFailed
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
@@ -168,12 +168,12 @@ def test_what_our_decoder_does_not_compute_goes_the_generic_way(
     policy: Path, changes: dict[str, Any], known: bool
 ) -> None:
     config = json.loads((policy / "config.json").read_bytes())
-    assert qwen3.supports(config | changes) is known
+    assert qwen3_shape.supports(config | changes) is known
 
 
 def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for() -> None:
     given = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
-    ours = qwen3.Shape.of(given)
+    ours = qwen3_shape.Shape.of(given)
     theirs: Any = Qwen3Config(**given)
     expected = (theirs.head_dim, theirs.num_key_value_heads, theirs.tie_word_embeddings)
     assert (ours.head, ours.kv_heads, ours.tied) == expected

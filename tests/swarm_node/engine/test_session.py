@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from protocol.rollout import pack_tokens
+from swarm_node.engine.engine import Answered, Engine
 from swarm_node.engine.messages import Cancel, Command, Generate, Load, Measure, Request
 from swarm_node.engine.session import Session
-from swarm_node.engine.torch_engine import Answered, TorchEngine
+from swarm_node.engine.torch_engine import TorchEngine
 
 
 class Talk:
     """A session, and what it said in few words."""
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.said: list[str] = []
         self._session = Session(engine, lambda body: self.said.append(_words(body.model_dump())))
 

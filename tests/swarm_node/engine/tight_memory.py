@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from protocol.rollout import pack_tokens
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.engine import Engine
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
 GROUPS, SAMPLES = 32, 64
@@ -15,7 +16,7 @@ ROOM_BYTES = 20 * 2**20
 """For the keys and values of about 700 samples."""
 
 
-def sample(engine: TorchEngine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:
+def sample(engine: Engine, groups: int, prompt: list[int]) -> list[GroupDone | GroupFailed]:
     for number in range(groups):
         engine.add(
             Request(
@@ -28,9 +29,9 @@ def sample(engine: TorchEngine, groups: int, prompt: list[int]) -> list[GroupDon
                 temperature=1.0,
             )
         )
-    ended = []
+    ended: list[GroupDone | GroupFailed] = []
     while engine.busy:
-        ended += engine.step()
+        ended += [said for said in engine.step() if not isinstance(said, GroupGrown)]
     return sorted(ended, key=lambda group: group.request_id)
 
 

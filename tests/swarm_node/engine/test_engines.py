@@ -1,4 +1,4 @@
-"""The torch engine against a plain forward pass, and against the definition of seed-bound sampling."""
+"""Every engine against a plain forward pass, and against the definition of seed-bound sampling."""
 
 import json
 import shutil
@@ -19,10 +19,12 @@ from transformers import AutoModelForCausalLM
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
 from protocol.sampling import pick, uniform_table, uniforms
-from swarm_node.engine import torch_engine
+from swarm_node.engine import engine as sampling_loop
+from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
+from tests.swarm_node.engine.conftest import Make
 from tests.tiny_policy import with_canary
 
 DEADLINE_S = 120.0
@@ -43,12 +45,9 @@ def reference(policy: Path, prompt: Sequence[int], tokens: Sequence[int], temper
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("kind", ["policy", "grouped", "foreign"])
-def test_tokens_and_logprobs_are_those_of_a_plain_forward_pass(
-    kind: str, temperature: float, request: pytest.FixtureRequest
-) -> None:
-    folder: Path = request.getfixturevalue(kind)
-    engine = TorchEngine()
+def test_tokens_and_logprobs_are_those_of_a_plain_forward_pass(pair: tuple[Make, Path], temperature: float) -> None:
+    make, folder = pair
+    engine = make()
     engine.load(folder, 1)
     requests = [asked(prompt, seed, temperature=temperature) for seed, prompt in enumerate(PROMPTS)]
     for seed, (prompt, group) in enumerate(zip(PROMPTS, sample(engine, *requests).values(), strict=True)):
@@ -64,15 +63,27 @@ def test_tokens_and_logprobs_are_those_of_a_plain_forward_pass(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be held to an amount of memory")
 def test_out_of_memory_costs_slots_then_the_request_and_never_the_process(grouped: Path) -> None:
     """The program also proves that nothing of transformers was imported."""
-    program = [sys.executable, str(Path(__file__).with_name("tight_memory.py")), str(grouped)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
+    done = run_program("tight_memory.py", grouped)
     assert done.stdout.splitlines() == [
         "fewer at once, the same tokens",
         "There is not enough memory for one sample.",
         "and goes on",
     ]
     assert "out of memory with 2048 samples at once; from now on 1024" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be held to an amount of memory")
+def test_out_of_memory_costs_llama_slots_too_and_it_needs_no_torch(grouped: Path) -> None:
+    done = run_program("tight_llama_memory.py", grouped)
+    assert done.stdout == "fewer at once, the same tokens\n"
+    assert "out of memory with 256 samples at once; from now on 128" in done.stderr
+
+
+def run_program(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, str(Path(__file__).with_name(name)), str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.parametrize("kind", ["grouped", "foreign"])
@@ -87,7 +98,7 @@ def test_bf16_stays_near_float32(kind: str, request: pytest.FixtureRequest) -> N
         assert np.abs(np.frombuffer(drawn.logprobs, "<f4") - expected.numpy()).mean() < 0.05
 
 
-def test_a_lease_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> None:
+def test_a_lease_gives_the_same_tokens_in_any_company(engine: Engine) -> None:
     requests = [asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
     together = sample(engine, *requests)
     for alone in requests:
@@ -96,12 +107,12 @@ def test_a_lease_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> No
         ]
 
 
-def test_samples_and_seeds_differ(engine: TorchEngine) -> None:
+def test_samples_and_seeds_differ(engine: Engine) -> None:
     groups = sample(engine, asked(PROMPTS[1], 1), asked(PROMPTS[1], 2))
     assert len({drawn.tokens for group in groups.values() for drawn in group}) == 10
 
 
-def test_a_completion_ends_with_its_end_token_or_at_its_limit(engine: TorchEngine) -> None:
+def test_a_completion_ends_with_its_end_token_or_at_its_limit(engine: Engine) -> None:
     (drawn,) = sample(engine, asked(PROMPTS[1], samples=32, max_new_tokens=60)).values()
     assert {one.finish for one in drawn} == {"stop", "length"}
     for one in drawn:
@@ -112,14 +123,14 @@ def test_a_completion_ends_with_its_end_token_or_at_its_limit(engine: TorchEngin
         assert one.finish == "stop" or len(tokens) == 60
 
 
-def test_requests_keep_their_own_limit_and_finish_on_their_own(engine: TorchEngine) -> None:
+def test_requests_keep_their_own_limit_and_finish_on_their_own(engine: Engine) -> None:
     finished: list[str] = []
     wanted = [asked(PROMPTS[0], request_id=str(limit), max_new_tokens=limit) for limit in (9, 2, 1)]
     engine.generate(wanted, lambda group: finished.append(group.request_id))
     assert finished == ["1", "2", "9"]
 
 
-def test_every_group_tells_how_long_ago_its_first_token_was_drawn(engine: TorchEngine) -> None:
+def test_every_group_tells_how_long_ago_its_first_token_was_drawn(engine: Engine) -> None:
     done: list[GroupDone] = []
     started = time.monotonic()
     engine.generate([asked(PROMPTS[0], max_new_tokens=limit) for limit in (9, 2, 1)], done.append)
@@ -127,8 +138,8 @@ def test_every_group_tells_how_long_ago_its_first_token_was_drawn(engine: TorchE
     assert 0 <= ages[0] < ages[1] < ages[2] < time.monotonic() - started
 
 
-def test_slots_are_refilled_while_a_long_sample_runs(policy: Path) -> None:
-    engine = TorchEngine(slots=4)
+def test_slots_are_refilled_while_a_long_sample_runs(make: Make, policy: Path) -> None:
+    engine = make(slots=4)
     engine.load(policy, 1)
     ended: list[str] = []
     limits = [40, *[2] * 12]
@@ -139,11 +150,10 @@ def test_slots_are_refilled_while_a_long_sample_runs(policy: Path) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7, 20, 64])  # parts of a group, one group, all at once
-@pytest.mark.parametrize("kind", ["policy", "foreign"])
-def test_the_number_of_slots_changes_no_token(kind: str, slots: int, request: pytest.FixtureRequest) -> None:
-    folder: Path = request.getfixturevalue(kind)
+def test_the_number_of_slots_changes_no_token(pair: tuple[Make, Path], slots: int) -> None:
+    make, folder = pair
     wanted = [asked(prompt, seed, max_new_tokens=3 + 9 * seed) for seed, prompt in enumerate(PROMPTS)]
-    plenty, few = TorchEngine(slots=256), TorchEngine(slots=slots)
+    plenty, few = make(slots=256), make(slots=slots)
     plenty.load(folder, 1)
     few.load(folder, 1)
     expected = sample(plenty, *wanted)
@@ -151,8 +161,8 @@ def test_the_number_of_slots_changes_no_token(kind: str, slots: int, request: py
         assert [drawn.tokens for drawn in group] == [drawn.tokens for drawn in expected[name]]
 
 
-def test_requests_may_come_and_be_cancelled_while_others_run(policy: Path) -> None:
-    engine, fresh = TorchEngine(slots=8), TorchEngine()
+def test_requests_may_come_and_be_cancelled_while_others_run(make: Make, policy: Path) -> None:
+    engine, fresh = make(slots=8), make()
     engine.load(policy, 1)
     fresh.load(policy, 1)
     first, second, third = (asked(PROMPTS[seed], seed, max_new_tokens=40) for seed in range(3))
@@ -170,13 +180,13 @@ def test_requests_may_come_and_be_cancelled_while_others_run(policy: Path) -> No
     assert [drawn.tokens for drawn in done[0].samples] == [drawn.tokens for drawn in expected]
 
 
-def test_a_request_for_another_version_is_refused(engine: TorchEngine) -> None:
+def test_a_request_for_another_version_is_refused(engine: Engine) -> None:
     with pytest.raises(EngineFailed, match="version 2, while version 1"):
         sample(engine, asked(PROMPTS[0], version=2))
 
 
-def test_nothing_is_swapped_while_samples_are_drawn(policy: Path) -> None:
-    engine = TorchEngine()
+def test_nothing_is_swapped_while_samples_are_drawn(make: Make, policy: Path) -> None:
+    engine = make()
     engine.load(policy, 1)
     engine.add(asked(PROMPTS[0]))
     with pytest.raises(EngineFailed, match="cannot be swapped"):
@@ -185,26 +195,25 @@ def test_nothing_is_swapped_while_samples_are_drawn(policy: Path) -> None:
     assert engine.cancel(["seed 7"])
 
 
-def test_every_end_token_of_the_policy_ends_a_completion(policy: Path, tmp_path: Path) -> None:
+def test_every_end_token_of_the_policy_ends_a_completion(make: Make, policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "policy")
     everything = list(range(320))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": everything}))
-    engine = TorchEngine()
+    engine = make()
     engine.load(folder, 1)
     (group,) = sample(engine, asked(PROMPTS[1])).values()
     assert {(len(one.tokens), one.finish) for one in group} == {(4, "stop")}
 
 
-@pytest.mark.parametrize("kind", ["policy", "grouped", "foreign"])
 def test_a_new_version_is_swapped_in_place_and_samples_as_if_built_anew(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    pair: tuple[Make, Path], tmp_path: Path
 ) -> None:
-    folder: Path = request.getfixturevalue(kind)
+    make, folder = pair
     other = shutil.copytree(folder, tmp_path / "other")
     for part in other.glob("*.safetensors"):
         save_file({name: tensor * 0.9 for name, tensor in load_file(part).items()}, part, metadata={"format": "pt"})
     with_canary(other)
-    swapped, fresh = TorchEngine(), TorchEngine()
+    swapped, fresh = make(), make()
     assert swapped.load(folder, 1).rebuilt
     before = sample(swapped, asked(PROMPTS[2]))
     assert not swapped.load(other, 2).rebuilt
@@ -213,16 +222,16 @@ def test_a_new_version_is_swapped_in_place_and_samples_as_if_built_anew(
     assert after == sample(fresh, asked(PROMPTS[2], version=2)) != before
 
 
-def test_another_configuration_is_built_anew(policy: Path, grouped: Path) -> None:
-    engine = TorchEngine()
+def test_another_configuration_is_built_anew(make: Make, policy: Path, grouped: Path) -> None:
+    engine = make()
     engine.load(policy, 1)
     assert engine.load(grouped, 2).rebuilt
 
 
 def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
-    policy: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, left = TorchEngine(), [1, 0]
+    engine, left = make(), [1, 0]
     engine.load(policy, 1)
 
     def scarce(*arguments: Any) -> Any:
@@ -230,7 +239,7 @@ def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
             return uniform_table(*arguments)
         raise MemoryError
 
-    monkeypatch.setattr(torch_engine, "uniform_table", scarce)
+    monkeypatch.setattr(sampling_loop, "uniform_table", scarce)
     engine.add(asked(PROMPTS[1], 1, max_new_tokens=40))
     engine.step()
     engine.add(asked(PROMPTS[2], 2))
@@ -246,13 +255,13 @@ def test_memory_that_ends_while_groups_are_let_in_costs_none_of_them(
     ("wrong", "message"),
     [(asked([320]), "vocabulary"), (asked([5], max_new_tokens=512), "positions")],
 )
-def test_what_the_policy_cannot_do_is_refused(engine: TorchEngine, wrong: Request, message: str) -> None:
+def test_what_the_policy_cannot_do_is_refused(engine: Engine, wrong: Request, message: str) -> None:
     with pytest.raises(EngineFailed, match=message):
         sample(engine, wrong)
 
 
-def test_what_was_sampled_is_counted_once(policy: Path) -> None:
-    engine = TorchEngine()
+def test_what_was_sampled_is_counted_once(make: Make, policy: Path) -> None:
+    engine = make()
     engine.load(policy, 1)
     drawn = sample(engine, *(asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)))
     measured = engine.measured()

@@ -1,0 +1,208 @@
+"""The auditor: takes drawn claims, replays them version by version, brings verdicts back.
+
+- It runs beside the coordinator, or several of it do, each where it can read the round's folder; a restart or a second
+  one never judges a claim twice, since the coordinator gives a case to one at a time.
+- A version is put together from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, the
+  last few in memory.
+- A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
+- It gives way to others on the processor: settling later is better than sampling or learning later.
+- When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from coordinator.audit import calibration
+from coordinator.audit.calibration import Calibration
+from coordinator.audit.case import Case, RoundArchive, opened
+from coordinator.audit.check import audit
+from coordinator.audit.replay import Prefill, Scored
+from coordinator.audit.trust import Finding
+from coordinator.audit.verdict import VALIDATOR, Outcome, Report
+from coordinator.config import Config
+from protocol import canonical, limits
+from protocol.auditing import AuditCase, CaseFile, Cases, Judged, TakeCases, Verdicts
+from protocol.errors import AuditFailed, SwarmError, Unreachable
+
+if TYPE_CHECKING:
+    from coordinator.audit.scorer import Scorer
+
+log = logging.getLogger(__name__)
+
+LOADED_MAX = 2
+"""Versions in memory: the one being audited, and the one before it."""
+
+CASES_AT_ONCE = 32
+
+ANSWER_MAX_BYTES = 32 * limits.MIB
+"""Cases come from the operator's own coordinator, which sends half of this."""
+
+NICENESS = 5
+"""A third of the weight of others: an auditor that starves leaves everybody a newcomer, who is audited the most."""
+
+PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Between attempts while the coordinator is away; the last is repeated."""
+
+FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", Outcome.HARD: "hard"}
+
+
+def run(config: Config, name: str) -> None:
+    """Audit one round to its end."""
+    os.nice(NICENESS)
+    folder = config.round.directory / "auditors" / name  # beside the chunks: weights may not fit anywhere else
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(RoundArchive(config)) as archive, closing(Auditor(config, archive, folder, name)) as auditor:
+        auditor.run()
+    shutil.rmtree(folder)
+
+
+class Policies:
+    """The versions that an auditor has at hand."""
+
+    def __init__(self, archive: RoundArchive, folder: Path, keep: int) -> None:
+        self._archive = archive
+        self._folder = folder
+        self._keep = keep
+        self._loaded: OrderedDict[int, Scorer] = OrderedDict()
+
+    def folder(self, version: int) -> Path | None:
+        """A version's folder, made from its chunks if it must be; None if they are gone."""
+        place = self._folder / str(version)
+        if not place.exists() and not self._archive.write_policy(version, place):
+            return None
+        self._forget(version - self._keep)
+        return place
+
+    def score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
+        scorer = self._loaded.pop(version, None)
+        if scorer is None:
+            scorer = _load(self._folder / str(version))
+        self._loaded[version] = scorer
+        while len(self._loaded) > LOADED_MAX:
+            self._loaded.popitem(last=False)
+        return scorer.score(claims)
+
+    def _forget(self, oldest: int) -> None:
+        for place in self._folder.iterdir():
+            if place.name.isdigit() and int(place.name) <= oldest:
+                shutil.rmtree(place)
+                self._loaded.pop(int(place.name), None)
+
+
+class Auditor:
+    """One auditor of one round."""
+
+    def __init__(self, config: Config, archive: RoundArchive, folder: Path, name: str) -> None:
+        self._config = config
+        self._archive = archive
+        self._policies = Policies(archive, folder, config.staleness.max_updates + 2)
+        self._name = name
+        token = (config.round.directory / "operator.token").read_text()
+        self._http = httpx.Client(
+            base_url=f"http://{config.round.listen}", timeout=60.0, headers={"Authorization": f"Bearer {token}"}
+        )
+
+    def run(self) -> None:
+        """Audit until nothing will ever wait again."""
+        failures = 0
+        while True:
+            try:
+                tolerances = self._tolerances()
+                taken = self._take()
+                if taken.cases:
+                    self._bring(self._judge(taken, tolerances))
+                elif taken.done:
+                    return
+                failures = 0
+            except Unreachable as error:
+                log.warning("%s", error)
+                time.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                failures += 1
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _tolerances(self) -> Calibration:
+        """What is judged by; without the class that is set nothing is even taken, let alone pardoned."""
+        found = calibration.load(self._config.round.directory, self._archive.metadata.root())
+        found.of(self._config.audit.tolerance)
+        return found
+
+    def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:
+        """A verdict on each case; where one spoils the replay of all, each is replayed alone."""
+        started = time.monotonic()
+        try:
+            judged = self._replay(taken.version, taken.cases, tolerances)
+        except SwarmError:
+            judged = [self._replay_alone(taken.version, case, tolerances) for case in taken.cases]
+        log.info(
+            "audited version=%d claims=%d seconds=%.2f findings=%s",
+            taken.version, len(judged), time.monotonic() - started, ",".join(one.finding for one in judged),
+        )  # fmt: skip
+        return judged
+
+    def _replay(self, version: int, taken: Sequence[AuditCase], tolerances: Calibration) -> list[Judged]:
+        if self._policies.folder(version) is None:
+            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+        before = range(max(1, version - self._config.audit.neighbours), version)
+        neighbours = [other for other in before if self._policies.folder(other) is not None]
+        cases = [self._open(version, case, neighbours) for case in taken]
+        reports = audit(cases, self._policies.score, tolerances, self._config.audit.tolerance)
+        return [self._judged(case, report) for case, report in zip(cases, reports, strict=True)]
+
+    def _replay_alone(self, version: int, case: AuditCase, tolerances: Calibration) -> Judged:
+        try:
+            return self._replay(version, [case], tolerances)[0]
+        except SwarmError as error:
+            report = json.dumps({"outcome": "pardon", "error": str(error)}).encode()
+            return Judged(claim_id=case.claim_id, finding="pardon", validator=VALIDATOR, report=report)
+
+    def _open(self, version: int, case: AuditCase, neighbours: list[int]) -> Case:
+        policy = self._policies.folder(version)
+        sampler = self._archive.sampler(version)
+        if policy is None or sampler is None:
+            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+        file = CaseFile(
+            round_id=self._archive.metadata.round_id, lease=case.lease, rollout=case.rollout, sampler=sampler
+        )
+        return opened(file, policy, neighbours)
+
+    def _judged(self, case: Case, report: Report) -> Judged:
+        command = f"swarm-coordinator audit replay ROUND.toml {case.claim_id} --tolerance {report.tolerance}"
+        evidence = json.dumps({**report.to_json(), "command": command}).encode()
+        return Judged(
+            claim_id=case.claim_id, finding=FINDINGS[report.outcome], validator=report.validator, report=evidence
+        )
+
+    def _take(self) -> Cases:
+        message = TakeCases(auditor=self._name, at_most=CASES_AT_ONCE)
+        return Cases.from_bytes(self._call("/v1/auditor/take", message.to_bytes()), max_bytes=ANSWER_MAX_BYTES)
+
+    def _bring(self, judged: list[Judged]) -> None:
+        self._call("/v1/auditor/verdicts", Verdicts(verdicts=tuple(judged)).to_bytes())
+
+    def _call(self, path: str, body: bytes) -> bytes:
+        try:
+            response = self._http.post(path, content=body)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"The coordinator does not answer ({error}).") from error
+        if response.is_error:
+            raise SwarmError.from_wire(canonical.decode(response.content))
+        return response.content
+
+
+def _load(folder: Path) -> "Scorer":
+    # Torch takes seconds to come, and a round without cases never needs it.
+    from coordinator.audit.scorer import Scorer
+
+    return Scorer(folder, threads=1)

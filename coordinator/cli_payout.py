@@ -1,0 +1,152 @@
+"""`swarm-coordinator payout`: from what the ledger owes to what was paid. The round may go on meanwhile.
+
+- Every command may be repeated after every interruption; `coordinator.payouts` says why nothing is paid twice.
+- One hand at a time: a second command waits for the first.
+"""
+
+import fcntl
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.config import Config, load
+from protocol.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from coordinator.payouts import Row
+    from coordinator.rails import Batch
+    from coordinator.state import Database
+
+app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+Number = Annotated[int, typer.Argument(min=1, help="The batch's number.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 under way: settle again later."
+
+REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+
+
+@app.command(epilog=EXIT_CODES)
+def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
+    """Put all who are owed enough, and whose address counts, into a new batch, and export it."""
+    from coordinator import payouts, rails
+
+    config = load(config_file, settings)
+    with _opened(config) as (database, round_id):
+        terms = payouts.Terms(config.payouts.rail, rails.scheme(config.payouts), config.payouts.minimum_micros)
+        number = database.run_now(payouts.create, terms, now_ms=_now_ms())
+        _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: AsJson = False) -> None:
+    """Show a batch, and export it again."""
+    from coordinator import payouts
+
+    config = load(config_file, settings)
+    with _opened(config) as (database, round_id):
+        _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
+    """List all batches and where they stand."""
+    from coordinator import payouts
+
+    with _opened(load(config_file, settings)) as (database, _):
+        rows = database.run_now(payouts.listed)
+    if as_json:
+        typer.echo(json.dumps([row._asdict() for row in rows]))
+        return
+    for row in rows:
+        typer.echo(f"batch {row.number}: {row.state}, rail {row.rail}, reference {row.reference or '-'}")
+
+
+@app.command(epilog=EXIT_CODES)
+def settle(
+    config_file: ConfigFile,
+    number: Number,
+    settings: Settings,
+    reference: Annotated[str, typer.Option(help="Of your payment by hand, such as a transfer's number.")] = "",
+) -> None:
+    """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger."""
+    from coordinator import payouts, rails
+    from coordinator.rails import Status
+
+    if reference and not REFERENCE.fullmatch(reference):
+        raise ConfigInvalid(f"{reference[:40]!r} is no reference.", hint="Letters, digits and ._/- only, at most 100.")
+    config = load(config_file, settings)
+    with _opened(config) as (database, round_id):
+        row, batch = database.run_now(payouts.load, number, round_id)
+        if row.rail != config.payouts.rail:
+            raise ConfigInvalid(f"Batch {number} is for rail {row.rail}.", hint=f"Use --set payouts.rail={row.rail}.")
+        if reference and row.reference not in (None, reference):
+            raise ConfigInvalid(f"Batch {number} was paid by {row.reference}.", hint="See `payout show`.")
+        rail = rails.open_rail(config.payouts, config.round.directory, reference)
+        status = payouts.settle(database, row, batch, rail, now_ms=_now_ms())
+        row, _ = database.run_now(payouts.load, number, round_id)
+    typer.echo(f"batch {number}: {status.value}, reference {row.reference or '-'}")
+    raise typer.Exit({Status.DONE: 0, Status.FAILED: 1, Status.UNDER_WAY: 3}[status])
+
+
+@app.command(epilog=EXIT_CODES)
+def deploy(
+    config_file: ConfigFile,
+    token: Annotated[str, typer.Argument(help="Address of the token to pay in.")],
+    settings: Settings,
+    unit: Annotated[int, typer.Option(min=1, help="The token's smallest units to a micro-unit.")] = 1,
+) -> None:
+    """Put the payouts contract of rail evm on the chain; prints the transaction, whose receipt names its address."""
+    from coordinator.rails import evm
+
+    config = load(config_file, settings)
+    typer.echo(evm.deploy(evm.open_chain(config.payouts, config.round.directory), token, unit))
+
+
+def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
+    """What a batch says, once its files are there."""
+    from coordinator import payouts
+
+    table, proofs = payouts.export(batch, config.round.directory / "payouts")
+    if as_json:
+        typer.echo(json.dumps(row._asdict() | payouts.as_json(batch)))
+        return
+    typer.echo(
+        f"batch {row.number}: {row.state}, {batch.amount_micros} micro-units to {len(batch.payees)} payees by rail "
+        f"{row.rail}, reference {row.reference or '-'}"
+    )
+    typer.echo(f"root {batch.root.hex()}")
+    typer.echo(f"{table}\n{proofs}")
+
+
+@contextmanager
+def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
+    """The store of a round, and the round's id; the coordinator may be running."""
+    from coordinator.signed_metadata import SignedMetadata
+    from coordinator.state import Database
+
+    folder = config.round.directory
+    if not (folder / "state.db").exists():
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+    metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
+    with (folder / "payouts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        database = Database(folder / "state.db")
+        try:
+            yield database, metadata.round_id
+        finally:
+            database.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

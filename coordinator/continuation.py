@@ -1,0 +1,139 @@
+"""Work that is handed on: what a lost node has told of its group, and who goes on from there, as effects.
+
+- A node's fragments of an open lease are kept as it signed them; nothing is credited for them yet.
+- A lease that expires or is skipped leaves them to its group. The next node that holds the same version, and whose
+  engine can go on, gets a lease of the same seed with what is done as its prefixes. Anybody else starts afresh, and
+  what was told is forgotten; so is what a rejected lease has told.
+- When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
+  rollout, each earlier one for the claim that its fragments make. That one is settled when the rollout is used.
+- A lease makes one claim at the most: a rollout, or the fragments that it left.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from coordinator.tables import fragments, leases, parts
+from ledger import store
+from ledger.entry import Pending, Post, Void, amount
+from protocol import chunks, limits
+from protocol.errors import FragmentMismatch, LeaseClosed
+from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
+from protocol.ids import ClaimId, LeaseId, NodeId
+from protocol.lease import OPEN, Lease, Prefix
+from protocol.rollout import PolicyBounds
+from protocol.signing import open_envelope
+
+MISMATCH = "logprob_mismatch"
+"""Why a part is void."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one node has told of one lease: its claim, if the group is finished by another."""
+
+    claim_id: ClaimId
+    node_id: NodeId
+    lease: Lease
+    samples: tuple[Begun, ...]
+
+    @property
+    def prefixes(self) -> tuple[Prefix, ...]:
+        """Where the next node goes on."""
+        return joined(self.lease, self.samples)
+
+    @property
+    def pending(self) -> Pending:
+        """What its tokens are worth at its lease's price."""
+        tokens = sum(sample.count for sample in self.samples)
+        price = self.lease.price_micros_per_mtok
+        return Pending(
+            claim_id=self.claim_id,
+            lease_id=LeaseId(self.lease.lease_id),
+            node_id=self.node_id,
+            tokens=tokens,
+            price_micros_per_mtok=price,
+            amount_micros=amount(tokens, price),
+        )
+
+
+def take(connection: sa.Connection, node: NodeId, envelope: bytes, *, round_id: str, bounds: PolicyBounds) -> LeaseId:
+    """Keep a fragment of an open lease of this node, once; which lease it is."""
+    signed = open_envelope("fragment", envelope)
+    fragment = Fragment.from_bytes(signed.payload)
+    mine = (leases.c.lease_id == fragment.lease_id) & (leases.c.node_id == node) & leases.c.state.in_(OPEN)
+    offer = connection.execute(sa.select(leases.c.offer).where(mine)).scalar()
+    if offer is None or signed.signer != node:
+        raise LeaseClosed("This lease has ended, or is another node's.")
+    before = _payloads(connection, fragment.lease_id)
+    head = chunks.digest(before[-1]) if before else ""
+    if chunks.digest(signed.payload) != head:
+        if len(before) == limits.FRAGMENTS_MAX:
+            raise FragmentMismatch(f"{limits.FRAGMENTS_MAX} fragments of one lease are enough.")
+        lease = Lease.from_bytes(offer)
+        known = begun(lease, [Fragment.from_bytes(payload) for payload in before])
+        check_fragment(fragment, lease, round_id, bounds, before=known, head=head)
+        row = {"lease_id": fragment.lease_id, "number": len(before), "envelope": envelope}
+        connection.execute(sa.insert(fragments).values(row))
+    return LeaseId(fragment.lease_id)
+
+
+def chain(connection: sa.Connection, lease_id: str | None) -> list[Told]:
+    """What was told of a group up to and with this lease, the first node's first."""
+    found: list[Told] = []
+    while lease_id is not None:
+        row = connection.execute(
+            sa.select(leases.c.node_id, leases.c.offer, leases.c.continues).where(leases.c.lease_id == lease_id)
+        ).one()
+        payloads, lease = _payloads(connection, lease_id), Lease.from_bytes(row.offer)
+        samples = begun(lease, [Fragment.from_bytes(payload) for payload in payloads])
+        found.append(Told(ClaimId(chunks.digest(payloads[-1])), NodeId(row.node_id), lease, samples))
+        lease_id = row.continues
+    return found[::-1]
+
+
+def left_by(connection: sa.Connection, lease_id: str, *, sound: bool) -> str | None:
+    """The lease to go on from after this one has ended: itself, the one that it continued, or none."""
+    told = connection.execute(sa.select(fragments.c.number).where(fragments.c.lease_id == lease_id).limit(1)).first()
+    if told and sound:
+        return lease_id
+    if told:
+        forget(connection, [lease_id])
+    row = connection.execute(sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)).one()
+    return None if row.continues is None else str(row.continues)
+
+
+def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
+    """Nobody will go on from what was told of these leases."""
+    connection.execute(sa.delete(fragments).where(fragments.c.lease_id.in_(list(lease_ids))))
+
+
+def credit(connection: sa.Connection, whole: ClaimId, told: Sequence[Told], now_ms: int) -> None:
+    """Put what earlier nodes did for a rollout that is now whole on their pending accounts."""
+    for one in told:
+        pending = one.pending
+        store.append(connection, pending, now_ms)
+        connection.execute(
+            sa.insert(parts).values(
+                claim_id=one.claim_id,
+                whole=whole,
+                lease_id=pending.lease_id,
+                node_id=one.node_id,
+                tokens=pending.tokens,
+                credit_micros=pending.amount_micros,
+                credited_ms=now_ms,
+            )
+        )
+
+
+def settle(connection: sa.Connection, wholes: Sequence[str], *, mismatched: Collection[str] = (), now_ms: int) -> None:
+    """End the wait of those whose work these rollouts finished: posted, or void if its log-probabilities cannot be."""
+    for claim_id in connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars():
+        entry = Void(claim_id=claim_id, reason_code=MISMATCH) if claim_id in mismatched else Post(claim_id=claim_id)
+        store.append(connection, entry, now_ms)
+
+
+def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:
+    stored = sa.select(fragments.c.envelope).where(fragments.c.lease_id == lease_id).order_by(fragments.c.number)
+    return [open_envelope("fragment", envelope).payload for envelope in connection.execute(stored).scalars()]

@@ -1,0 +1,66 @@
+"""Why: what became of a node's leases, with the evidence, as an effect.
+
+- A node is told of its own leases only; of another's it hears what it would hear of none.
+- With the one lease that it names comes all that a replay needs beside the weights: the node can run the check itself.
+"""
+
+import sqlalchemy as sa
+
+from coordinator import registry
+from coordinator.escrow import WRONG
+from coordinator.tables import audits, leases, rollouts
+from ledger import store
+from ledger.book import ClaimState
+from protocol import limits
+from protocol.auditing import Explanation, Explanations, Why
+from protocol.errors import OwnerBanned, UnknownLease
+from protocol.ids import NodeId
+
+
+def explain(
+    connection: sa.Connection, node: NodeId, message: Why, *, tolerance: str, tolerances: bytes, now_ms: int
+) -> Explanations:
+    """What became of the leases that a node asks about."""
+    registry.require_node(connection, node)
+    here = leases.c.node_id == node
+    if message.about:
+        here &= (leases.c.lease_id == message.about) | (rollouts.c.claim_id == message.about)
+    rows = connection.execute(
+        sa.select(
+            leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
+            rollouts.c.claim_id, rollouts.c.envelope,
+            audits.c.why, audits.c.finding, audits.c.report,
+            store.claims_table.c.state.label("money"),
+        )
+        .outerjoin_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
+        .outerjoin(audits, audits.c.claim_id == rollouts.c.claim_id)
+        .outerjoin(store.claims_table, store.claims_table.c.claim_id == rollouts.c.claim_id)
+        .where(here)
+        .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
+        .limit(limits.EXPLANATIONS_MAX)
+    ).mappings().all()  # fmt: skip
+    if message.about and not rows:
+        raise UnknownLease("No such lease or claim is this node's.", hint="`swarm-node why` lists the last ones.")
+    return Explanations(
+        tolerance=tolerance,
+        tolerances=tolerances if message.about else b"",
+        explanations=tuple(_explained(row, whole=bool(message.about)) for row in rows),
+    )
+
+
+def _explained(row: sa.RowMapping, *, whole: bool) -> Explanation:
+    """One lease; `whole` with what was leased and signed."""
+    void = row["money"] == ClaimState.VOIDED.value
+    reason = (WRONG if row["finding"] == "hard" else OwnerBanned.code) if void else ""
+    waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
+    return Explanation(
+        lease_id=row["lease_id"],
+        claim_id=row["claim_id"] or "",
+        state=row["money"] or row["state"],
+        code=row["code"] or reason,
+        said=row["said"],
+        finding="waiting" if waits else row["finding"] or "",
+        report=row["report"] or b"",
+        lease=row["offer"] if whole else b"",
+        rollout=(row["envelope"] or b"") if whole else b"",
+    )

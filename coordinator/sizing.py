@@ -1,0 +1,52 @@
+"""How many groups a node may hold: as many as it has shown to finish, and to finish in time. Pure.
+
+- An allowance doubles with every lease that its node answers and falls by one with every lease that it does not. So a
+  node that claims and lets expire is soon at one, and one that answers is soon at the most.
+- What was measured bounds it besides: a node holds no more than it gives in a part of a lease's time.
+- A lease that the coordinator took back counts for nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocol.lease import Event
+
+MEASURED_MIN = 4
+"""Answers, before their times say anything."""
+
+MEASURED_MAX = 16
+"""The last so many are looked at."""
+
+IN_TIME = 0.5
+"""The part of a lease's time that its node is counted on to need: lengths vary."""
+
+
+class Answered(Protocol):
+    """A lease whose answer was accepted."""
+
+    @property
+    def issued_ms(self) -> int: ...
+    @property
+    def ended_ms(self) -> int: ...
+
+
+def allowance_after(allowance: int, event: Event, *, most: int) -> int:
+    """How many leases a node may hold after one of its leases ended so."""
+    if event is Event.ACCEPT:
+        return min(most, 2 * allowance)
+    if event in (Event.REJECT, Event.EXPIRE, Event.SKIP):
+        return max(1, min(most, allowance) - 1)
+    return allowance
+
+
+def groups_in_time(answered: Sequence[Answered], *, timeout_ms: int) -> int | None:
+    """How many groups a node gives in a part of a lease's time, at least one; None before that is known."""
+    if len(answered) < MEASURED_MIN:
+        return None
+    busy_ms, busy_until = 0, 0
+    for one in sorted(answered, key=lambda one: one.issued_ms):
+        busy_ms += max(0, one.ended_ms - max(one.issued_ms, busy_until))
+        busy_until = max(busy_until, one.ended_ms)
+    if not busy_ms:
+        return None
+    return max(1, int(IN_TIME * timeout_ms * len(answered) / busy_ms))

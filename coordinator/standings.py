@@ -1,0 +1,142 @@
+"""What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
+
+from collections import Counter
+from dataclasses import asdict, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.audit import trust as rules_of_trust
+from coordinator.audit.trust import Rules, Standing
+from coordinator.tables import WAITS, audits, leases, nodes, rollouts, trust, versions
+from protocol.errors import OwnerBanned
+from protocol.ids import NodeId
+from protocol.lease import OPEN
+
+SMALL_ROUND = 2
+"""Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
+
+
+def owner_of(connection: sa.Connection, node: NodeId) -> str:
+    return str(connection.execute(sa.select(nodes.c.owner).where(nodes.c.node_id == node)).scalar_one())
+
+
+def of(connection: sa.Connection, owner: str) -> Standing:
+    """An owner's standing; nobody's before the first claim."""
+    row = connection.execute(sa.select(trust).where(trust.c.owner == owner)).mappings().first()
+    return _standing(row) if row else Standing()
+
+
+def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
+    connection.execute(sa.update(trust).where(trust.c.owner == owner).values(**asdict(standing)))
+
+
+def count(connection: sa.Connection, owner: str) -> int:
+    """The place of an owner's next claim."""
+    here = trust.c.owner == owner
+    more = {"accepted": trust.c.accepted + 1, "claims": trust.c.claims + 1}
+    place = connection.execute(sa.update(trust).where(here).values(**more).returning(trust.c.accepted)).scalar()
+    if place is None:
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing(claims=1))))
+    return int(place or 1)
+
+
+def require_allowed(connection: sa.Connection, node: NodeId) -> None:
+    """Refuse the nodes of a banned owner."""
+    here = (nodes.c.node_id == node) & trust.c.banned_ms.is_not(None)
+    banned = sa.select(trust.c.hard).join_from(trust, nodes, nodes.c.owner == trust.c.owner).where(here)
+    if faults := connection.execute(banned).scalar():
+        raise OwnerBanned(
+            f"Audits found {faults} rollouts that the claimed version and seed do not make: no more leases.",
+            hint="`swarm-node why` shows the evidence; appeal to the operator.",
+        )
+
+
+def backlog(connection: sa.Connection) -> int:
+    """How many claims wait for an auditor."""
+    return connection.execute(sa.select(sa.func.count()).select_from(audits).where(WAITS)).scalar_one()
+
+
+def owners_at_work(connection: sa.Connection) -> Counter[str]:
+    """Groups of each owner that are leased, or accepted and not yet trained on."""
+    leased = sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
+    buffered = sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
+    under_way = sa.union_all(
+        leased.where(leases.c.state.in_(OPEN)), buffered.where(rollouts.c.state == "buffered")
+    ).subquery()
+    found = sa.select(under_way.c.owner, sa.func.count()).group_by(under_way.c.owner)
+    return Counter({owner: int(groups) for owner, groups in connection.execute(found)})
+
+
+def share_of(groups: int, share: float, owners: int) -> int:
+    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait."""
+    return groups if owners < SMALL_ROUND / share else max(1, int(share * groups))
+
+
+def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
+    """The updates that an owner's groups went into, and the first version that has them."""
+    first = sa.select(sa.func.min(versions.c.version)).where(versions.c.policy_update >= rollouts.c.batch)
+    query = (
+        sa.select(
+            rollouts.c.batch.label("update"), sa.func.count().label("groups"), first.scalar_subquery().label("version")
+        )
+        .join_from(rollouts, audits, audits.c.claim_id == rollouts.c.claim_id)
+        .where(audits.c.owner == owner, rollouts.c.batch.is_not(None))
+        .group_by(rollouts.c.batch)
+        .order_by(rollouts.c.batch)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
+    """One row per owner: level, rate, faults and what is in escrow."""
+    amount = sa.func.sum(rollouts.c.credit_micros)
+    escrow = {
+        owner: (int(groups), int(micros))
+        for owner, groups, micros in connection.execute(
+            sa.select(audits.c.owner, sa.func.count(), amount)
+            .join_from(audits, rollouts, rollouts.c.claim_id == audits.c.claim_id)
+            .where(~audits.c.settled)
+            .group_by(audits.c.owner)
+        )
+    }
+    return [_shown(row, rules, escrow.get(row["owner"], (0, 0))) for row in _every(connection)]
+
+
+def _every(connection: sa.Connection) -> list[Any]:
+    return list(connection.execute(sa.select(trust).order_by(trust.c.owner)).mappings())
+
+
+def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
+    standing = _standing(row)
+    return {
+        "owner": row["owner"],
+        "level": rules_of_trust.level(standing, rules),
+        "rate": rules_of_trust.rate_ppm(standing, rules) / 1e6,
+        "accepted_groups": row["accepted"],
+        "validated_groups": row["groups"],
+        "soft_faults": row["soft"],
+        "hard_faults": row["hard"],
+        "escrow_groups": escrow[0],
+        "escrow_micros": escrow[1],
+    }
+
+
+def _standing(row: sa.RowMapping) -> Standing:
+    return Standing(**{field.name: row[field.name] for field in fields(Standing)})
+
+
+def audited(connection: sa.Connection) -> dict[str, Any]:
+    """How audits go, for the status: the share of claims that was looked at, what was found, and what still waits."""
+    here = sa.select(audits.c.finding, sa.func.count()).group_by(audits.c.finding)
+    by_finding = {finding: int(count) for finding, count in connection.execute(here)}
+    total = sum(by_finding.values())
+    by_finding.pop(None, None)
+    judged = sum(count for finding, count in by_finding.items() if finding != "pardon")
+    unsettled = sa.select(sa.func.count()).select_from(audits).where(~audits.c.settled)
+    return {
+        "share": judged / total if total else 0.0,
+        "waiting": backlog(connection),
+        "verdicts": by_finding,
+        "unsettled": connection.execute(unsettled).scalar_one(),
+    }

@@ -1,0 +1,102 @@
+"""What auditors and the coordinator say to each other, and what a node is told of a verdict.
+
+- An auditor is a client like the learner, with the operator's credential; there may be several.
+- Cases are taken for a while; verdicts are evidence, kept for the node concerned.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from protocol import limits
+from protocol.ids import Hex32, Hex64
+from protocol.manifest import Sampler
+from protocol.message import Message
+
+
+class TakeCases(Message):
+    """An auditor has time for so many cases."""
+
+    auditor: str = Field(min_length=1, max_length=64)
+    """The same name after a restart, another for another auditor."""
+    at_most: int = Field(ge=1, le=limits.AUDIT_CASES_MAX)
+
+
+class AuditCase(Message):
+    """One claim to look at: the lease as it was sent, and what the node signed."""
+
+    claim_id: Hex64
+    lease: bytes
+    rollout: bytes
+
+
+class CaseFile(Message):
+    """What a case folder holds beside tolerances and policies: all that a replay needs of one claim."""
+
+    round_id: Hex64
+    lease: bytes
+    rollout: bytes
+    """The envelope that the node signed."""
+    sampler: Sampler
+
+
+class Cases(Message):
+    """Cases of one version; none if nothing waits."""
+
+    version: int
+    cases: tuple[AuditCase, ...]
+    done: bool
+    """The round has ended, and nothing will ever wait again."""
+
+
+class Judged(Message):
+    """What was found, with the whole report as JSON."""
+
+    claim_id: Hex64
+    finding: Literal["pass", "soft", "hard", "pardon"]
+    validator: str = Field(max_length=40)
+    report: bytes = Field(max_length=limits.AUDIT_REPORT_MAX_BYTES)
+
+
+class Verdicts(Message):
+    """What an auditor brings back."""
+
+    verdicts: tuple[Judged, ...] = Field(min_length=1, max_length=limits.AUDIT_CASES_MAX)
+
+
+class Why(Message):
+    """A node asks what became of a lease or claim of its own; of its last ones, if it names none."""
+
+    about: Hex32 | Hex64 | Literal[""] = ""
+
+
+class Explanation(Message):
+    """What became of one lease, and by what evidence."""
+
+    lease_id: Hex32
+    claim_id: str
+    """Empty if nothing was accepted."""
+    state: str
+    """Of the lease; and of an accepted claim: pending, posted or voided."""
+    code: str
+    """Why it was rejected or voided; empty if it was not."""
+    said: str
+    """The same in words."""
+    finding: str
+    """Of its audit: pass, soft, hard or pardon; waiting; or empty if it was not drawn."""
+    report: bytes
+    """The evidence as JSON; empty if there is none."""
+    lease: bytes
+    """As it was sent; this and the rollout only where one lease was named."""
+    rollout: bytes
+    """As it was signed."""
+
+
+class Explanations(Message):
+    """The answer: those that were asked about, the newest first."""
+
+    tolerance: str
+    """The class that this round judges by."""
+    tolerances: bytes
+    """The file of all classes, where one lease was named."""
+    explanations: tuple[Explanation, ...] = Field(max_length=limits.EXPLANATIONS_MAX)

@@ -1,0 +1,105 @@
+"""A fragment: what a node has sampled of a group so far, told before the group is whole.
+
+- A node tells of groups that take long. If it is lost, another goes on where it stopped, and both are paid.
+- Each fragment has only what is new since the one before, which it names: the last one's hash stands for all of them,
+  and is the id of the claim that they make if the group is finished by somebody else.
+- A group that is whole is no fragment: it is submitted as a rollout.
+- Nothing here says that the tokens are right, only that the policy could have produced them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from protocol import limits
+from protocol.errors import FragmentMismatch
+from protocol.ids import Hex32, Hex64
+from protocol.lease import Lease, Prefix
+from protocol.message import Message
+from protocol.rollout import PolicyBounds, check_logprobs, check_tokens
+
+Finish = Literal["", "stop", "length"]
+"""How a sample ended; empty while it has not."""
+
+
+class Part(Message):
+    """What one sample grew by."""
+
+    sample: int = Field(ge=0, lt=limits.SAMPLES_MAX)
+    start: int = Field(ge=0, le=limits.TOKENS_MAX)
+    """How many tokens of this sample the same node has told of before."""
+    tokens: bytes = Field(min_length=4, max_length=4 * limits.TOKENS_MAX)
+    logprobs: bytes = Field(min_length=4, max_length=4 * limits.TOKENS_MAX)
+    finish: Finish
+
+
+class Fragment(Message):
+    """What a group grew by, as its node signs it."""
+
+    round_id: Hex64
+    lease_id: Hex32
+    version: int
+    seed: int
+    previous: Hex64 | Literal[""]
+    """BLAKE3 of the payload before; empty for the first."""
+    parts: tuple[Part, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """One sample as far as one node has told of it."""
+
+    tokens: bytes = b""
+    logprobs: bytes = b""
+    finish: Finish = ""
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) // 4
+
+
+def begun(lease: Lease, fragments: Sequence[Fragment]) -> tuple[Begun, ...]:
+    """All that checked fragments of a lease come to, for each of its samples."""
+    samples = [Begun()] * lease.samples
+    for fragment in fragments:
+        for part in fragment.parts:
+            before = samples[part.sample]
+            samples[part.sample] = Begun(before.tokens + part.tokens, before.logprobs + part.logprobs, part.finish)
+    return tuple(samples)
+
+
+def check_fragment(
+    fragment: Fragment, lease: Lease, round_id: str, bounds: PolicyBounds, *, before: Sequence[Begun], head: str
+) -> None:
+    """Whether a fragment of this lease continues `before`, whose last fragment has the hash `head`."""
+    expected = (round_id, lease.lease_id, lease.version, lease.seed, head)
+    if (fragment.round_id, fragment.lease_id, fragment.version, fragment.seed, fragment.previous) != expected:
+        raise FragmentMismatch("The fragment does not repeat its lease, or does not follow the one before it.")
+    prefixes = lease.prefixes or [Prefix(tokens=b"", finish="")] * lease.samples
+    growing = {
+        number
+        for number, (told, prefix) in enumerate(zip(before, prefixes, strict=True))
+        if not (told.finish or prefix.finish)
+    }
+    for part in fragment.parts:
+        number = part.sample
+        if number not in growing or part.start != before[number].count:
+            raise FragmentMismatch(f"Sample {number} does not grow where it ended.")
+        start = len(prefixes[number].tokens) // 4 + part.start
+        tokens = check_tokens(number, part.tokens, part.finish, bounds, start=start)
+        check_logprobs(number, part.logprobs, len(tokens))
+    if len({part.sample for part in fragment.parts}) < len(fragment.parts):
+        raise FragmentMismatch("A sample stands in the fragment twice.")
+    if growing == {part.sample for part in fragment.parts if part.finish}:
+        raise FragmentMismatch("With this fragment the group would be whole.", hint="Submit it as a rollout.")
+
+
+def joined(lease: Lease, parts: Sequence[Begun]) -> tuple[Prefix, ...]:
+    """The lease's prefixes with what its own node has added."""
+    old = lease.prefixes or [Prefix(tokens=b"", finish="")] * lease.samples
+    return tuple(
+        prefix if prefix.finish else Prefix(tokens=prefix.tokens + part.tokens, finish=part.finish)
+        for prefix, part in zip(old, parts, strict=True)
+    )

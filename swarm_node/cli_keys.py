@@ -1,0 +1,253 @@
+"""`swarm-node keys` and `swarm-node earnings`: the node's key, the owner's key, and what they have earned.
+
+- The node's key lies in the home, unencrypted, and can only work. The owner's key lies elsewhere, encrypted, and is
+  needed to take a node on, to revoke it, and to say where to pay.
+- Whatever the owner signs here is a statement (`protocol.owner`) and may be repeated.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.errors import ConfigInvalid, MalformedMessage
+from swarm_node.cli_ledger import DEFAULT_HOME
+
+if TYPE_CHECKING:
+    from protocol.owner import Earnings, Statement, StatementReply
+    from protocol.signing import NodeKey
+    from swarm_node.join_string import JoinString
+
+app = typer.Typer(help="The node's key and its owner's.", no_args_is_help=True, add_completion=False)
+owner_app = typer.Typer(help="The owner's key, encrypted.", no_args_is_help=True, add_completion=False)
+app.add_typer(owner_app, name="owner")
+
+DEFAULT_OWNER_KEY = Path.home() / ".config" / "echo-swarm" / "owner.key"
+
+JoinText = Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")]
+NodeText = Annotated[str, typer.Argument(help="The node's id, as `keys show` prints it there.")]
+Home = Annotated[Path, typer.Option(help="The node's folder.")]
+OwnerKey = Annotated[Path, typer.Option(help="File of the owner's key.")]
+PassphraseFile = Annotated[Path | None, typer.Option(help="Read the passphrase from this file's first line.")]
+PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read it from this file descriptor.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
+
+
+@app.command(epilog=EXIT_CODES)
+def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Show the node's id, and for whom it works. Needs no passphrase."""
+    from swarm_node import delegation, identity
+
+    path = home / identity.FILE
+    if not path.exists():
+        raise ConfigInvalid(f"There is no node in {home}.", hint="`swarm-node join` makes one.")
+    me = identity.load_or_create(path).key.node_id
+    data = delegation.kept(home, me)
+    owner = delegation.owner_of(data, me)[0] if data else None
+    private = path.stat().st_mode & 0o077 == 0
+    if as_json:
+        typer.echo(json.dumps({"node_id": me, "owner": owner, "file": str(path), "private": private}))
+        return
+    typer.echo(f"node {me}\nowner {owner or 'none: this node works for itself'}")
+    typer.echo(f"{path}{'' if private else ' CAN BE READ BY OTHERS: chmod 600'}")
+
+
+@app.command(epilog=EXIT_CODES)
+def rotate(
+    home: Home = DEFAULT_HOME,
+    drop_unsent: Annotated[bool, typer.Option("--drop-unsent", help="Even if finished work is not sent yet.")] = False,
+) -> None:
+    """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one."""
+    from swarm_node import rotation
+
+    old, new = rotation.rotate(home, drop_unsent=drop_unsent)
+    typer.echo(f"This node was {old} and is {new} from now on.")
+    typer.echo(f"Its owner: `swarm-node keys delegate {new}`, and `swarm-node keys revoke {old} JOIN_STRING`.")
+
+
+@app.command(epilog=EXIT_CODES)
+def delegate(
+    node_id: NodeText,
+    out: Annotated[Path | None, typer.Option(help="Where to write it; by default delegation-… here.")] = None,
+    owner_key: OwnerKey = DEFAULT_OWNER_KEY,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Sign that a node works for you. Take the file to it: `swarm-node join … --owner FILE`."""
+    from protocol.owner import Delegation, seal_statement
+    from swarm_node.disk import write_durably
+
+    said = _typed(Delegation, node_id=node_id, number=_number())
+    target = out or Path(f"delegation-{node_id[-8:]}")
+    data = seal_statement(_unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    write_durably(target, data, temp_folder=target.parent)
+    typer.echo(str(target))
+
+
+@app.command(epilog=EXIT_CODES)
+def revoke(
+    node_id: NodeText,
+    join_string: JoinText,
+    owner_key: OwnerKey = DEFAULT_OWNER_KEY,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Take a node's key out of service for ever; what it has earned stays yours."""
+    from protocol.owner import Revocation
+    from swarm_node import join_string as joining
+
+    said = _typed(Revocation, node_id=node_id, number=_number())
+    reply = _state(joining.parse(join_string), _unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    typer.echo(f"{reply.outcome}: {node_id} works no more.")
+
+
+@app.command(epilog=EXIT_CODES)
+def address(
+    join_string: JoinText,
+    where: Annotated[str, typer.Argument(metavar="ADDRESS", help="evm:0x… or text:…, whatever the round pays to.")],
+    owner_key: OwnerKey = DEFAULT_OWNER_KEY,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Say where your earnings in a round go. It counts after a delay; until then the old address does."""
+    from protocol.owner import PayoutAddress
+    from swarm_node import join_string as joining
+    from swarm_node.notices import day
+
+    join = joining.parse(join_string)
+    said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
+    reply = _state(join, _unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    typer.echo(f"{reply.outcome}: {where} counts from {day(reply.counts_from_ms)}.")
+
+
+@owner_app.command(epilog=EXIT_CODES)
+def new(
+    owner_key: OwnerKey = DEFAULT_OWNER_KEY, passphrase_file: PassphraseFile = None, passphrase_fd: PassphraseFd = None
+) -> None:
+    """Make an owner's key. Back it up: who loses it can never change an address again."""
+    from swarm_node import owner_key as keys
+
+    made = keys.create(owner_key, keys.passphrase(passphrase_file, passphrase_fd, twice=True))
+    typer.echo(f"owner {made.node_id}\n{owner_key}")
+
+
+@owner_app.command("show", epilog=EXIT_CODES)
+def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
+    """Show whose key a file holds. Needs no passphrase."""
+    from swarm_node import owner_key as keys
+
+    typer.echo(f"owner {keys.read(owner_key).owner}\n{owner_key}")
+
+
+@owner_app.command(epilog=EXIT_CODES)
+def backup(
+    target: Annotated[Path, typer.Argument(help="A new file, on another disk.")],
+    owner_key: OwnerKey = DEFAULT_OWNER_KEY,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Write a copy, encrypted anew under the same passphrase, and prove that it opens."""
+    _copy(owner_key, target, passphrase_file, passphrase_fd)
+
+
+@owner_app.command(epilog=EXIT_CODES)
+def restore(
+    source: Annotated[Path, typer.Argument(help="A backup.")],
+    owner_key: OwnerKey = DEFAULT_OWNER_KEY,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Bring a backup back, where no owner's key is."""
+    _copy(source, owner_key, passphrase_file, passphrase_fd)
+
+
+def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """What this node and its owner's others have earned and been paid, where to, and whether that will change."""
+    import trio
+
+    from swarm_node import join_string as joining
+
+    found = trio.run(_earnings, joining.parse(join_string), home)
+    if as_json:
+        typer.echo(found.model_dump_json())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from swarm_node.notices import day
+
+    table = Table("node", "pending", "payable", "being paid", "paid", caption="micro-units")
+    for row in (*found.nodes, found.total):
+        name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
+        amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
+        table.add_row(name, *map(str, amounts))
+    Console().print(table)
+    typer.echo(f"owner {found.owner}")
+    typer.echo(f"paid to {found.address or 'nowhere yet: the owner sets an address with `swarm-node keys address`'}")
+    if found.next_address:
+        typer.echo(f"CHANGES to {found.next_address} on {day(found.next_from_ms)}")
+
+
+def _typed(kind: "type[Statement]", **fields: str | int) -> "Statement":
+    """What was typed as a statement; a wrong id or address is wrong usage."""
+    try:
+        return kind.from_value({"kind": kind.model_fields["kind"].default, **fields})
+    except MalformedMessage as error:
+        raise ConfigInvalid(error.message) from None
+
+
+def _number() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey":
+    from protocol.signing import NodeKey
+    from swarm_node import owner_key as keys
+
+    keys.read(path)  # before anybody is asked for a passphrase
+    return NodeKey(keys.unlock(path, keys.passphrase(file, descriptor)))
+
+
+def _copy(source: Path, target: Path, file: Path | None, descriptor: int | None) -> None:
+    """An owner's key into another file."""
+    from swarm_node import owner_key as keys
+
+    owner = keys.read(source).owner
+    keys.require_new(target)
+    words = keys.passphrase(file, descriptor)
+    keys.write(target, keys.unlock(source, words), words)
+    keys.unlock(target, words)
+    typer.echo(f"owner {owner}\n{target}")
+
+
+def _state(join: "JoinString", key: "NodeKey", said: "Statement") -> "StatementReply":
+    import trio
+
+    from protocol.owner import seal_statement
+    from swarm_node.api_client import Coordinator
+
+    async def send() -> "StatementReply":
+        coordinator = Coordinator(join.url, join.round_id, key)
+        try:
+            return await coordinator.state(seal_statement(key, said))
+        finally:
+            await coordinator.close()
+
+    return trio.run(send)
+
+
+async def _earnings(join: "JoinString", home: Path) -> "Earnings":
+    from swarm_node import identity
+    from swarm_node.api_client import Coordinator
+
+    path = home / identity.FILE
+    if not path.exists():
+        raise ConfigInvalid(f"There is no node in {home}.", hint="Name the node's --home.")
+    coordinator = Coordinator(join.url, join.round_id, identity.load_or_create(path).key)
+    try:
+        return await coordinator.earnings()
+    finally:
+        await coordinator.close()

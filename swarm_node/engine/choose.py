@@ -1,0 +1,190 @@
+"""Which engine samples on this machine, and why.
+
+- Engines are tried in the order of `ENGINES`; the first is taken that can run here and is not slower than a later one.
+- Nothing is imported to find out: that takes seconds, and may take a GPU's memory. Only vLLM, which lives in another
+  environment, is tried there, and only once its interpreter was named.
+- What a policy needs is known only when its folder is there. A policy that llama.cpp does not know goes to torch.
+- An engine that was named is taken, or refused with what it lacks.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from protocol.errors import ConfigInvalid
+from swarm_node.engine import qwen3_shape, vllm_command
+from swarm_node.engine.policy_files import read_config
+
+AUTO = "auto"
+
+
+class Options(NamedTuple):
+    """What the owner wants of an engine."""
+
+    threads: int = 1
+    device: str = AUTO
+    dtype: str = AUTO
+    gpu_layers: int = -1
+    vllm_python: str = ""
+    """The interpreter of vLLM's environment."""
+
+
+class Machine(NamedTuple):
+    """What there is."""
+
+    nvidia: bool
+    packages: frozenset[str]
+    llama_offloads: bool
+    """Whether llama.cpp was built for a GPU."""
+    find_vllm: Callable[[str], vllm_command.Found | str]
+    """What vLLM an interpreter has, or why none; takes 15 s."""
+
+
+class Candidate(NamedTuple):
+    """An engine that may be chosen."""
+
+    dtypes: frozenset[str]
+    lacks: Callable[[Machine, Options, dict[str, Any] | None], str]
+    """Why it cannot run here; nothing if it can."""
+    yields: Callable[[Machine, Options], str]
+    """Why another should go before it, unless it was asked for; nothing if none should."""
+    because: Callable[[Machine], str]
+    install: str
+    """How to get it, as a half sentence."""
+    command: Callable[[Options], list[str]]
+
+
+class Choice(NamedTuple):
+    """An engine and its child's command line."""
+
+    name: str
+    why: str
+    command: list[str]
+
+
+def choose(wanted: str, options: Options, machine: Machine, config: dict[str, Any] | None = None) -> Choice:
+    """The engine to take for a policy of this configuration, or for one that is not known yet."""
+    refused: dict[str, str] = {}
+    for name, candidate in ENGINES.items():
+        if wanted not in (AUTO, name):
+            continue
+        if options.dtype in candidate.dtypes:
+            lacks = candidate.lacks(machine, options, config)
+        else:
+            lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
+        if wanted == AUTO and not lacks:
+            lacks = candidate.yields(machine, options)
+        if not lacks:
+            why = "it was asked for" if wanted == name else candidate.because(machine)
+            others = "".join(f"; not {other}: {reason}" for other, reason in refused.items())
+            return Choice(name, f"{name}: {why}{others}", candidate.command(options))
+        refused[name] = lacks
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    hint = ", or ".join(ENGINES[name].install for name in refused)
+    raise ConfigInvalid(f"No engine can sample here. {reasons}.", hint=f"Install one: {hint}. Or choose another.")
+
+
+def for_folder(wanted: str, options: Options, folder: Path) -> Choice:
+    """The engine for the policy in this folder, on this machine."""
+    try:
+        config = read_config(folder)
+    except (OSError, ValueError):  # any engine will say better what is wrong with this folder
+        config = None
+    return choose(wanted, options, this_machine(), config)
+
+
+def this_machine() -> Machine:
+    """What can be seen without importing anything."""
+    packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
+    return Machine(Path("/proc/driver/nvidia/version").exists(), packages, _llama_offloads(), _find_vllm)
+
+
+@cache  # the node asks at every version, and an environment stays as it is
+def _find_vllm(python: str) -> vllm_command.Found | str:
+    try:
+        return vllm_command.probe(python)
+    except ConfigInvalid as error:
+        return error.message.rstrip(".")
+
+
+def _llama_offloads() -> bool:
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return False
+    backends = {
+        file.name.partition(".")[0].removeprefix("lib") for file in (Path(spec.origin).parent / "lib").iterdir()
+    }
+    return bool(backends & {f"ggml-{kind}" for kind in ("cuda", "hip", "metal", "musa", "sycl", "vulkan")})
+
+
+def _vllm_lacks(machine: Machine, options: Options, _config: dict[str, Any] | None) -> str:
+    if not options.vllm_python:
+        return "--vllm-python names no interpreter"
+    found = machine.find_vllm(options.vllm_python)
+    if isinstance(found, str):
+        return found
+    if options.device not in (AUTO, found.device):
+        return f"this vLLM runs on {found.device}, not on {options.device}"
+    return ""
+
+
+def _llama_lacks(machine: Machine, options: Options, config: dict[str, Any] | None) -> str:
+    if missing := sorted({"llama_cpp", "gguf"} - machine.packages):
+        return f"{' and '.join(missing)} not installed"
+    if options.device == "cuda" and not machine.llama_offloads:
+        return "this build of llama-cpp-python has no GPU"
+    if config is not None and not qwen3_shape.supports(config):
+        return f"the policy is {config.get('model_type')!r}, not a plain Qwen3"
+    return ""
+
+
+def _llama_yields(machine: Machine, options: Options) -> str:
+    if machine.llama_offloads or _torch_lacks(machine, options, None):
+        return ""
+    if machine.nvidia and options.device == AUTO:
+        return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
+    return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
+
+
+def _torch_lacks(machine: Machine, _options: Options, _config: dict[str, Any] | None) -> str:
+    missing = sorted({"torch", "transformers"} - machine.packages)
+    return f"{' and '.join(missing)} not installed" if missing else ""
+
+
+def _own_command(name: str, options: Options) -> list[str]:
+    """The engine's console script, beside this interpreter."""
+    script = str(Path(sys.executable).with_name("swarm-node"))
+    words = [script, "engine", "--engine", name, "--threads", str(options.threads)]
+    return [*words, "--device", options.device, "--dtype", options.dtype, "--gpu-layers", str(options.gpu_layers)]
+
+
+ENGINES = {
+    "vllm": Candidate(
+        dtypes=frozenset({AUTO, "float32", "bfloat16"}),
+        lacks=_vllm_lacks,
+        yields=lambda _machine, _options: "",
+        because=lambda _machine: "--vllm-python names an environment where it works",
+        install=vllm_command.INSTALL,
+        command=lambda options: vllm_command.command(options.vllm_python, options.threads, options.dtype),
+    ),
+    "llama": Candidate(
+        dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),
+        lacks=_llama_lacks,
+        yields=_llama_yields,
+        because=lambda machine: "llama-cpp-python is installed" + " and uses the GPU" * machine.llama_offloads,
+        install="`pip install 'echo-swarm[llama]'`",
+        command=lambda options: _own_command("llama", options),
+    ),
+    "torch": Candidate(
+        dtypes=frozenset({AUTO, "float32", "bfloat16"}),
+        lacks=_torch_lacks,
+        yields=lambda _machine, _options: "",
+        because=lambda _machine: "torch is installed",
+        install="`pip install 'echo-swarm[torch]'`",
+        command=lambda options: _own_command("torch", options),
+    ),
+}
+"""By preference."""

@@ -1,0 +1,96 @@
+"""A Qwen3 in llama.cpp whose weights can be written over in place.
+
+- The first load goes through a GGUF file, which is gone afterwards: weights are read into memory, not mapped.
+- A swap encodes and writes only the tensors that differ from those that are there.
+- If the weights were not all found in memory (see `llama_ggml`), every version is loaded anew.
+"""
+
+import ctypes
+import logging
+import math
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from swarm_node.engine import llama_weights
+from swarm_node.engine.llama_ggml import Type, Weight, watching
+from swarm_node.engine.qwen3_shape import Shape
+
+log = logging.getLogger(__name__)
+
+_ERROR = 4
+"""What ggml says at lower levels is of use to nobody."""
+
+
+def _log(level: int, text: bytes, _data: int | None) -> None:
+    if level == _ERROR:
+        log.error("%s", text.decode(errors="replace").rstrip())
+
+
+_LOG = llama_cpp.llama_log_callback(_log)
+
+
+class LlamaModel:
+    """The weights of one policy; `pointer` is llama.cpp's own."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], kind: Type, gpu_layers: int) -> None:
+        llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self.shape = Shape.of(config)
+        self._places = llama_weights.places(self.shape, kind)
+        given = llama_weights.sources(folder)
+        if wrong := llama_weights.misfits(self._places, given, self.shape):
+            raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
+        with tempfile.TemporaryDirectory(prefix="echo-swarm-") as scratch:
+            file = Path(scratch) / "policy.gguf"
+            llama_weights.write_gguf(file, self.shape, int(config["max_position_embeddings"]), self._places, given)
+            self.pointer = _load(file, gpu_layers)
+        weakref.finalize(self, llama_cpp.llama_model_free, self.pointer)
+        self.parameters = sum(math.prod(place.shape) for place in self._places.values())
+        self._digests = {name: given[name].digest() for name in self._places}
+        self._weights = self._find()
+
+    def swap(self, folder: Path) -> bool:
+        """Write the tensors of another version that differ; False, and nothing written, if these are others."""
+        given = llama_weights.sources(folder)
+        if not self._weights or llama_weights.misfits(self._places, given, self.shape):
+            return False
+        for name, place in self._places.items():
+            if (digest := given[name].digest()) != self._digests[name]:
+                self._weights[name].write(given[name].encoded(place.kind))
+                self._digests[name] = digest
+        return True
+
+    def _find(self) -> dict[str, Weight]:
+        """Every weight by the policy's name for it; none if one of them is not found."""
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = 32
+        with watching(parameters) as found:
+            context = llama_cpp.llama_init_from_model(self.pointer, parameters)
+            if not context:
+                raise MemoryError
+            token = (llama_cpp.llama_token * 1)(0)
+            failed = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(token, 1))
+            llama_cpp.llama_free(context)
+        weights = {name: found[place.name] for name, place in self._places.items() if place.name in found}
+        missing = [
+            name for name, place in self._places.items()
+            if name not in weights or not weights[name].fits(place.size_bytes)
+        ]  # fmt: skip
+        if failed or missing:
+            log.warning("weights cannot be swapped in place, every version is loaded anew: %s", missing[:5])
+            return {}
+        return weights
+
+
+def _load(file: Path, gpu_layers: int) -> Any:
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    parameters.n_gpu_layers = gpu_layers
+    model = llama_cpp.llama_model_load_from_file(bytes(file), parameters)
+    if not model:
+        raise ValueError("llama.cpp does not load it; the log says why")
+    return model

@@ -1,0 +1,45 @@
+"""The numbers behind the picker's rules; seconds, chunks and factors."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PickerRules:
+    """The numbers behind the rules above."""
+
+    window: int = 2
+    """Chunks that a source can send at once and was asked for: one under way, one behind it."""
+    asked_max: int = 6
+    waits: int = 4
+    """Chunks that a parent was asked for and does not hold yet."""
+    lead: float = 0.05
+    """How far one source's part may be ahead of the whole, as a share of that part."""
+    lead_chunks: int = 3
+    ahead: float = 1.1
+    """How many times sooner a source must be done to take over from another, and by how much at the least."""
+    ahead_s: float = 0.3
+    reluctance: float = 1.15
+    """How many times later than usual a parent must be about to finish before the seeder, who feeds all, steps in."""
+    slow: float = 1.2
+    """A source that takes this many times longer to answer than the others do takes nothing over."""
+    confirm_s: float = 2.0
+    """To wait for the word that a chunk will not come from whom it was taken back from."""
+    overdue_s: float = 3.0
+    """At the least, before a second source is asked."""
+    overdue_factor: float = 4.0
+    last_overdue_s: float = 0.5
+    last_overdue_factor: float = 1.5
+    """The same once every chunk is asked of somebody: from then on links have time to spare."""
+    sample: int = 8
+    """Chunks looked at when one is chosen by chance."""
+    outlook: int = 64
+    """Planned chunks looked at when the next is chosen."""
+    survey_s: float = 0.05
+    look_s: float = 0.25
+    """How often to look whether somebody has fallen behind."""
+    origin_patience_s: float = 4.0
+    pause_s: float = 0.05
+    pause_max_s: float = 1.0
+    failure_pause_s: float = 0.5
+    strikes_max: int = 4
+    give_up_s: float = 60.0

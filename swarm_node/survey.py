@@ -1,0 +1,60 @@
+"""How all sources of a version are doing at one moment: when they will be done, how fast they answer, what is late."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from statistics import median
+
+from protocol.ids import ChunkId
+from swarm_node.picker_rules import PickerRules
+from swarm_node.plan_pace import PlanPace
+from swarm_node.sources import SourceState
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found."""
+
+    until: float = -math.inf
+    """As long as it may be taken for the truth."""
+    typical_s: float = 0.0
+    """When those that work will be done with their parts."""
+    usual_s: float = 0.0
+    """How long peers take to answer."""
+    late: dict[ChunkId, None] = field(default_factory=dict)
+    """Chunks that everybody who was asked should have sent by now, the oldest WANT first; the picker takes out what it
+    asks of another."""
+
+
+def look_around(
+    states: Collection[SourceState],
+    missing: Collection[ChunkId],
+    rules: PickerRules,
+    pace: PlanPace,
+    *,
+    at_end: bool,
+    now: float,
+) -> Survey:
+    """Survey the sources; `at_end` every chunk is asked of somebody."""
+    working = [state.done_in_s(now) for state in states if state.interval_s and not state.gone]
+    usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
+    usual_s = sum(usual) / len(usual) if usual else 0.0
+    least_s, factor = rules.overdue_s, rules.overdue_factor
+    if at_end:
+        least_s, factor = rules.last_overdue_s, rules.last_overdue_factor
+    late: dict[ChunkId, float] = {}
+    punctual: set[ChunkId] = set()
+    for state in states:
+        patience_s = max(least_s, factor * (state.usual_s or usual_s or pace.hop_s))
+        for chunk, since in state.asked.items():
+            if chunk in missing and chunk not in state.taken_back:
+                if now < max(since, state.begun.get(chunk, since)) + patience_s:
+                    punctual.add(chunk)
+                else:
+                    late[chunk] = min(since, late.get(chunk, since))
+    return Survey(
+        until=now + rules.survey_s,
+        typical_s=median(working) if working else 0.0,
+        usual_s=usual_s,
+        late=dict.fromkeys(sorted(late.keys() - punctual, key=late.__getitem__)),
+    )

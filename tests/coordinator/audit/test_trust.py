@@ -1,0 +1,84 @@
+"""Standings: how often an owner is audited, what stays unpaid, and what faults cost."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.audit import trust
+from coordinator.audit.drawing import ALL_PPM
+from coordinator.audit.trust import Finding, Level, Rules, Standing
+
+RULES = Rules()
+FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "soft", "hard", "pardon"]), max_size=30)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rate", "window"),
+    [
+        (0, 1.0, 0),
+        (9, 1.0, 0),  # the last of the first ten
+        (10, 1.0, 0),  # ten in ten
+        (11, 10 / 11, 1),
+        (20, 0.5, 1),
+        (100, 0.1, 9),
+        (200, 0.05, 19),  # the floor
+        (999, 0.05, 19),
+        (1000, 0.02, 49),  # trusted
+        (10**9, 0.02, 49),
+    ],
+)
+def test_rate_and_window_follow_the_validated_groups(groups: int, rate: float, window: int) -> None:
+    standing = Standing(claims=groups, groups=groups)
+    assert trust.rate_ppm(standing, RULES) / ALL_PPM == pytest.approx(rate, abs=1e-6)
+    assert trust.window(standing, RULES) == window
+
+
+def test_one_hard_fault_holds_everything_and_a_second_bans() -> None:
+    once = trust.found(Standing(5000, 5000), "hard", RULES)
+    assert (trust.level(once, RULES), trust.rate_ppm(once, RULES)) == ("held", ALL_PPM)
+    assert trust.level(trust.found(once, "hard", RULES), RULES) == "banned"
+
+
+def test_a_hold_ends_after_ten_validated_groups_and_the_fault_is_forgotten_after_a_thousand() -> None:
+    standing = trust.found(Standing(5000, 5000), "hard", RULES)
+    seen: list[tuple[Level, int]] = []
+    for groups in (9, 1, 989, 1):
+        standing = trust.validated(standing, RULES, groups)
+        seen.append((trust.level(standing, RULES), standing.hard))
+    assert seen == [("held", 1), ("known", 1), ("known", 1), ("trusted", 0)]
+
+
+def test_accepted_groups_lower_the_rate_only_as_far_as_validated_ones_follow() -> None:
+    rates = [trust.rate_ppm(Standing(claims, groups), RULES) for claims, groups in ((10**6, 9), (10**6, 10), (15, 10))]
+    assert rates == [ALL_PPM, ALL_PPM // 4, 666_667]
+
+
+def test_a_soft_fault_raises_the_rate_of_an_old_owner_and_spares_a_new_one() -> None:
+    old, new = (trust.found(Standing(groups, groups), "soft", RULES) for groups in (5000, 5))
+    assert trust.rate_ppm(old, RULES) == ALL_PPM // 4
+    assert (new.groups, new.soft) == (5, 1)
+    assert trust.level(old, RULES) == "known"
+
+
+def test_a_pardon_changes_nothing() -> None:
+    assert trust.found(Standing(8, 7, 1, 1), "pardon", RULES) == Standing(8, 7, 1, 1)
+
+
+def test_a_round_without_audits_keeps_no_escrow() -> None:
+    none = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
+    assert (trust.rate_ppm(Standing(), none), trust.window(Standing(), none)) == (0, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(findings=FINDINGS, groups=st.integers(0, 3000))
+def test_no_history_makes_a_bad_rate_or_a_cheaper_escrow(findings: list[Finding], groups: int) -> None:
+    standing = Standing(claims=4 * groups, groups=groups)
+    for finding in findings:
+        before = trust.rate_ppm(standing, RULES)
+        standing = trust.found(standing, finding, RULES)
+        rate = trust.rate_ppm(standing, RULES)
+        assert RULES.trusted_floor * ALL_PPM <= rate <= ALL_PPM
+        assert finding in ("pass", "pardon") or rate >= before
+        # One cheat gains a payment with chance 1 - q, and loses the window with chance q.
+        assert rate * trust.window(standing, RULES) >= ALL_PPM - rate
+    assert (trust.level(standing, RULES) == "banned") == (standing.hard >= 2)

@@ -1,0 +1,118 @@
+"""With S = 0 the swarm is the synchronous loop: the same seeds give the same weights, to float tolerance."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator import tables
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from protocol.fragment import Part
+from protocol.learning import TrainingGroup, TrainingSample
+from protocol.lease import Lease
+from protocol.rollout import PolicyBounds, Sample, unpack_tokens
+from protocol.signing import NodeKey
+from swarm_node.engine.messages import Request
+from swarm_node.engine.torch_engine import TorchEngine
+from tests.coordinator.world import MAX_NEW, SAMPLES, World, answer, fragment
+
+UPDATES, SIZE = 3, 2
+TOLERANCE = 1e-4
+"""A hundredth of one step: AdamW makes rounding visible where a gradient is nearly zero, and a prefix is computed in
+one piece where the other engine drew its tokens one by one."""
+
+SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
+
+
+def reward(prompt: list[int], completion: list[int]) -> float:
+    return float(completion[0] % 3)
+
+
+class Sampler:
+    """An engine that always holds the policy as it stands."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._engine, self._loads = folder, TorchEngine(), 0
+
+    def load(self, policy: Policy) -> None:
+        self._loads += 1
+        folder = self._folder / str(self._loads)
+        policy.save_hub(folder)
+        self._engine.load(folder, 1)
+
+    def sample(self, **lease: Any) -> tuple[Sample, ...]:
+        request = Request(request_id="0", version=1, max_new_tokens=MAX_NEW, temperature=1.0, **lease)
+        done: list[Any] = []
+        self._engine.generate([request], done.append)
+        samples: tuple[Sample, ...] = done[0].samples
+        return samples
+
+
+def synchronous(folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> Policy:
+    """Sample a batch from the policy as it stands, train on it, and again."""
+    policy = Policy(folder, SETTINGS)
+    for update in range(UPDATES):
+        sampler.load(policy)
+        groups = []
+        for prompt, seed in seeds[update * SIZE : (update + 1) * SIZE]:
+            drawn = sampler.sample(prompt=prompt, seed=seed, samples=SAMPLES)
+            samples = tuple(
+                TrainingSample(
+                    tokens=one.tokens, logprobs=one.logprobs, reward=reward([], unpack_tokens(one.tokens).tolist())
+                )
+                for one in drawn
+            )
+            groups.append(TrainingGroup(claim_id="0" * 64, prompt=prompt, policy_update=update, samples=samples))
+        policy.train_step(groups)
+    return policy
+
+
+def lose(world: World, key: NodeKey, lease: Lease, samples: tuple[Sample, ...]) -> Lease:
+    """The node tells of its first token and gives up; another takes the group over."""
+    first = Part(sample=0, start=0, tokens=samples[0].tokens[:4], logprobs=samples[0].logprobs[:4], finish="")
+    world.tell(key, fragment(key, lease, {}, parts=(first,)))
+    world.give_back(key, lease)
+    (heir,) = world.offer(key, version=lease.version, continues=True).leases
+    assert heir.prefixes
+    return heir
+
+
+def swarm(world: World, folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) -> Policy:
+    """The same by leases, claims, batches and reports; notes which prompts and seeds were leased."""
+    policy, key = Policy(folder, SETTINGS), world.join(1)
+    bounds = PolicyBounds(policy.model.config.vocab_size, frozenset({policy.model.config.eos_token_id}), MAX_NEW)
+    world.judge = replace(world.judge, bounds=bounds, reward=reward)
+    for update in range(UPDATES):
+        world.publish(update + 1, update)
+        sampler.load(policy)
+        for lease in world.offer(key, version=update + 1, groups=64).leases:
+            seeds.append((lease.prompt, lease.seed))
+            drawn = sampler.sample(prompt=lease.prompt, seed=lease.seed, samples=SAMPLES)
+            if update == 1 and len(drawn[0].tokens) > 4:
+                lease = lose(world, key, lease, drawn)
+                drawn = sampler.sample(prompt=lease.prompt, seed=lease.seed, samples=SAMPLES, prefixes=lease.prefixes)
+            assert world.submit(key, answer(key, lease, samples=drawn)).outcome == "accepted"
+        assert world.offer(key, version=update + 1).reason == "ahead", "nothing is sampled while the learner trains"
+        batch = world.batch(update + 1)
+        assert batch is not None
+        policy.train_step(batch.groups)
+        world.report(update + 1)
+    return policy
+
+
+def test_a_bound_of_zero_gives_the_weights_of_the_synchronous_loop(policy_folder: Path, tmp_path: Path) -> None:
+    """Even where a group is lost half-way and gone on with."""
+    world = World(tmp_path, staleness=0, size=SIZE, over_issue=1)
+    seeds: list[tuple[bytes, int]] = []
+    ours = swarm(world, policy_folder, seeds, Sampler(tmp_path / "swarm"))
+    plain = synchronous(policy_folder, seeds, Sampler(tmp_path / "plain"))
+    start = Policy(policy_folder, SETTINGS).model.state_dict()
+    moved = 0.0
+    for name, weights in plain.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], weights, rtol=0, atol=TOLERANCE)
+        moved = max(moved, float((weights - start[name]).abs().max()))
+    assert moved > 1e-3, "the rewards must teach something"
+    assert world.rows(tables.parts), "something was handed on"
+    world.database.close()

@@ -1,0 +1,86 @@
+"""Over HTTP: auditors need the operator's token, nodes hear of their own leases, draws stay secret until revealed."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from protocol import canonical
+from protocol.auditing import Cases, Explanations, Judged, TakeCases, Verdicts, Why
+from protocol.signing import NodeKey
+from tests.coordinator.served import Served, serve
+
+pytestmark = pytest.mark.asyncio
+
+TAKE = TakeCases(auditor="a", at_most=8)
+
+
+@pytest_asyncio.fixture
+async def audited(tmp_path: Path) -> AsyncIterator[Served]:
+    """A round whose every claim is drawn, with an epoch that ends with the second."""
+    async with serve(tmp_path, "audit.first_groups=10", "audit.floor=1", "audit.epoch_groups=2") as made:
+        await made.publish()
+        yield made
+
+
+async def earn(served: Served, groups: int = 1) -> tuple[NodeKey, list[str]]:
+    """A node, and the leases that it has answered."""
+    key = await served.join()
+    given = await served.lease(key, groups=groups)
+    await served.submit(key, *[served.answer(key, lease) for lease in given])
+    return key, [lease.lease_id for lease in given]
+
+
+async def take(served: Served) -> Cases:
+    response = await served.client.post("/v1/auditor/take", data=TAKE.to_bytes(), headers=served.operator)
+    assert response.status == 200
+    return Cases.from_bytes(await response.read())
+
+
+async def why(served: Served, key: NodeKey, about: str = "") -> Explanations:
+    return await served.call(key, "/v1/verdicts", Why(about=about), Explanations)
+
+
+@pytest.mark.parametrize("path", ["/v1/auditor/take", "/v1/auditor/verdicts"])
+async def test_a_stranger_cannot_audit(audited: Served, path: str) -> None:
+    response = await audited.client.post(path, data=TAKE.to_bytes())
+    assert response.status == 401
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", canonical.encode({"auditor": "", "at_most": 10**9})])
+async def test_garbage_from_an_auditor_has_a_name(audited: Served, body: bytes) -> None:
+    for path in ("/v1/auditor/take", "/v1/auditor/verdicts"):
+        response = await audited.client.post(path, data=body, headers=audited.operator)
+        assert response.status == 400
+
+
+async def test_a_verdict_and_its_evidence_reach_the_node_and_nobody_else(audited: Served) -> None:
+    key, (lease_id,) = await earn(audited)
+    assert [told.finding for told in (await why(audited, key)).explanations] == ["waiting"]
+    (case,) = (await take(audited)).cases
+    report = b'{"outcome": "hard fail"}'
+    verdict = Judged(claim_id=case.claim_id, finding="hard", validator="replay/1", report=report)
+    for _ in range(2):
+        body = Verdicts(verdicts=(verdict,)).to_bytes()
+        response = await audited.client.post("/v1/auditor/verdicts", data=body, headers=audited.operator)
+        assert response.status == 204
+    for about in (lease_id, case.claim_id):
+        found = await why(audited, key, about)
+        (told,) = found.explanations
+        assert (told.state, told.code, told.finding, told.report) == ("voided", "replay_mismatch", "hard", report)
+        assert (told.lease, told.rollout) == (case.lease, case.rollout)
+        assert b"torch/bf16/cpu" in found.tolerances
+    stranger = await audited.join(2)
+    response = await audited.post("/v1/verdicts", audited.sealed(stranger, "/v1/verdicts", Why(about=lease_id)))
+    assert b"unknown_lease" in await response.read()
+    assert (await why(audited, stranger)).explanations == ()
+
+
+async def test_draws_are_shown_when_their_epoch_is_over(audited: Served) -> None:
+    await earn(audited)
+    assert (await audited.client.get("/v1/audits/1")).status == 404
+    await earn(audited)
+    listed = await (await audited.client.get("/v1/audits/1")).json()
+    assert [rate for _, rate in listed] == [10**6] * 2
+    assert (await audited.client.get("/v1/audits/2")).status == 404

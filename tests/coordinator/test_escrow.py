@@ -1,0 +1,323 @@
+"""From acceptance to settlement: windows, faults, bans, and what a crash of an auditor costs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator import lottery, standings, tables
+from coordinator.audit import drawing
+from coordinator.audit.drawing import ALL_PPM
+from coordinator.audit.trust import Rules, Standing
+from coordinator.casework import TRIES_MAX
+from coordinator.state import set_fact
+from ledger import store
+from ledger.entry import Commitment, Pending, Reveal, Verdict, Void
+from protocol.errors import OwnerBanned
+from protocol.signing import NodeKey
+from tests.coordinator.world import HONEST_TOKENS, World, answer
+
+EVERYTHING = Rules()
+HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5)
+"""One unaudited group stays unpaid."""
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Iterator[World]:
+    """A round in which an owner's first ten groups are all audited."""
+    made = World(tmp_path, staleness=100, rules=EVERYTHING)
+    made.publish(1, 0)
+    yield made
+    made.database.close()
+
+
+def earn(world: World, key: NodeKey, groups: int = 1) -> list[str]:
+    """The claims of so many groups."""
+    before = len(world.rows(tables.rollouts))
+    for _ in range(groups):
+        world.earn(key)
+    return [row["claim_id"] for row in world.rows(tables.rollouts)[before:]]
+
+
+def let_be_drawn(world: World, drawn: bool) -> None:
+    """Rates of all or nothing, so that a test knows what is drawn."""
+    rate = 1.0 if drawn else 0.0
+    rules = replace(world.audits.rules, first_groups=0, floor=rate, trusted_floor=rate)
+    world.judge = replace(world.judge, audits=replace(world.audits, rules=rules))
+
+
+def finish(world: World) -> None:
+    world.run(set_fact, "finished", True)
+    world.release_leftovers()
+
+
+def entries(world: World, kind: type) -> list[object]:
+    return [row.entry for row in world.run(store.entries, 0, 1000) if isinstance(row.entry, kind)]
+
+
+def states(world: World) -> list[str]:
+    return [row["state"] for row in world.rows(tables.rollouts)]
+
+
+class TestSettlement:
+    def test_a_newcomer_is_paid_for_what_was_audited_and_trained_on(self, audited: World) -> None:
+        key = audited.join(1)
+        claims = earn(audited, key, 2)
+        audited.train(1)
+        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
+        assert audited.take_cases() == claims
+        assert audited.find(claims[1])
+        assert audited.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
+
+    def test_a_verdict_before_the_report_pays_at_the_report(self, audited: World) -> None:
+        key = audited.join(1)
+        for claim in earn(audited, key, 2):
+            audited.find(claim)
+        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
+        audited.train(1)
+        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
+
+    def test_what_was_not_drawn_waits_until_its_window_is_closed(self, audited: World) -> None:
+        audited.audits = replace(audited.audits, rules=HALF)
+        key = audited.join(1)
+        let_be_drawn(audited, False)
+        first, *_ = earn(audited, key, 2)
+        standings_of = audited.rows(tables.trust)
+        assert (standings_of[0]["groups"], standings_of[0]["accepted"]) == (0, 2)
+        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
+        audited.train(1)
+        assert [row["settled"] for row in audited.rows(tables.audits)] == [True, False]
+        assert audited.rows(tables.audits)[0]["claim_id"] == first
+
+    def test_nothing_behind_an_audit_that_is_still_to_come_is_paid(self, audited: World) -> None:
+        audited.audits = replace(audited.audits, rules=HALF)
+        key = audited.join(1)
+        let_be_drawn(audited, True)
+        (drawn,) = earn(audited, key)
+        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
+        let_be_drawn(audited, False)
+        earn(audited, key, 3)
+        audited.train(1)
+        audited.train(2)
+        assert audited.owed(key.node_id) == (4 * HONEST_TOKENS, 0)
+        audited.find(drawn)
+        assert audited.owed(key.node_id) == (HONEST_TOKENS, 3 * HONEST_TOKENS)
+
+    def test_at_the_end_of_the_round_only_audits_are_waited_for(self, audited: World) -> None:
+        audited.audits = replace(audited.audits, rules=HALF)
+        key = audited.join(1)
+        let_be_drawn(audited, False)
+        earn(audited, key)
+        let_be_drawn(audited, True)
+        (drawn,) = earn(audited, key)
+        finish(audited)
+        assert audited.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
+        audited.find(drawn)
+        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
+
+    def test_a_verdict_counts_once_and_is_in_the_log(self, audited: World) -> None:
+        key = audited.join(1)
+        (claim,) = earn(audited, key)
+        assert audited.find(claim, "pass")
+        assert not audited.find(claim, "hard")
+        assert not audited.find("0" * 64, "hard")
+        (verdict,) = entries(audited, Verdict)
+        assert isinstance(verdict, Verdict)
+        assert (verdict.claim_id, verdict.outcome) == (claim, "pass")
+        assert audited.audit() == []
+
+
+class TestFaults:
+    def test_one_hard_fault_voids_its_claim_and_audits_the_escrow(self, audited: World) -> None:
+        key = audited.join(1)
+        (bad,) = earn(audited, key)
+        let_be_drawn(audited, False)
+        escrowed = earn(audited, key, 2)
+        audited.find(bad, "hard")
+        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
+        assert states(audited) == ["retracted", "buffered", "buffered"]
+        assert audited.group_states()[0] == "open"
+        assert audited.take_cases() == escrowed
+        audited.lease(key)  # one fault is no sanction
+
+    def test_a_second_hard_fault_bans_and_takes_all_that_no_audit_found_right(self, audited: World) -> None:
+        key, honest = audited.join(1), audited.join(2)
+        good, bad, worse, unseen = earn(audited, key, 4)
+        earn(audited, honest)
+        lease = audited.lease(key)
+        audited.find(good)
+        audited.find(bad, "hard")
+        audited.find(worse, "hard")
+        assert audited.owed(key.node_id) == (0, HONEST_TOKENS)
+        assert {entry.claim_id: entry.reason_code for entry in entries(audited, Void) if isinstance(entry, Void)} == {
+            bad: "replay_mismatch",
+            worse: "replay_mismatch",
+            unseen: "owner_banned",
+        }
+        assert states(audited) == ["retracted"] * 4 + ["buffered"]
+        assert audited.group_states() == {0: "open", 1: "open", 2: "open", 3: "open", 4: "accepted", 5: "open"}
+        assert audited.lease_states()[lease.lease_id] == "rejected"
+        assert audited.owed(honest.node_id) == (HONEST_TOKENS, 0)
+        assert audited.audit() == []
+        with pytest.raises(OwnerBanned):
+            audited.lease(key)
+        assert audited.submit(key, answer(key, lease)).code == "lease_closed"
+        assert not audited.find(unseen), "what is void waits for nobody"
+
+    def test_a_sanction_falls_on_all_nodes_of_the_owner(self, audited: World) -> None:
+        key, sister = audited.join(1), audited.join(2)
+        audited.run(
+            lambda conn: conn.execute(
+                tables.nodes.update().where(tables.nodes.c.node_id == sister.node_id).values(owner=key.node_id)
+            )
+        )
+        for claim in (*earn(audited, key), *earn(audited, sister)):
+            audited.find(claim, "hard")
+        with pytest.raises(OwnerBanned):
+            audited.lease(sister)
+
+    def test_a_soft_fault_costs_nothing(self, audited: World) -> None:
+        key = audited.join(1)
+        for claim in earn(audited, key, 2):
+            audited.find(claim, "soft")
+        audited.train(1)
+        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
+        assert audited.rows(tables.trust)[0]["soft"] == 2
+
+    def test_what_was_trained_on_before_a_fault_is_still_known(self, audited: World) -> None:
+        key = audited.join(1)
+        claims = earn(audited, key, 2)
+        audited.train(1)
+        audited.publish(2, 1)
+        audited.find(claims[0], "hard")
+        assert audited.run(standings.provenance, key.node_id) == [{"update": 1, "groups": 2, "version": 2}]
+        assert audited.group_states() == {0: "trained", 1: "trained"}
+
+    def test_a_pardoned_claim_is_as_if_never_drawn(self, audited: World) -> None:
+        key = audited.join(1)
+        (claim,) = earn(audited, key)
+        audited.find(claim, "pardon")
+        finish(audited)
+        assert audited.owed(key.node_id) == (0, HONEST_TOKENS)
+        assert audited.rows(tables.trust)[0]["hard"] == 0
+
+
+class TestCases:
+    def test_two_auditors_never_have_the_same_case(self, audited: World) -> None:
+        claims = earn(audited, audited.join(1), 3)
+        first, second = audited.take_cases("one", 2), audited.take_cases("two", 2)
+        assert (first, second) == (claims[:2], claims[2:])
+
+    def test_an_auditor_that_comes_back_is_given_its_cases_again(self, audited: World) -> None:
+        earn(audited, audited.join(1), 3)
+        first = audited.take_cases("one", 2)
+        audited.reopen()
+        assert audited.take_cases("one", 2) == first
+
+    def test_the_cases_of_an_auditor_that_was_killed_go_to_another(self, audited: World) -> None:
+        claims = earn(audited, audited.join(1), 2)
+        audited.take_cases("one")
+        assert audited.take_cases("two") == []
+        audited.now_ms += audited.audits.timeout_ms
+        assert audited.take_cases("two") == claims
+
+    def test_a_late_verdict_counts_if_nobody_was_faster(self, audited: World) -> None:
+        (claim,) = earn(audited, audited.join(1))
+        audited.take_cases("one")
+        audited.now_ms += audited.audits.timeout_ms
+        audited.take_cases("two")
+        assert audited.find(claim)
+
+    def test_a_case_that_kills_auditors_is_pardoned_in_the_end(self, audited: World) -> None:
+        key = audited.join(1)
+        (claim,) = earn(audited, key)
+        for _ in range(TRIES_MAX):
+            assert audited.take_cases() == [claim]
+            audited.now_ms += audited.audits.timeout_ms
+        assert audited.take_cases() == []
+        assert audited.rows(tables.audits)[0]["finding"] == "pardon"
+
+    def test_without_an_auditor_training_goes_on_until_the_backlog_is_full(self, audited: World) -> None:
+        key = audited.join(1)
+        audited.terms = replace(audited.terms, audit_backlog_max=2)
+        claims = earn(audited, key, 2)
+        reply = audited.offer(key)
+        assert (reply.leases, reply.reason) == ((), "audits")
+        assert audited.batch(1) is not None
+        audited.find(claims[0])
+        audited.lease(key)
+
+
+class TestEpochs:
+    def test_claims_are_drawn_by_a_secret_that_was_committed_to_an_epoch_before(self, tmp_path: Path) -> None:
+        world = World(tmp_path, staleness=100, epoch_groups=2, rules=HALF)
+        world.publish(1, 0)
+        earn(world, world.join(1), 5)
+        kinds = [row.entry for row in world.run(store.entries, 0, 100)]
+        said = [entry for entry in kinds if isinstance(entry, Commitment | Pending | Reveal)]
+        assert [f"{entry.kind} {getattr(entry, 'epoch', '')}".strip() for entry in said] == [
+            "commitment 1", "commitment 2", "pending", "pending",
+            "reveal 1", "commitment 3", "pending", "pending",
+            "reveal 2", "commitment 4", "pending",
+        ]  # fmt: skip
+        for reveal in (entry for entry in said if isinstance(entry, Reveal)):
+            listed = world.run(lottery.draws, reveal.epoch)
+            drawn = drawing.check(reveal.secret, reveal.draws_digest, listed)
+            rows = [row for row in world.rows(tables.audits) if row["epoch"] == reveal.epoch]
+            assert len(listed) == 2
+            assert sorted(drawn) == sorted(row["claim_id"] for row in rows if row["why"] == "drawn")
+        assert world.audit() == []
+        world.database.close()
+
+    def test_without_the_committed_secret_everything_is_audited_and_nothing_revealed(self, tmp_path: Path) -> None:
+        world = World(tmp_path, staleness=100, epoch_groups=2)
+        world.publish(1, 0)
+        world.judge = replace(world.judge, audits=replace(world.audits, master=b"\1" * 32))
+        earn(world, world.join(1), 3)
+        assert [row["why"] for row in world.rows(tables.audits)] == ["drawn"] * 3
+        assert [row["rate_ppm"] for row in world.rows(tables.audits)] == [0] * 3 != [ALL_PPM] * 3
+        assert entries(world, Reveal) == []
+        world.database.close()
+
+
+class TestShares:
+    def crowd(self, folder: Path, owners: int) -> tuple[World, list[NodeKey]]:
+        """A round of four groups an update, of which half may be one owner's."""
+        world = World(folder, staleness=0, size=4)
+        world.audits = replace(world.audits, max_owner_share=0.5)
+        world.terms = replace(world.terms, max_owner_share=0.5)
+        world.publish(1, 0)
+        return world, [world.join(number + 1) for number in range(owners)]
+
+    def test_no_owner_gets_more_than_its_share_of_work_and_batch_among_many(self, tmp_path: Path) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4)
+        leases = [world.lease(key) for key in others]
+        world.give_back(others[0], leases[0])
+        world.lease(others[0])
+        assert len(world.offer(greedy, groups=4).leases) == 1  # one of four is left
+        world.database.close()
+
+    def test_a_batch_waits_for_others_when_one_owner_has_filled_its_share(self, tmp_path: Path) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4)
+        world.terms = replace(world.terms, staleness=5)
+        for key in (greedy, greedy, greedy):
+            world.earn(key)
+        for key in others[:2]:
+            world.lease(key)
+        assert world.batch(1) is None
+        world.earn(others[2])
+        assert world.batch(1) is None, "of the greedy one's three groups only two may enter"
+        world.earn(others[2])
+        batch = world.batch(1)
+        assert batch is not None
+        assert sorted(world.group_states().values()).count("trained") == 4
+        assert [row["state"] for row in world.rows(tables.rollouts)] == [
+            "batched", "batched", "buffered", "batched", "batched",
+        ]  # fmt: skip
+        world.database.close()
+
+    def test_a_round_of_few_owners_is_held_up_by_no_share(self, tmp_path: Path) -> None:
+        world, (greedy, _) = self.crowd(tmp_path, 2)
+        assert len(world.offer(greedy, groups=4).leases) == 4
+        world.database.close()

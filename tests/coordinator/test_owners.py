@@ -1,0 +1,235 @@
+"""Owners: whose node is whose for ever, keys out of service, addresses that wait."""
+
+import pytest
+
+from coordinator import owners, registry, tables
+from ledger import store
+from ledger.entry import OwnerAct
+from protocol import chunks, limits
+from protocol.errors import (
+    KeyRevoked,
+    MalformedMessage,
+    MessageTooLarge,
+    OwnerConflict,
+    StatementStale,
+    SwarmError,
+    UnknownOwner,
+    WrongAudience,
+)
+from protocol.messages import Register
+from protocol.owner import Delegation, Earnings, PayoutAddress, Revocation, Statement, StatementReply, seal_statement
+from protocol.signing import NodeKey
+from tests.coordinator.world import HONEST_TOKENS, PRICE, ROUND, World
+
+OWNER, THIEF = NodeKey(b"o" * 32), NodeKey(b"t" * 32)
+DELAY_MS = 1_000
+
+
+def delegate(world: World, key: NodeKey, owner: NodeKey = OWNER, *, number: int = 1, to: NodeKey | None = None) -> None:
+    """Register with a delegation."""
+    word = seal_statement(owner, Delegation(node_id=(to or key).node_id, number=number))
+    message = Register(name="n", price_micros_per_mtok=PRICE, addresses=(), agent="", delegation=word)
+    world.run(registry.register, key.node_id, message, max_price=10 * PRICE, now_ms=world.now_ms)
+
+
+def say(world: World, said: Statement, owner: NodeKey = OWNER, *, scheme: str = "") -> StatementReply:
+    reply: StatementReply = world.run(
+        owners.take,
+        seal_statement(owner, said),
+        round_id=ROUND,
+        scheme=scheme,
+        delay_ms=DELAY_MS,
+        now_ms=world.now_ms,
+    )
+    return reply
+
+
+def address(number: int, where: str = "text:mine", round_id: str = ROUND) -> PayoutAddress:
+    return PayoutAddress(round_id=round_id, address=where, number=number)
+
+
+def counts(world: World) -> str:
+    found: dict[str, str] = world.run(owners.addresses, world.now_ms)
+    return found.get(OWNER.node_id, "")
+
+
+def earnings(world: World, key: NodeKey) -> Earnings:
+    found: Earnings = world.run(owners.earnings, key.node_id, now_ms=world.now_ms)
+    return found
+
+
+def acts(world: World) -> list[OwnerAct]:
+    return [row.entry for row in world.run(store.entries, 0, 1_000) if isinstance(row.entry, OwnerAct)]
+
+
+def owner_of(world: World, key: NodeKey) -> str:
+    found: dict[str, str] = world.run(owners.owners_of)
+    return found[key.node_id]
+
+
+def test_a_node_is_its_own_until_it_shows_a_delegation_and_registering_again_without_keeps_the_owner(
+    world: World,
+) -> None:
+    key = world.join(1)
+    assert owner_of(world, key) == key.node_id
+    delegate(world, key)
+    world.join(1)
+    assert owner_of(world, key) == OWNER.node_id
+
+
+def test_delegation_is_an_entry_by_its_digest_and_the_same_again_is_none(world: World) -> None:
+    key = world.join(1)
+    delegate(world, key)
+    delegate(world, key)
+    delegate(world, key, number=2)
+    (row,) = world.rows(tables.statements)
+    (act,) = acts(world)
+    assert act.statement_digest == chunks.digest(row["envelope"])
+    assert (act.owner, act.act, act.node_id, act.number) == (OWNER.node_id, "delegation", key.node_id, 1)
+
+
+def test_stolen_node_key_cannot_take_the_node_to_another_owner(world: World) -> None:
+    key = world.join(1)
+    delegate(world, key)
+    with pytest.raises(OwnerConflict):
+        delegate(world, key, THIEF)
+    assert owner_of(world, key) == OWNER.node_id
+
+
+def test_delegation_to_another_node_is_refused(world: World) -> None:
+    """An owner's file that was copied works for nobody else."""
+    with pytest.raises(OwnerConflict):
+        delegate(world, world.join(1), to=world.join(2))
+
+
+def test_anything_else_in_the_place_of_a_delegation_is_refused_and_nothing_is_registered(world: World) -> None:
+    key = NodeKey(b"1" * 32)
+    for word in (b"", b"garbage", bytes(100), seal_statement(OWNER, Revocation(node_id=key.node_id, number=1))):
+        message = Register(name="n", price_micros_per_mtok=PRICE, addresses=(), agent="", delegation=word)
+        with pytest.raises(SwarmError):
+            world.run(registry.register, key.node_id, message, max_price=PRICE, now_ms=0)
+    assert world.rows(tables.nodes) == []
+
+
+def test_one_number_for_two_nodes_is_refused(world: World) -> None:
+    delegate(world, world.join(1))
+    with pytest.raises(StatementStale):
+        delegate(world, world.join(2))
+    assert owner_of(world, world.join(2)) == world.join(2).node_id
+
+
+def test_revoked_node_gets_no_work_and_cannot_come_back(world: World) -> None:
+    world.publish(1, 0)
+    key = world.join(1)
+    delegate(world, key)
+    lease = world.lease(key)
+    say(world, Revocation(node_id=key.node_id, number=2))
+    with pytest.raises(KeyRevoked):
+        world.offer(key)
+    with pytest.raises(KeyRevoked):
+        world.join(1)
+    with pytest.raises(KeyRevoked):
+        delegate(world, key, number=3)
+    assert lease.lease_id in world.lease_states()
+
+
+def test_what_a_revoked_node_earned_stays_its_owners(world: World) -> None:
+    world.publish(1, 0)
+    key, other = world.join(1), world.join(2)
+    delegate(world, key, number=1)
+    delegate(world, other, number=2)
+    world.earn(key)
+    say(world, Revocation(node_id=key.node_id, number=3))
+    found = earnings(world, other)
+    assert found.total.pending_micros == HONEST_TOKENS
+    assert [(row.node_id, row.revoked) for row in found.nodes] == [(key.node_id, True), (other.node_id, False)]
+
+
+def test_revocation_by_another_owner_or_of_a_stranger_is_refused(world: World) -> None:
+    mine, theirs = world.join(1), world.join(2)
+    delegate(world, mine)
+    delegate(world, theirs, THIEF)
+    for node in (mine.node_id, NodeKey(b"x" * 32).node_id):
+        with pytest.raises(OwnerConflict):
+            say(world, Revocation(node_id=node, number=9), THIEF)
+    assert len(acts(world)) == 2
+
+
+def test_revoking_again_under_ever_new_numbers_fills_no_disk(world: World) -> None:
+    key = world.join(1)
+    delegate(world, key)
+    outcomes = [say(world, Revocation(node_id=key.node_id, number=number)).outcome for number in range(2, 9)]
+    assert outcomes == ["recorded"] + 6 * ["already_recorded"]
+    assert len(world.rows(tables.statements)) == 2
+
+
+def test_owner_without_a_node_can_say_nothing(world: World) -> None:
+    """Keys cost nothing: a stranger with a million of them leaves no row."""
+    key = world.join(1)
+    for owner in (OWNER, key):  # a node's own key is no owner's key either
+        with pytest.raises(UnknownOwner):
+            say(world, address(1), owner)
+    assert world.rows(tables.statements) == []
+
+
+def test_address_counts_after_the_delay_and_not_a_millisecond_before(world: World) -> None:
+    delegate(world, world.join(1))
+    assert say(world, address(2)).counts_from_ms == world.now_ms + DELAY_MS
+    world.now_ms += DELAY_MS - 1
+    assert counts(world) == ""
+    world.now_ms += 1
+    assert counts(world) == "text:mine"
+
+
+def test_changing_again_restarts_the_delay_and_the_last_address_that_counted_goes_on_counting(world: World) -> None:
+    key = world.join(1)
+    delegate(world, key)
+    say(world, address(2))
+    world.now_ms += DELAY_MS
+    say(world, address(3, "text:thief"))
+    world.now_ms += DELAY_MS - 1
+    say(world, address(4))  # the owner notices at the last moment
+    assert earnings(world, key).next_address == "text:mine"
+    for _ in range(3):
+        world.now_ms += DELAY_MS // 2
+        assert counts(world) == "text:mine"
+    found = earnings(world, key)
+    assert (found.address, found.next_address, found.next_from_ms) == ("text:mine", "", 0)
+
+
+def test_replayed_old_address_is_refused(world: World) -> None:
+    delegate(world, world.join(1))
+    say(world, address(2, "text:old"))
+    say(world, address(3))
+    assert say(world, address(2, "text:old")).outcome == "already_recorded"
+    world.now_ms += DELAY_MS
+    assert counts(world) == "text:mine"
+    with pytest.raises(StatementStale):
+        say(world, address(3, "text:other"))
+    with pytest.raises(StatementStale):
+        say(world, address(1, "text:other"))
+
+
+def test_address_signed_for_another_round_or_another_rail_is_refused(world: World) -> None:
+    delegate(world, world.join(1))
+    with pytest.raises(WrongAudience):
+        say(world, address(2, round_id="b" * 64))
+    with pytest.raises(MalformedMessage):
+        say(world, address(2), scheme="evm:")
+
+
+def test_ever_new_addresses_have_an_end(world: World) -> None:
+    key = world.join(1)
+    delegate(world, key)
+
+    def fill(connection: object) -> None:
+        rows = [
+            {"owner": OWNER.node_id, "number": number, "kind": "address", "envelope": b"", "received_ms": 0}
+            for number in range(2, 2 + limits.STATEMENTS_MAX)
+        ]
+        connection.execute(tables.statements.insert(), rows)  # type: ignore[attr-defined]  # a SQLAlchemy connection
+
+    world.run(fill)
+    with pytest.raises(MessageTooLarge):
+        say(world, address(10_000))
+    say(world, Revocation(node_id=key.node_id, number=10_001))  # which is never refused for that

@@ -1,0 +1,73 @@
+"""How many groups a node may hold: doubled by an answer, lowered by one without, and bounded by what was measured."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.sizing import MEASURED_MIN, allowance_after, groups_in_time
+from protocol.lease import Event
+
+MOST = 16
+FAILURES = (Event.REJECT, Event.EXPIRE, Event.SKIP)
+
+
+@dataclass(frozen=True)
+class Lease:
+    issued_ms: int
+    ended_ms: int
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "after"),
+    [
+        (1, Event.ACCEPT, 2),
+        (12, Event.ACCEPT, MOST),
+        (MOST, Event.ACCEPT, MOST),
+        (MOST, Event.EXPIRE, MOST - 1),
+        (2, Event.SKIP, 1),
+        (1, Event.REJECT, 1),  # never none: it could not show that it is better now
+        (64, Event.EXPIRE, MOST - 1),  # the operator has lowered the most
+        (5, Event.CANCEL, 5),
+    ],
+)
+def test_allowance_by_hand(before: int, event: Event, after: int) -> None:
+    assert allowance_after(before, event, most=MOST) == after
+
+
+@given(st.integers(1, 64), st.lists(st.sampled_from(Event)))
+def test_whatever_happens_the_allowance_stays_between_one_and_the_most(first: int, events: list[Event]) -> None:
+    allowance = first
+    for event in events:
+        allowance = allowance_after(allowance, event, most=MOST)
+        assert 1 <= allowance <= max(first, MOST)
+
+
+@given(st.integers(1, MOST))
+def test_lease_griefing_is_soon_at_one(first: int) -> None:
+    allowance = first
+    for _ in range(MOST):
+        allowance = allowance_after(allowance, Event.EXPIRE, most=MOST)
+    assert allowance == 1
+
+
+def test_before_enough_leases_have_ended_nothing_is_known() -> None:
+    assert groups_in_time([Lease(0, 10)] * (MEASURED_MIN - 1), timeout_ms=1000) is None
+    assert groups_in_time([Lease(5, 5)] * MEASURED_MIN, timeout_ms=1000) is None, "who takes no time is not bounded"
+
+
+def test_groups_that_were_sampled_together_count_for_the_time_they_took_together() -> None:
+    assert groups_in_time([Lease(0, 100)] * 8, timeout_ms=1000) == 40
+    assert groups_in_time([Lease(100 * n, 100 * n + 100) for n in range(8)], timeout_ms=1000) == 5
+
+
+def test_idle_time_does_not_count() -> None:
+    rested = [Lease(1000 * n, 1000 * n + 100) for n in range(8)]
+    assert groups_in_time(rested, timeout_ms=1000) == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(-10, 10**6)), max_size=16))
+def test_a_clock_that_jumps_leaves_a_node_with_one_lease_at_least(spans: list[tuple[int, int]]) -> None:
+    answered = [Lease(issued, issued + took) for issued, took in spans]
+    assert (groups_in_time(answered, timeout_ms=60_000) or 1) >= 1

@@ -1,0 +1,74 @@
+"""An owner hears of a changed payout address once, also if the node was away when it changed."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigInvalid
+from protocol.owner import Delegation, Earnings, NodeEarnings, Revocation, seal_statement
+from protocol.signing import NodeKey
+from swarm_node import delegation
+from swarm_node.api_client import Coordinator
+from swarm_node.notices import Notices
+
+OWNER, NODE, OTHER = NodeKey(b"o" * 32), NodeKey(b"n" * 32), NodeKey(b"x" * 32)
+DAY_MS = 86_400_000
+
+
+def earnings(address: str = "", then: str = "", from_ms: int = 0) -> Earnings:
+    nothing = {"pending_micros": 0, "payable_micros": 0, "paying_micros": 0, "paid_micros": 0}
+    total = NodeEarnings(node_id=OWNER.node_id, name="", revoked=False, **nothing)
+    return Earnings(
+        owner=OWNER.node_id, nodes=(), total=total, address=address, next_address=then, next_from_ms=from_ms
+    )
+
+
+def told(caplog: pytest.LogCaptureFixture, folder: Path, news: Earnings) -> str:
+    """What a node that starts now says of the news."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        Notices(Coordinator("http://127.0.0.1:1", "a" * 64, NODE), folder).take(news)
+    return caplog.text
+
+
+def test_thief_cannot_change_the_address_quietly(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    assert "paid to text:mine" in told(caplog, tmp_path, earnings("text:mine"))
+    assert told(caplog, tmp_path, earnings("text:mine")) == ""
+    warned = told(caplog, tmp_path, earnings("text:mine", "text:thief", 3 * DAY_MS))
+    assert "becomes text:thief on 1970-01-04 00:00 UTC" in warned
+    assert "text:other" in told(caplog, tmp_path, earnings("text:mine", "text:other", 4 * DAY_MS))
+    assert told(caplog, tmp_path, earnings("text:mine", "text:other", 4 * DAY_MS)) == ""
+
+
+def test_nothing_is_said_where_nothing_is_set(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    assert told(caplog, tmp_path, earnings()) == ""
+
+
+def test_a_delegation_is_kept_from_the_first_join_on(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", tmp_path / "word"
+    file.write_bytes(seal_statement(OWNER, Delegation(node_id=NODE.node_id, number=1)))
+    assert delegation.kept(home, NODE.node_id) is None
+    assert delegation.kept(home, NODE.node_id, file) == file.read_bytes()
+    file.unlink()
+    kept = delegation.kept(home, NODE.node_id)
+    assert kept
+    assert delegation.owner_of(kept, NODE.node_id)[0] == OWNER.node_id
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        b"",
+        b"garbage",
+        seal_statement(OWNER, Delegation(node_id=OTHER.node_id, number=1)),
+        seal_statement(OWNER, Revocation(node_id=NODE.node_id, number=1)),
+    ],
+    ids=["nothing", "garbage", "another node's", "no delegation"],
+)
+def test_what_is_no_delegation_to_this_node_is_not_kept(tmp_path: Path, word: bytes) -> None:
+    file = tmp_path / "word"
+    file.write_bytes(word)
+    with pytest.raises(ConfigInvalid):
+        delegation.kept(tmp_path, NODE.node_id, file)
+    assert not (tmp_path / delegation.FILE).exists()

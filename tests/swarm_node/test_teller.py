@@ -1,0 +1,115 @@
+"""What a node tells of long groups: in order, once each, and nothing of short ones."""
+
+from typing import Any, cast
+
+import pytest
+
+from protocol.chunks import digest
+from protocol.errors import Unreachable
+from protocol.fragment import Fragment, Part
+from protocol.lease import Lease
+from protocol.messages import LeaseProgress, LeaseProgressReply
+from protocol.rollout import pack_logprobs, pack_tokens
+from protocol.signing import NodeKey, open_envelope
+from swarm_node.teller import TELL_S, Teller
+
+pytestmark = pytest.mark.trio
+
+LEASE = Lease(
+    lease_id="1" * 32,
+    version=1,
+    seed=7,
+    samples=2,
+    prompt=pack_tokens([1]),
+    price_micros_per_mtok=1,
+    expires_ms=1,
+)
+
+
+class World:
+    """A coordinator that notes what it is told, and the teller that tells it."""
+
+    def __init__(self) -> None:
+        self.told: list[LeaseProgress] = []
+        self.takes, self.away = True, False
+        self.gone: tuple[str, ...] = ()
+        self.teller = Teller(cast(Any, self), NodeKey(bytes(32)), "0" * 64)
+        self.teller.begin(LEASE)
+
+    async def progress(self, message: LeaseProgress) -> LeaseProgressReply:
+        self.told.append(message)
+        if self.away:
+            raise Unreachable("away")
+        taken = (LEASE.lease_id,) if message.fragments and self.takes else ()
+        return LeaseProgressReply(gone=self.gone, taken=taken)
+
+    def grow(self, sample: int, start: int, *tokens: int) -> None:
+        packed, logprobs = pack_tokens(list(tokens)), pack_logprobs([-1.0] * len(tokens))
+        self.teller.grew(
+            LEASE.lease_id, [Part(sample=sample, start=start, tokens=packed, logprobs=logprobs, finish="")]
+        )
+
+    def payloads(self) -> list[bytes]:
+        return [open_envelope("fragment", one).payload for message in self.told for one in message.fragments]
+
+
+async def test_of_a_group_that_ends_soon_nothing_is_told(mock_clock: Any) -> None:
+    world = World()
+    world.grow(0, 0, 1)
+    mock_clock.jump(TELL_S - 0.1)
+    assert await world.teller.tell() == []
+    world.teller.forget(LEASE.lease_id)
+    mock_clock.jump(TELL_S)
+    assert await world.teller.tell() == []
+    assert world.told == []
+
+
+async def test_each_fragment_has_what_is_new_and_names_the_one_before(mock_clock: Any) -> None:
+    world = World()
+    mock_clock.jump(TELL_S)
+    world.grow(0, 0, 1)
+    world.grow(1, 0, 2)
+    world.grow(0, 1, 3, 4)
+    await world.teller.tell()
+    world.grow(0, 3, 5)
+    await world.teller.tell()
+    await world.teller.tell()
+    first, second = (Fragment.from_bytes(payload) for payload in world.payloads())
+    assert [(part.sample, part.start, len(part.tokens) // 4) for part in first.parts] == [(0, 0, 3), (1, 0, 1)]
+    assert (first.previous, second.previous) == ("", digest(world.payloads()[0]))
+    assert [part.start for part in second.parts] == [3]
+    assert [message.held for message in world.told] == [(LEASE.lease_id,)] * 3
+
+
+async def test_what_was_not_heard_is_said_again_with_the_same_bytes(mock_clock: Any) -> None:
+    world = World()
+    mock_clock.jump(TELL_S)
+    world.grow(0, 0, 1)
+    world.away = True
+    with pytest.raises(Unreachable):
+        await world.teller.tell()
+    world.grow(0, 1, 2)
+    world.away = False
+    await world.teller.tell()
+    await world.teller.tell()
+    payloads = world.payloads()
+    assert payloads[0] == payloads[1]
+    assert Fragment.from_bytes(payloads[2]).previous == digest(payloads[1])
+
+
+async def test_after_a_fragment_that_was_not_kept_no_more_are_told(mock_clock: Any) -> None:
+    world = World()
+    mock_clock.jump(TELL_S)
+    world.takes = False
+    world.grow(0, 0, 1)
+    await world.teller.tell()
+    world.grow(0, 1, 2)
+    await world.teller.tell()
+    assert len(world.payloads()) == 1
+
+
+async def test_a_lease_that_has_ended_elsewhere_is_named_once_it_is_known(mock_clock: Any) -> None:
+    world = World()
+    mock_clock.jump(TELL_S)
+    world.gone = (LEASE.lease_id, "2" * 32)
+    assert await world.teller.tell() == [LEASE.lease_id]

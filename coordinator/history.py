@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from coordinator.ranking import DAY_MS
 from coordinator.tables import blames, nodes, rejections, rollouts
 from ledger.book import ClaimState
-from ledger.store import claims_table, entries_table
+from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
 
 DAYS_SHOWN = 60

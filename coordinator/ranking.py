@@ -19,7 +19,7 @@ from coordinator.health import percentile
 from coordinator.tables import fleet, nodes, rollouts
 from ledger import store
 from ledger.entry import MTOK
-from ledger.store import claims_table, entries_table
+from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
 
 HALF_LIFE_MS = 7 * 86_400_000

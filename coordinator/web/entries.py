@@ -7,7 +7,19 @@ from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, document, table
 from ledger import tiles
-from ledger.entry import Deposit, Pending, Version, Void
+from ledger.entry import (
+    Commitment,
+    Deposit,
+    OwnerAct,
+    Paid,
+    Payout,
+    PayoutBatch,
+    Pending,
+    Reveal,
+    Verdict,
+    Version,
+    Void,
+)
 from ledger.store import Recorded
 from ledger.tiles import TILE_HASHES, Tile
 from protocol.nicknames import nickname
@@ -71,7 +83,27 @@ def _says(one: Recorded) -> Any:
             " is ",
             el("code", f"{entry.manifest_digest[:16]}…", title=entry.manifest_digest),
         )
+    if isinstance(entry, Commitment | Reveal):
+        return f"audits of epoch {entry.epoch}: the secret that draws them is {_TOLD[type(entry)]}"
+    if isinstance(entry, Verdict):
+        return f"audited: {entry.outcome}", _claim(entry)
+    if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
+        return _of_money(entry)
     return f"refused as {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
+
+
+_TOLD = {Commitment: "committed to", Reveal: "revealed"}
+
+
+def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
+    if isinstance(entry, OwnerAct):
+        return f"owner {nickname(entry.owner)}: {entry.act}"
+    if isinstance(entry, PayoutBatch):
+        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {entry.payees} payees"
+    node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
+    if isinstance(entry, Payout):
+        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} go to ", node
+    return f"payout {entry.batch}: paid as {entry.reference} to ", node
 
 
 def _claim(entry: Any) -> Markup:

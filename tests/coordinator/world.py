@@ -23,6 +23,7 @@ from coordinator.lottery import AuditTerms
 from coordinator.offers import Draw
 from coordinator.state import Database, engine
 from ledger import store
+from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
@@ -280,7 +281,7 @@ class World:
         """Every row of every table."""
 
         def read(conn: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
-            every = (*tables.metadata.sorted_tables, *store.metadata.sorted_tables)
+            every = (*tables.metadata.sorted_tables, *ledger_tables.metadata.sorted_tables)
             return {table.name: [tuple(row) for row in conn.execute(sa.select(table))] for table in every}
 
         dumped: dict[str, list[tuple[Any, ...]]] = self.run(read)

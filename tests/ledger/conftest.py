@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from ledger import store
+from ledger.tables import metadata
 from tests.ledger.engines import sqlite_file, sqlite_memory
 
 Connect = Callable[[], Engine]
@@ -40,5 +41,5 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 def _empty(engine: Engine) -> None:
     with engine.begin() as conn:
-        store.metadata.drop_all(conn)
+        metadata.drop_all(conn)
         store.create(conn)

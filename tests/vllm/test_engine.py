@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protocol.canary import FILE_NAME
+from protocol.lease import Prefix
 from protocol.rollout import Sample, unpack_tokens
 from swarm_node.engine.messages import (
     Cancel,
@@ -175,7 +176,7 @@ def test_probabilities_that_are_no_numbers_fail_the_group(child: Child, policy: 
         (asked([320]), "vocabulary"),
         (asked([5], max_new_tokens=512), "positions"),
         (asked([5], version=2), "version 2, while version 1"),
-        (asked([5], prefixes=[{"tokens": b"", "finish": ""}] * 5), "somebody else began"),
+        (asked([5], prefixes=(Prefix(tokens=b"", finish=""),) * 5), "somebody else began"),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused(child: Child, policy: Path, wrong: Request, message: str) -> None:

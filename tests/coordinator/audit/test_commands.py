@@ -12,7 +12,7 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from coordinator import intake, offers, publish, registry
+from coordinator import intake, leases, offers, publish, registry
 from coordinator.audit.calibration import FILE
 from coordinator.cli import app
 from coordinator.config import load
@@ -22,9 +22,11 @@ from coordinator.policy_text import PolicyText
 from coordinator.round import Round
 from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
+from protocol.fragment import Fragment, Part
 from protocol.learning import Publication, Upload
-from protocol.messages import LeaseRequest, Register
-from protocol.rollout import RolloutClaim
+from protocol.lease import Lease
+from protocol.messages import LeaseProgress, LeaseRequest, Register, ReturnLeases
+from protocol.rollout import RolloutClaim, Sample
 from protocol.signing import NodeKey
 from protocol.tasks import task
 from swarm_node.engine.messages import GroupDone, Request
@@ -49,6 +51,8 @@ class Played:
     honest: NodeKey
     claims: list[str]
     lies: list[str]
+    shared: list[str]
+    """Of one group that two nodes worked on."""
 
     def run(self, *words: str) -> tuple[int, str]:
         """A command as an operator types it: its exit code and output."""
@@ -72,14 +76,20 @@ def publish_policy(round_: Round, version: int, policy: Path) -> None:
     round_.database.run_now(publish.record, manifest, name, now_ms=1)
 
 
-def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0) -> list[str]:
-    """Take leases of a version and answer them with the shipped engine; a liar draws from another seed."""
+def play(
+    round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0, heir: NodeKey | None = None
+) -> list[str]:
+    """Take leases of a version and answer them with the shipped engine; a liar draws from another seed.
+
+    With an heir the node tells of half of each sample and gives up, and the heir goes on; the claims of both.
+    """
     problems = task(round_.config.task.name, seed=0)
     text = PolicyText(lambda name: round_.publisher.read_file(version, name), problems, NEW_TOKENS)
     judge = Judge(round_.round_id, round_.terms, text.bounds, text.reward, round_.audits)
     message = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="")
-    round_.database.run_now(registry.register, key.node_id, message, max_price=10, now_ms=1)
-    numbers = count(10**6 * lie)
+    for each in (key, heir or key):
+        round_.database.run_now(registry.register, each.node_id, message, max_price=10, now_ms=1)
+    numbers = count(10**6 * lie + 10**3 * bool(heir))
     draw = Draw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=numbers.__next__)
     wanted = LeaseRequest(version=version, groups=groups)
     given = round_.database.run_now(offers.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
@@ -99,19 +109,54 @@ def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0
     ]
     engine.generate(requests, done.append)
     samples = {group.request_id: group.samples for group in done}
-    for lease in given.leases:
+    for first in given.leases:
+        lease, answer, author = first, samples[first.lease_id], key
+        if heir:
+            claims.append(leave_half(round_, key, first, answer, judge))
+            more = wanted.model_copy(update={"groups": 1, "continues": True})
+            (lease,) = round_.database.run_now(
+                offers.offer, heir.node_id, more, terms=round_.terms, draw=draw, now_ms=2
+            ).leases
+            answer, author = tuple(cut(sample)[1] for sample in answer), heir
         claim = RolloutClaim(
-            round_id=round_.round_id,
-            lease_id=lease.lease_id,
-            version=version,
-            seed=lease.seed,
-            samples=samples[lease.lease_id],
+            round_id=round_.round_id, lease_id=lease.lease_id, version=version, seed=lease.seed, samples=answer
         )
-        envelope = key.seal("rollout", claim.to_bytes())
-        verdict = round_.database.run_now(intake.take, key.node_id, envelope, judge=judge, now_ms=2)
+        envelope = author.seal("rollout", claim.to_bytes())
+        verdict = round_.database.run_now(intake.take, author.node_id, envelope, judge=judge, now_ms=2)
         assert verdict.outcome == "accepted", verdict
         claims.append(digest(claim.to_bytes()))
     return claims
+
+
+def cut(sample: Sample) -> tuple[Sample, Sample]:
+    """A sample's two halves; the first may be empty."""
+    half = 4 * (len(sample.tokens) // 8)
+    first = sample.model_copy(update={"tokens": sample.tokens[:half], "logprobs": sample.logprobs[:half]})
+    rest = sample.model_copy(update={"tokens": sample.tokens[half:], "logprobs": sample.logprobs[half:]})
+    return first, rest
+
+
+def leave_half(round_: Round, key: NodeKey, lease: Lease, samples: tuple[Sample, ...], judge: Judge) -> str:
+    """A node tells of the first halves and gives up; what its claim will be."""
+    halves = [(number, cut(sample)[0]) for number, sample in enumerate(samples)]
+    parts = tuple(
+        Part(sample=number, start=0, tokens=half.tokens, logprobs=half.logprobs, finish="")
+        for number, half in halves
+        if half.tokens
+    )
+    told = Fragment(
+        round_id=round_.round_id,
+        lease_id=lease.lease_id,
+        version=lease.version,
+        seed=lease.seed,
+        previous="",
+        parts=parts,
+    )
+    progress = LeaseProgress(held=(), fragments=(key.seal("fragment", told.to_bytes()),))
+    round_.database.run_now(intake.take_progress, key.node_id, progress, judge=judge, now_ms=2)
+    back = ReturnLeases(lease_ids=(lease.lease_id,))
+    round_.database.run_now(leases.give_back, key.node_id, back, terms=round_.terms, now_ms=2)
+    return digest(told.to_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +171,10 @@ def played(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Played:
         publish_policy(round_, version, policy)
     claims = play(round_, honest, 2, GROUPS)
     lies = play(round_, liar, 2, 1, lie=1)
+    shared = play(round_, NodeKey(b"\3" * 32), 2, 1, heir=NodeKey(b"\4" * 32))
     publish_policy(round_, 3, policy)
     round_.close()
-    return Played(file, honest, claims, lies)
+    return Played(file, honest, claims, lies, shared)
 
 
 def test_an_honest_claim_passes_and_fits_no_neighbour(played: Played) -> None:
@@ -155,6 +201,19 @@ def test_an_exported_case_gives_the_same_verdict_elsewhere(played: Played, tmp_p
         assert played.run("audit", "export", str(played.file), claim, str(folder), "--neighbours", "1")[0] == 0
         assert sorted(path.name for path in (folder / "policies").iterdir()) == ["1", "2", "3"]
         assert played.run("audit", "replay", str(folder))[0] == expected
+
+
+def test_each_claim_to_a_group_that_two_nodes_worked_on_is_replayed_alone(played: Played, tmp_path: Path) -> None:
+    positions = []
+    for claim in played.shared:
+        assert played.run("audit", "export", str(played.file), claim, str(tmp_path / claim))[0] == 0
+        code, said = played.run("audit", "replay", str(tmp_path / claim), claim, "--json")
+        found = json.loads(said)
+        assert (code, found["claim_id"], found["findings"]) == (0, claim, [])
+        assert found["summary"]["dictated_share"] == 1
+        positions.append((found["node"], found["summary"]["positions"]))
+    assert len(dict(positions)) == 2
+    assert all(count > 0 for _, count in positions)
 
 
 def test_a_case_with_an_altered_rollout_is_refused(played: Played, tmp_path: Path) -> None:

@@ -67,7 +67,13 @@ def part(policy: Path, whole: tuple[Sample, ...], *, pieces: int = 1, **change: 
                 grown = {"tokens": sample.tokens[4 * start : 4 * end], "logprobs": sample.logprobs[4 * start : 4 * end]}
                 parts.append(Part(sample=number, start=start, finish=finish, **grown))
                 starts[number] = end
-        fields = {"round_id": ROUND, "lease_id": "0" * 32, "version": 1, "seed": SEED, "parts": tuple(parts)}
+        fields: dict[str, Any] = {
+            "round_id": ROUND,
+            "lease_id": "0" * 32,
+            "version": 1,
+            "seed": SEED,
+            "parts": tuple(parts),
+        }
         told.append(Fragment(**(fields | {"previous": _name(envelopes)} | change)))
         envelopes.append(FIRST.seal("fragment", told[-1].to_bytes()))
     return opened(file(lease(), fragments=tuple(envelopes)), policy, [])

@@ -224,6 +224,13 @@ class Arena:
         )
 
 
+def claims_of(arena: Arena, node: Node) -> set[str]:
+    """The accepted claims of a node."""
+    keys = [key.node_id for key in node.keys]
+    query = sa.select(tables.rollouts.c.claim_id).where(tables.rollouts.c.node_id.in_(keys))
+    return set(arena.world.run(lambda conn: conn.execute(query).scalars().all()))
+
+
 @cache
 def _engine(folder: Path) -> TorchEngine:
     engine = TorchEngine()

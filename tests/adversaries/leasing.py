@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from protocol.lease import Lease
-from protocol.messages import Register
 from tests.adversaries.nodes import Adversary, Samples
 from tests.coordinator.world import PRICE
 

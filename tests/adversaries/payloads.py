@@ -7,7 +7,7 @@ import numpy as np
 
 from protocol import canonical
 from protocol.lease import Lease
-from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.rollout import Sample, pack_logprobs, pack_tokens
 from tests.adversaries.nodes import Adversary, Samples
 
 if TYPE_CHECKING:

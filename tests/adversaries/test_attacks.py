@@ -1,17 +1,13 @@
 """Each attack for a few groups on a tiny policy: noticed, unpaid, and nobody else harmed."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from coordinator import tables
-from coordinator.audit.trust import Rules
-from tests.adversaries import choosing, forging, leasing, payloads, telling, waiting, weights
+from tests.adversaries import choosing, forging, leasing, payloads, weights
+from tests.adversaries.__main__ import tiny
 from tests.adversaries.arena import Stage
 from tests.adversaries.campaign import Result, fight
 from tests.adversaries.nodes import Adversary
-from tests.tiny_policy import make_tiny_policy
 
 GROUPS = 8
 
@@ -19,9 +15,7 @@ GROUPS = 8
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("policies")
-    first, second, other = (make_tiny_policy(folder / name, seed=seed) for seed, name in enumerate("abc", 1))
-    return Stage((first, second), other, samples=4, max_new_tokens=4, groups_per_update=8)
+    return tiny(tmp_path_factory.mktemp("policies"))
 
 
 def unharmed(result: Result) -> bool:
@@ -37,7 +31,7 @@ def unharmed(result: Result) -> bool:
         forging.OneToken,
         weights.Small,
         weights.SmallPrefilled,
-        weights.FourBitsPrefilled,
+        weights.FourBits,
         choosing.EarlyEnd,
     ],
     ids=lambda attack: attack.__name__,
@@ -54,7 +48,7 @@ def test_tokens_that_the_lease_did_not_dictate_are_found_at_once_and_earn_nothin
 
 
 def test_work_that_is_sent_again_is_credited_once(stage: Stage) -> None:
-    arena, attacker, result = fight(forging.SentTwice, stage, GROUPS)
+    _, attacker, result = fight(forging.SentTwice, stage, GROUPS)
     assert set(attacker.codes) == {"lease_conflict"}
     assert attacker.accepted == result.groups
     assert result.gain_micros == 0
@@ -69,7 +63,7 @@ def test_a_kept_version_is_found_when_the_next_one_is_out(stage: Stage) -> None:
 
 
 def test_every_hostile_payload_is_refused_by_its_name(stage: Stage) -> None:
-    arena, attacker, result = fight(payloads.Hostile, stage, len(payloads.SPOILT))
+    _, attacker, result = fight(payloads.Hostile, stage, len(payloads.SPOILT))
     assert isinstance(attacker, payloads.Hostile)
     assert attacker.said == {name: {code} for name, (_, code) in payloads.SPOILT.items()}
     assert attacker.accepted == 0
@@ -82,14 +76,16 @@ def test_garbage_for_a_rivals_leases_harms_only_its_sender(stage: Stage) -> None
     assert unharmed(result)
 
 
-def test_a_picker_of_easy_prompts_is_left_with_one_lease_and_every_prompt_is_answered(stage: Stage) -> None:
-    arena, attacker, result = fight(choosing.CherryPicker, stage, GROUPS)
-    assert result.cheats > 0
+def test_leases_that_are_not_answered_pay_nothing_and_hold_nobody_up(stage: Stage) -> None:
+    result = fight(leasing.Griefer, stage, 8)[-1]
+    assert result.cheats == result.groups
+    assert result.gain_micros == 0
     assert unharmed(result)
 
 
-def test_leases_that_expire_leave_their_node_one(stage: Stage) -> None:
-    arena, attacker, result = fight(leasing.Griefer, stage, 5)
+def test_prompts_that_are_given_back_are_answered_by_others(stage: Stage) -> None:
+    result = fight(choosing.CherryPicker, stage, GROUPS)[-1]
+    assert result.cheats > 0
     assert result.gain_micros == 0
     assert unharmed(result)
 

@@ -1,8 +1,8 @@
 """Does a round learn in which three nodes of ten are hostile, and come back under new keys whenever they are banned?
 
 - The demo's recipe: its model, warm start, task and learner; the arena's leases, intake, audits and batches.
-- What the hostile send is the worst that passes intake: of every group half the samples say the right answer and half
-  a wrong one, with rewards turned round where that is possible: the wrong ones are as likely as a prefill can claim.
+- Rewards cannot be claimed, so poison is tokens: a forged group rewards one sample, and blames all others, which say
+  what is nearly right.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from coordinator.policy_text import PolicyText
 from protocol.learning import Batch
 from protocol.lease import Lease
 from protocol.tasks import task
-from tests.adversaries.arena import Arena, Stage
+from tests.adversaries.arena import Arena, Stage, claims_of
 from tests.adversaries.nodes import Node, Samples
 from tests.adversaries.waiting import Whitewasher
 
@@ -28,9 +28,9 @@ HONEST, HOSTILE = 7, 3
 
 
 class Poisoner(Whitewasher):
-    """Teaches to say nothing: every group is the end, and one random answer that happens to be right."""
+    """Forges groups of one right answer and many whose last digit is not."""
 
-    attack = "poisoning: forged groups that reward one odd sample"
+    attack = "poisoning: forged groups that blame what is nearly right"
 
     def forge(self, lease: Lease, said: Samples) -> Samples:
         arena = self.arena
@@ -63,9 +63,7 @@ def started(folder: Path, config: Config, *, seed: int) -> Policy:
 
 
 def text_of(folder: Path, config: Config) -> PolicyText:
-    return PolicyText(
-        lambda name: (folder / name).read_bytes(), task(config.task.name), config.sampling.max_new_tokens
-    )
+    return PolicyText(lambda name: (folder / name).read_bytes(), task(config.task.name), config.sampling.max_new_tokens)
 
 
 def stage_of(first: Path, config: Config) -> Stage:
@@ -106,7 +104,7 @@ def learn(
     poisoners = [arena.enter(Poisoner) for _ in range(hostile)]
     arena.play(100 * updates, until=lambda: arena.update >= updates)
     arena.finish()
-    forged = {claim for node in poisoners for claim in arena.claims_of(node)}
+    forged = {claim for node in poisoners for claim in claims_of(arena, node)}
     arena.world.database.close()
     return Learned(
         before=before,

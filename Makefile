@@ -13,13 +13,15 @@ LOG    := $(VENV)/install.log
 PYTHON ?=
 ARGS   ?=
 QUICK  ?=
+ROUND  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
 LLAMA  := $(VENV)/.llama
+TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint clean
+.PHONY: help setup demo test test-trl check lint clean screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +38,16 @@ test: lint  ## lint and all tests; ARGS go to pytest
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
+screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
+	@$(BIN)/python -P -m tests.web.screenshots $(ROUND)
+
+test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of its own
+	@.venv-trl/bin/python -m pytest tests/trl $(ARGS)
+
 bench-broadcast: $(RIVALS)
 bench-llama bench-verification: $(LLAMA)
+
+bench-learner: $(TRL)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
@@ -46,7 +56,7 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	esac
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)
@@ -76,6 +86,14 @@ $(LLAMA): $(STAMP)
 	  echo '`make demo` works without it.' >&2; exit 1; \
 	fi; \
 	touch $(LLAMA)
+
+# TRL brings some 200 MB that nothing else here needs; what it shares with us comes from $(VENV).
+$(TRL): $(STAMP)
+	@$(BIN)/python -m venv --clear .venv-trl
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$(.venv-trl/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0'
+	@touch $(TRL)
 
 # libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.

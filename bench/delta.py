@@ -27,7 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, quick_from_environment
 from coordinator.learner.embedded import Shape, make_model, make_tokenizer
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
 from protocol import chunks, delta
@@ -115,7 +116,7 @@ class Run:
         tokenizer.save_pretrained(folder / "start")
         self._tokenizer, self._task = tokenizer, task("arithmetic", seed=0)
         self._digits = {tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
-        self.policy = Policy(folder / "start", TrainSettings(learning_rate=LEARNING_RATE, ramp_updates=1))
+        self.policy = Policy(folder / "start", TrainSettings(learning_rate=LEARNING_RATE, warmup_updates=1))
         self._engine = TorchEngine()
         self._publisher = Publisher(
             folder=folder,

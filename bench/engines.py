@@ -24,7 +24,8 @@ from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, Input, quick_from_environment
 from coordinator.learner.embedded import DEFAULT_SHAPE, Shape, make_model, make_policy, make_tokenizer
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine import sampler
 from swarm_node.engine.choose import ENGINES, Options

@@ -22,7 +22,8 @@ from bench.harness import Bench, quick_from_environment
 from coordinator.config import Config, load
 from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
 from coordinator.policy_text import PolicyText
 from protocol.learning import TrainingGroup, TrainingSample
@@ -45,8 +46,7 @@ class Round:
         self._task: Task = task(config.task.name, seed=seed)
         start = folder / "start"
         make_policy(start, seed=seed)
-        settings = TrainSettings(config.learner.learning_rate, temperature=config.sampling.temperature)
-        self._policy = Policy(start, settings)
+        self._policy = Policy(start, train_settings(config))
         self._text = PolicyText(lambda name: (start / name).read_bytes(), self._task, config.sampling.max_new_tokens)
         (self._end,) = self._text.bounds.end_tokens
         self._engine = TorchEngine()

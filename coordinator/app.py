@@ -6,12 +6,14 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from aiohttp import web
 
-from coordinator import activation, leases
-from coordinator.api import auditor, learner, ledger, nodes, public
+from coordinator import activation, leases, registry
+from coordinator.api import auditor, events, learner, ledger, nodes, pages, public, stats
 from coordinator.api.http import ROUND, errors
+from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.round import Round, join_string, now_ms
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
 
+LOOK_S = 0.25
+"""How soon a process beside the leader hears of a version; nodes take longer to fetch it."""
+
 CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""
 
@@ -32,8 +37,11 @@ def build(round_: Round) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors])
     app[ROUND] = round_
-    for room in (nodes, learner, auditor, ledger, public):
+    app[WATCH] = Watch(round_)
+    app.cleanup_ctx.append(app[WATCH].run)
+    for room in (nodes, ledger, public, pages, events, stats, *([learner, auditor] if round_.leads else [])):
         app.add_routes(room.routes)
+    public.share(app)
     return app
 
 
@@ -47,10 +55,7 @@ def make_runner(round_: Round) -> web.AppRunner:
 async def run(config: Config, *, with_learner: bool, with_auditor: bool, announce: Callable[[str], None]) -> None:
     """Serve the round until it is told to stop."""
     round_ = Round(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+    stop = _told_to_stop()
     runner = make_runner(round_)
     await runner.setup()
     try:
@@ -81,6 +86,32 @@ async def run(config: Config, *, with_learner: bool, with_auditor: bool, announc
         round_.close()
 
 
+async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -> None:
+    """Serve nodes of a round that another process leads, until told to stop."""
+    round_ = Round.beside(folder)
+    stop = _told_to_stop()
+    runner = make_runner(round_)
+    await runner.setup()
+    try:
+        await _listen(runner, listen)
+        announce(f"Serving nodes: http://{listen}")
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(every(LOOK_S, round_.look))
+            await stop.wait()
+            looking.cancel()
+    finally:
+        await runner.cleanup()
+        round_.close()
+
+
+def _told_to_stop() -> asyncio.Event:
+    """Set by Ctrl-C and its like."""
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    return stop
+
+
 async def _listen(runner: web.AppRunner, address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
@@ -108,6 +139,7 @@ async def _sweep(round_: Round) -> None:
     expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)
+    await round_.database.run(registry.forget_nonces, now_ms())
 
 
 async def _steer(round_: Round) -> None:

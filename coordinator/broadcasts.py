@@ -47,11 +47,12 @@ def note(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *,
     """Note how far versions have come on a node that their broadcasts are for, unless it has said so before."""
     for said in reached:
         column = STAGES[said.stage]
+        reached_ms = now_ms - round(1000 * said.ago_s)
         published_ms = sa.select(versions.c.published_ms).where(versions.c.version == said.version).scalar_subquery()
         connection.execute(
             sa.update(broadcasts)
             .where(broadcasts.c.version == said.version, broadcasts.c.node_id == node, column.is_(None))
-            .values({column: sa.func.max(published_ms, now_ms - round(1000 * said.ago_s))})
+            .values({column: sa.case((published_ms > reached_ms, published_ms), else_=reached_ms)})
         )
 
 

@@ -70,6 +70,23 @@ def launch(
 
 
 @app.command(epilog=EXIT_CODES)
+def api(
+    folder: Annotated[Path, typer.Argument(help="The folder of a launched round on PostgreSQL.")],
+    listen: Annotated[str, typer.Option(help="Address of this process's HTTP API.")] = "127.0.0.1:8702",
+    quiet: Quiet = False,
+) -> None:
+    """Serve nodes of a launched round from one process more, until Ctrl-C.
+
+    All its processes share the round's folder and its PostgreSQL (`store.url`). Whatever proxy stands before them sends
+    /v1/plan and /v1/learner to the launched one, and anything else to any.
+    """
+    from coordinator import app as coordinator
+
+    _log_to_stderr(quiet)
+    asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
+
+
+@app.command(epilog=EXIT_CODES)
 def status(
     config_file: ConfigFile,
     settings: Settings,
@@ -134,11 +151,12 @@ def fsck(
     from coordinator.state import Database
     from ledger import store
 
-    folder = load(config_file, settings).round.directory
-    if not (folder / "state.db").exists():
+    config = load(config_file, settings)
+    folder = config.round.directory
+    if not (folder / "resolved.json").exists():
         raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
     with only_coordinator(folder):
-        database = Database(folder / "state.db")
+        database = Database(config.state)
         entries, found = database.run_now(store.size), database.run_now(store.rebuild)
         database.close()
     if as_json:
@@ -148,6 +166,20 @@ def fsck(
             typer.echo(f"{difference.where}: {difference.expected} by the entries, {difference.found} in the store")
         typer.echo(f"{entries} entries, {len(found)} differences")
     raise typer.Exit(1 if found else 0)
+
+
+@app.command(epilog=EXIT_CODES)
+def export(
+    config_file: ConfigFile,
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    settings: Settings,
+    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
+) -> None:
+    """Write the policy as a folder in hub format, which transformers and others load as it is."""
+    from coordinator.learner.export import export as write
+
+    update = write(load(config_file, settings), folder, version=version)
+    typer.echo(f"{folder}: the policy after {update} updates")
 
 
 @app.command()

@@ -8,7 +8,7 @@
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,6 +18,8 @@ from protocol.origin import OriginUrl
 
 UPLOAD = r"^$|^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$"
 """No character that a signed address would have to escape."""
+
+STORE = r"^$|^postgresql(\+psycopg)?://"
 
 
 class Section(BaseModel):
@@ -41,7 +43,10 @@ class RoundSection(Section):
 class ModelSection(Section):
     """Which policy the round starts from."""
 
-    path: str = Field("embedded", description="a folder in hub format, or 'embedded' for the tiny built-in one")
+    path: str = Field(
+        "embedded", description="a folder in hub format, hf://owner/name, or 'embedded' for the tiny built-in one"
+    )
+    revision: str = Field("", description="branch, tag or commit on the hub; its main branch if there is none")
 
 
 class TaskSection(Section):
@@ -88,12 +93,74 @@ class StalenessSection(Section):
         return self
 
 
-class LearnerSection(Section):
-    """The optimizer."""
+AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "echo2"]
 
-    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, constant")
+
+class LearnerSection(Section):
+    """The objective by name, and how it is followed."""
+
+    algorithm: AlgorithmName = Field(
+        "grpo", description="grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, cispo or echo2 (docs/learning.md)"
+    )
+    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, after the warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="constant, linear or cosine: how the rate falls towards the last update"
+    )
+    warmup_updates: int = Field(20, ge=0, description="updates over which the rate rises from nothing")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
+    num_iterations: int = Field(1, ge=1, description="optimizer steps on one batch")
+    micro_batch_tokens: int = Field(
+        16384, ge=0, description="most tokens computed at once, prompts included; 0 is no limit"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute layers twice instead of remembering them")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="float32 or bfloat16: of the products; weights in training are float32"
+    )
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of the learner")
+    lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
+    lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha: what is learned counts alpha / rank")
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard, too, into learner/tensorboard")
+
+
+class ObjectiveSection(Section):
+    """What differs from `learner.algorithm`; a key that is left out is as the algorithm says."""
+
+    baseline: Literal["group", "leave_one_out", "batch", "none"] | None = Field(
+        None, description="group, leave_one_out, batch or none: the mean that is taken from a reward"
+    )
+    scale_rewards: Literal["group", "batch", "none"] | None = Field(
+        None, description="group, batch or none: the deviation that it is divided by"
+    )
+    importance_sampling_level: Literal["token", "sequence", "product"] | None = Field(
+        None, description="token, sequence (geometric mean) or product: what has a ratio of its own"
+    )
+    clip: Literal["ppo", "cispo"] | None = Field(None, description="ppo bounds the ratio, cispo the weight of a token")
+    epsilon: float | None = Field(None, ge=0, le=1, description="how far a ratio may fall")
+    epsilon_high: float | None = Field(None, ge=0, description="how far it may rise; cispo: the largest weight")
+    delta: float | None = Field(None, ge=0, description="largest ratio where the advantage is negative; 0 is no bound")
+    loss_aggregation: Literal["sequence", "token", "constant"] | None = Field(
+        None, description="sequence, token or constant: what the loss is a mean of"
+    )
+    beta: float | None = Field(None, ge=0, description="weight of the divergence from the starting policy")
+    filter_zero_variance: bool | None = Field(None, description="leave out groups of equal raw scores")
+    mask_truncated_completions: bool | None = Field(None, description="leave out samples without an end")
+    overlong_buffer: int | None = Field(None, ge=0, description="tokens before the longest length that cost reward")
+    overlong_penalty: float | None = Field(None, ge=0, description="what they cost at most")
+
+
+class CorrectionSection(Section):
+    """What is done about stale samples; a key that is left out is as the algorithm says."""
+
+    mode: Literal["decoupled", "bypass", "none"] | None = Field(
+        None, description="decoupled weighs by the distance, bypass clips it, none ignores it"
+    )
+    token_cap: float | None = Field(None, gt=0, description="largest weight of a token")
+    sequence_low: float | None = Field(None, ge=0, description="least geometric mean ratio of a sample that counts")
+    sequence_high: float | None = Field(None, gt=0, description="largest geometric mean ratio of a sample that counts")
+    veto: float | None = Field(None, ge=0, lt=1, description="a token's ratio below it drops the sample; 0 never")
 
 
 class MarketSection(Section):
@@ -154,6 +221,12 @@ class AuditSection(Section):
     )
 
 
+class StoreSection(Section):
+    """Where the round's state lives."""
+
+    url: str = Field("", pattern=STORE, description="postgresql://user@host/name; empty is SQLite in round.directory")
+
+
 class PublishSection(Section):
     """How versions travel."""
 
@@ -192,12 +265,20 @@ class Config(Section):
     sampling: SamplingSection = SamplingSection()
     staleness: StalenessSection = StalenessSection()
     learner: LearnerSection = LearnerSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    correction: CorrectionSection = CorrectionSection()
     market: MarketSection = MarketSection()
     payouts: PayoutsSection = PayoutsSection()
     fleet: FleetSection = FleetSection()
     leases: LeasesSection = LeasesSection()
     audit: AuditSection = AuditSection()
     publish: PublishSection = PublishSection()
+    store: StoreSection = StoreSection()
+
+    @property
+    def state(self) -> Path | str:
+        """What `coordinator.state.Database` opens."""
+        return self.store.url or self.round.directory / "state.db"
 
     def with_absolute_folder(self) -> "Config":
         """The same with a folder that child processes find wherever they start."""
@@ -248,6 +329,9 @@ def _apply(table: dict[str, Any], setting: str) -> None:
 
 def _nearest(keys: list[str]) -> str:
     """Which existing setting was probably meant."""
+    if len(keys) == 1:
+        close = difflib.get_close_matches(keys[0], Config.model_fields, n=1, cutoff=0.5)
+        return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."
     names = [f"{section}.{key}" for section, field in Config.model_fields.items() for key in _keys(field.annotation)]
     close = difflib.get_close_matches(".".join(keys), names, n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else f"Sections: {', '.join(Config.model_fields)}."

@@ -215,6 +215,11 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         "broadcast": status["broadcast"],
         "learner_idle_share": round(status["learner_idle_share"], 4),
         "max_staleness": status["max_staleness"],
+        "age": status["age"],
+        "in_vain_share": round(status["in_vain_share"], 4),
+        "credit_micros_per_update": round(sum(node["posted_micros"] for node in nodes) / max(1, status["update"])),
+        "fleet": {one["name"]: one["reason"] for one in status["fleet"]},
+        "alarm": status["alarm"],
         "credits_by_node": {node["name"]: node["posted_micros"] for node in nodes},
         "seconds": round(seconds, 1),
     }
@@ -234,7 +239,13 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     rejected = ", ".join(f"{count} {code}" for code, count in summary["rejected"].items())
     table.add_row("rollouts rejected", rejected or "none")
     table.add_row("oldest rollout trained on", f"{summary['max_staleness']} updates")
+    age = summary["age"]
+    table.add_row("age of what was trained on", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
+    table.add_row("work in vain", f"{summary['in_vain_share']:.1%}")
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}")
+    table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
+    if summary["alarm"]:
+        table.add_row("alarm", summary["alarm"])
     table.add_row("seconds", str(summary["seconds"]))
     console.print(table)
     columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")

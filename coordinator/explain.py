@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from coordinator import registry
 from coordinator.escrow import WRONG
 from coordinator.tables import audits, leases, rollouts
-from ledger import store
 from ledger.book import ClaimState
+from ledger.tables import claims_table
 from protocol import limits
 from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import OwnerBanned, UnknownLease
@@ -30,11 +30,11 @@ def explain(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
             rollouts.c.claim_id, rollouts.c.envelope,
             audits.c.why, audits.c.finding, audits.c.report,
-            store.claims_table.c.state.label("money"),
+            claims_table.c.state.label("money"),
         )
         .outerjoin_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
         .outerjoin(audits, audits.c.claim_id == rollouts.c.claim_id)
-        .outerjoin(store.claims_table, store.claims_table.c.claim_id == rollouts.c.claim_id)
+        .outerjoin(claims_table, claims_table.c.claim_id == rollouts.c.claim_id)
         .where(here)
         .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
         .limit(limits.EXPLANATIONS_MAX)

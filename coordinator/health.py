@@ -37,7 +37,7 @@ ADVICE = {
 
 def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[str, Any]:
     """What is told of the round's health."""
-    ages, in_vain, idle_share = _ages(connection), _in_vain(connection), _idle_lately(connection)
+    ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection)
     trained = ages.total()
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     return {
@@ -92,7 +92,7 @@ def _why_idle(asked: Load, kappa: int, idle_share: float) -> str:
     return waits + f"S = {asked.staleness} is too small for {what}: raise staleness.max_updates to {enough}, or {cure}."
 
 
-def _ages(connection: sa.Connection) -> Counter[int]:
+def trained_ages(connection: sa.Connection) -> Counter[int]:
     age = rollouts.c.batch - 1 - rollouts.c.policy_update
     found = sa.select(age, sa.func.count()).where(rollouts.c.batch.is_not(None)).group_by(age)
     return Counter({int(age): int(count) for age, count in connection.execute(found)})

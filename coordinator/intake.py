@@ -60,6 +60,15 @@ class Judge:
     audits: AuditTerms
 
 
+# Built once: making a statement costs more than running it, and these run for every rollout.
+_lease = sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease"))
+_answer = sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
+    rollouts.c.lease_id == sa.bindparam("lease")
+)
+_accepted = sa.insert(rollouts)
+_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
+
+
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
     """Accept or reject one submitted rollout."""
     lease_id = ""
@@ -85,12 +94,12 @@ def _accept(
     judge: Judge,
     now_ms: int,
 ) -> Verdict:
-    row = connection.execute(sa.select(leases).where(leases.c.lease_id == claim.lease_id)).mappings().first()
+    row = connection.execute(_lease, {"lease": claim.lease_id}).mappings().first()
     if row is None:
         raise UnknownLease("No such lease was given out in this round.")
     if row["node_id"] != node:  # (3)
         raise LeaseOfAnother("This lease belongs to another node.")
-    before = connection.execute(sa.select(rollouts).where(rollouts.c.lease_id == claim.lease_id)).mappings().first()
+    before = connection.execute(_answer, {"lease": claim.lease_id}).mappings().first()
     if before is not None:  # (4)
         if before["claim_id"] != claim_id:
             raise LeaseConflict("This lease was already answered, with another rollout.")
@@ -100,9 +109,7 @@ def _accept(
             "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
         )
     lease = Lease.from_bytes(row["offer"])
-    policy_update = connection.execute(
-        sa.select(versions.c.policy_update).where(versions.c.version == lease.version)
-    ).scalar_one()
+    policy_update = connection.execute(_policy_update, {"version": lease.version}).scalar_one()
     learner_update = lease_table.latest_batch(connection)
     bound = judge.terms.staleness
     if not row["surplus"] and is_stale(
@@ -140,7 +147,7 @@ def _store(
     surplus, lease_id = lease["surplus"], lease["lease_id"]
     place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
     state = "surplus" if surplus else "buffered"
-    connection.execute(sa.insert(rollouts).values(state=state, **place, **accepted))
+    connection.execute(_accepted, {"state": state, **place, **accepted})
     node, claim_id, audits = NodeId(lease["node_id"]), accepted["claim_id"], judge.audits
     escrow.admit(connection, node, claim_id, accepted["version"], terms=audits, now_ms=now_ms)
     lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
@@ -205,7 +212,8 @@ def _reject(
     connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, judge: Judge, now_ms: int
 ) -> None:
     """Store the rejection, and end the lease if it is the sender's and still open."""
-    last = {"last_lease_id": lease_id, "last_message": str(error)[:500], "last_ms": now_ms}
+    said = str(error)[:500].replace("\0", "")  # it may quote the sender, and PostgreSQL keeps no NUL
+    last = {"last_lease_id": lease_id, "last_message": said, "last_ms": now_ms}
     here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
     if not connection.execute(sa.update(rejections).where(here).values(count=rejections.c.count + 1, **last)).rowcount:
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))

@@ -14,7 +14,7 @@ from ledger import store
 from ledger.accounts import OF_A_NODE, Account, AccountKind
 from ledger.book import Outcome
 from ledger.entry import OwnerAct
-from ledger.store import balances_table
+from ledger.tables import balances_table
 from protocol import chunks, limits
 from protocol.errors import (
     MalformedMessage,

@@ -33,7 +33,7 @@ from ledger.accounts import AccountKind
 from ledger.book import ClaimState, Outcome
 from ledger.entry import Paid, Payout, PayoutBatch, Post
 from ledger.payees import Payee
-from ledger.store import balances_table, checkpoint_table, claims_table
+from ledger.tables import balances_table, checkpoint_table, claims_table
 from protocol.errors import NotFound, PayoutFailed
 from protocol.ids import NodeId
 

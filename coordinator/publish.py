@@ -211,9 +211,10 @@ def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, 
     )
 
 
+_newest = sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1)
+
+
 def newest_version(connection: sa.Connection) -> tuple[int, int]:
     """The newest version and its update; (0, 0) before the first."""
-    row = connection.execute(
-        sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1)
-    ).first()
+    row = connection.execute(_newest).first()
     return (row[0], row[1]) if row else (0, 0)

@@ -1,5 +1,7 @@
 """Who takes part: registration, heartbeats and single-use nonces, as effects."""
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
 from coordinator import owners
@@ -7,7 +9,7 @@ from coordinator.tables import blames, fleet, nodes, nonces, transfers
 from protocol import limits
 from protocol.errors import KeyRevoked, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Heartbeat, Register
+from protocol.messages import Blame, Heartbeat, Register, Transfer
 
 SESSIONS_MAX = 1000
 """Starts of one agent whose traffic is counted; a node that names ever new ones fills no disk."""
@@ -16,13 +18,33 @@ BLAMES_MAX = 100
 """Accusations one node can make in a round; the same for slander."""
 
 
-def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int, now_ms: int) -> None:
-    """Use a nonce up, and forget those that the clock check alone would refuse."""
-    connection.execute(sa.delete(nonces).where(nonces.c.sent_ms < now_ms - 2_000 * limits.CLOCK_SKEW_MAX_S))
+# Built once: making a statement costs more than running it, and these run for every request.
+_spend = sa.insert(nonces)
+_price = sa.select(nodes.c.price_micros_per_mtok, nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node"))
+_works = sa.select(fleet.c.works).where(fleet.c.node_id == sa.bindparam("node"))
+_beat = (
+    sa.update(nodes)
+    .where(nodes.c.node_id == sa.bindparam("node"))
+    .values({name: sa.bindparam(f"new_{name}") for name in ("last_seen_ms", "version", "phase", "tokens_per_s")})
+)
+_moved = (
+    sa.update(transfers)
+    .where(transfers.c.node_id == sa.bindparam("node"), transfers.c.session == sa.bindparam("of"))
+    .values({name: sa.bindparam(f"new_{name}") for name in Transfer.model_fields})
+)
+
+
+def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int) -> None:
+    """Use a nonce up."""
     try:
-        connection.execute(sa.insert(nonces).values(node_id=node, nonce=nonce, sent_ms=sent_ms))
+        connection.execute(_spend, {"node_id": node, "nonce": nonce, "sent_ms": sent_ms})
     except sa.exc.IntegrityError:
         raise NonceReplayed("This signed request was used before.", hint="Sign a new one for every attempt.") from None
+
+
+def forget_nonces(connection: sa.Connection, now_ms: int) -> None:
+    """Those that the clock check alone would refuse."""
+    connection.execute(sa.delete(nonces).where(nonces.c.sent_ms < now_ms - 2_000 * limits.CLOCK_SKEW_MAX_S))
 
 
 def register(connection: sa.Connection, node: NodeId, message: Register, *, max_price: int, now_ms: int) -> None:
@@ -48,8 +70,7 @@ def register(connection: sa.Connection, node: NodeId, message: Register, *, max_
 
 def require_node(connection: sa.Connection, node: NodeId) -> int:
     """The price of a registered node whose key was not revoked."""
-    columns = (nodes.c.price_micros_per_mtok, nodes.c.revoked_ms)
-    row = connection.execute(sa.select(*columns).where(nodes.c.node_id == node)).first()
+    row = connection.execute(_price, {"node": node}).first()
     if row is None:
         raise UnknownNode(
             "This node has not registered in this round.", hint="Join again: registering is the first step."
@@ -63,26 +84,35 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
 
 def works(connection: sa.Connection, node: NodeId) -> bool:
     """Whether the node is wanted for work, or stands by; before anything was decided of it, it may work."""
-    return connection.execute(sa.select(fleet.c.works).where(fleet.c.node_id == node)).scalar() is not False
+    return connection.execute(_works, {"node": node}).scalar() is not False
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
     """Note what a node holds, how fast it is, what it moved and whom it blames."""
-    require_node(connection, node)
-    connection.execute(
-        sa.update(nodes)
-        .where(nodes.c.node_id == node)
-        .values(last_seen_ms=now_ms, version=message.version, phase=message.phase, tokens_per_s=message.tokens_per_s)
-    )
+    seen = {
+        "new_last_seen_ms": now_ms,
+        "new_version": message.version,
+        "new_phase": message.phase,
+        "new_tokens_per_s": message.tokens_per_s,
+    }
+    if not connection.execute(_beat, {"node": node, **seen}).rowcount:
+        require_node(connection, node)
     moved = message.transfer.model_dump()
-    here = (transfers.c.node_id == node) & (transfers.c.session == message.session)
+    session = {"node": node, "of": message.session}
+    if not connection.execute(_moved, session | {f"new_{name}": count for name, count in moved.items()}).rowcount:
+        _begin_session(connection, node, message.session, moved)
+    if message.blames:
+        _note_blames(connection, node, message.blames, now_ms)
+
+
+def _begin_session(connection: sa.Connection, node: NodeId, session: str, moved: dict[str, int]) -> None:
     sessions = sa.select(sa.func.count()).select_from(transfers).where(transfers.c.node_id == node)
-    if (
-        not connection.execute(sa.update(transfers).where(here).values(**moved)).rowcount
-        and connection.execute(sessions).scalar_one() < SESSIONS_MAX
-    ):
-        connection.execute(sa.insert(transfers).values(node_id=node, session=message.session, **moved))
-    for blame in message.blames[: BLAMES_MAX - _blames_of(connection, node)]:
+    if connection.execute(sessions).scalar_one() < SESSIONS_MAX:
+        connection.execute(sa.insert(transfers).values(node_id=node, session=session, **moved))
+
+
+def _note_blames(connection: sa.Connection, node: NodeId, said: Sequence[Blame], now_ms: int) -> None:
+    for blame in said[: BLAMES_MAX - _blames_of(connection, node)]:
         known = (blames.c.accuser == node) & (blames.c.accused == blame.peer_id) & (blames.c.chunk == blame.chunk)
         if not connection.execute(sa.select(blames.c.number).where(known)).first():
             connection.execute(

@@ -11,9 +11,10 @@ import logging
 import secrets
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import sqlalchemy as sa
 
@@ -24,14 +25,15 @@ from coordinator.audit.trust import Rules
 from coordinator.config import Config
 from coordinator.files import write_durably
 from coordinator.intake import Judge
-from coordinator.leases import Draw, Terms
+from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
 from coordinator.mirror import open_mirror
+from coordinator.offers import Draw
 from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata, utc_now
-from coordinator.state import Database
+from coordinator.state import Database, get_fact, set_fact
 from ledger import store
 from ledger.checkpoint import ledger_key
 from ledger.entry import Deposit
@@ -49,35 +51,54 @@ log = logging.getLogger(__name__)
 FIXED = (
     "round.seed",
     "model.path",
+    "model.revision",
     "task.name",
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
     "learner.groups_per_update",
+    "learner.lora_rank",
     "market.budget_micros",
+    "store.url",
 )
 """Settings that batches, versions, leases or the ledger of a round were counted with."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What nodes are told with every answer: kept in memory, since everybody asks and it seldom changes."""
+
+    version: int
+    finished: bool
+
+    @staticmethod
+    def read(connection: sa.Connection) -> "News":
+        version, _ = publish.newest_version(connection)
+        return News(version, bool(get_fact(connection, "finished", False)))
 
 
 class Round:
     """Everything the handlers and timers of one round share."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, leads: bool = True) -> None:
         self.config = config
         self.folder = config.round.directory
-        resolved = self.folder / "resolved.json"
-        _check_settings(resolved, config)
-        self._lock = only_coordinator(self.folder)
-        write_durably(resolved, config.model_dump_json(indent=2).encode())
-        self.metadata = _open_metadata(config, self.folder)
-        self.round_id = self.metadata.round_id
+        self.leads = leads
+        """One process of a round trains, publishes, plans and signs; those `beside` it serve nodes."""
+        with ExitStack() as held:
+            if leads:
+                held.enter_context(_lead(config))
+            self.metadata = _open_metadata(config, self.folder, leads=leads)
+            self.round_id = self.metadata.round_id
+            self.database = held.enter_context(closing(Database(config.state)))
+            self.database.run_now(_open_books, self.round_id, config.market.budget_micros, now_ms())
+            self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = _open_token(self.folder)
-        self.database = Database(self.folder / "state.db")
-        self.database.run_now(_deposit, config.market.budget_micros, now_ms())
         self.audits = _audit_terms(config, self.folder)
         self.database.run_now(lottery.begin, self.audits, now_ms())
+        self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
         self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
         self.publisher = Publisher(
@@ -98,7 +119,7 @@ class Round:
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
         self._publishing = asyncio.Lock()
-        self._published = asyncio.Event()
+        self._changed = asyncio.Event()
         self._publication: asyncio.Task[None] | None = None
         self._text: PolicyText | None = None
         self.terms = Terms(
@@ -115,10 +136,35 @@ class Round:
             audit_backlog_max=config.audit.backlog_max,
         )
 
+    @classmethod
+    def beside(cls, folder: Path) -> "Round":
+        """The round of a folder that another process leads, with the settings of that process."""
+        resolved = folder / "resolved.json"
+        if not resolved.exists():
+            raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator launch`.")
+        config = Config.model_validate_json(resolved.read_text())
+        if not config.store.url:
+            raise ConfigInvalid(
+                "A round on SQLite is served by one process.", hint="Make it with store.url=postgresql://…"
+            )
+        return cls(config, leads=False)
+
+    def told(self) -> dict[str, Any]:
+        """What the operator set, as far as nodes and visitors want to know it."""
+        config = self.config
+        return {
+            "round_id": self.round_id,
+            "task": config.task.name,
+            "staleness": config.staleness.max_updates,
+            "max_updates": config.round.max_updates,
+            "samples_per_group": config.sampling.samples_per_group,
+            "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        }
+
     async def text(self) -> PolicyText:
         """The policy's tokenizer and bounds; there is none before the first version."""
         if self._text is None:
-            version, _ = await self.database.run(publish.newest_version)
+            version = self.news.version
             if not version:
                 raise NotFound("No policy version is published yet.", hint="Wait for the first one.")
             problems = task(self.config.task.name, seed=self.config.round.seed)
@@ -157,20 +203,24 @@ class Round:
                 broadcasts.begin, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms()
             )
             log.info("published version=%d update=%d", manifest.version, manifest.update)
-            self._published.set()
-            self._published = asyncio.Event()
+            await self.look()
             await asyncio.to_thread(self.publisher.forget_old, publication.version)
+
+    async def look(self) -> None:
+        """See what is new in the store, and wake those who wait for it."""
+        news = await self.database.run(News.read)
+        if news != self.news:
+            self.news = news
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     async def version_after(self, version: int, *, patience_s: float) -> int:
         """The newest version, as soon as it is above this one or when patience ends."""
-        published = self._published
-        newest, _ = await self.database.run(publish.newest_version)
-        if newest > version:
-            return newest
         with suppress(TimeoutError):
-            await asyncio.wait_for(published.wait(), patience_s)
-        newest, _ = await self.database.run(publish.newest_version)
-        return newest
+            async with asyncio.timeout(patience_s):
+                while self.news.version <= version:
+                    await self._changed.wait()
+        return self.news.version
 
     def tolerances(self) -> Calibration:
         """What this round's claims are judged by."""
@@ -188,8 +238,7 @@ class Round:
         return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger)
 
     def close(self) -> None:
-        self.database.close()
-        self._lock.close()
+        self._held.close()
 
 
 def now_ms() -> int:
@@ -217,6 +266,16 @@ def only_coordinator(folder: Path) -> IO[str]:
     return lock
 
 
+def _lead(config: Config) -> IO[str]:
+    """Be the round's one leader, with settings that its history allows."""
+    folder = config.round.directory
+    resolved = folder / "resolved.json"
+    _check_settings(resolved, config)
+    lock = only_coordinator(folder)
+    write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
+    return lock
+
+
 def _check_settings(path: Path, config: Config) -> None:
     """A round that exists goes on with the settings that its history depends on."""
     if not path.exists():
@@ -232,9 +291,11 @@ def _check_settings(path: Path, config: Config) -> None:
             )
 
 
-def _open_metadata(config: Config, folder: Path) -> SignedMetadata:
+def _open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
+    if not leads:
+        return SignedMetadata(keys, metadata, lifetime_s)
     if (metadata / "timestamp.json").exists():
         opened = SignedMetadata(keys, metadata, lifetime_s)
         opened.mend(utc_now())
@@ -273,6 +334,14 @@ def _make_secret(path: Path) -> None:
         write_durably(path, secrets.token_hex(32).encode(), private=True)
 
 
-def _deposit(connection: sa.Connection, budget_micros: int, moment_ms: int) -> None:
+def _open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
+    """Make the store this round's, or find that it is."""
+    owner = get_fact(connection, "round_id")
+    if owner not in (None, round_id):
+        raise ConfigInvalid(
+            f"The store at store.url belongs to round {owner[:16]}…", hint="Give each round a database of its own."
+        )
+    if owner is None:
+        set_fact(connection, "round_id", round_id)
     if budget_micros:
         store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)

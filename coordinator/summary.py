@@ -47,7 +47,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         "leases": _counts(connection, leases.c.state),
         "unfinished_by": _unfinished_by(connection),
         "audit": standings.audited(connection),
-        "budget_micros": store.balances(connection).get(BUDGET, 0),
+        "budget_micros": store.balance(connection, BUDGET),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),

@@ -179,7 +179,9 @@ leases = sa.Table(
     sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
 )
 # Almost every lease is over: what is looked up all the time is the few that are open.
-sa.Index("leases_open", leases.c.expires_ms, sqlite_where=leases.c.state.in_(OPEN))
+_open = leases.c.state.in_(OPEN)
+sa.Index("leases_open", leases.c.expires_ms, leases.c.max_cost_micros, sqlite_where=_open, postgresql_where=_open)
+sa.Index("leases_held", leases.c.node_id, sqlite_where=_open, postgresql_where=_open)
 sa.Index("leases_by_group", leases.c.group_no)
 sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
 
@@ -302,8 +304,8 @@ batches = sa.Table(
 versions = sa.Table(
     "versions",
     metadata,
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("policy_update", sa.Integer, nullable=False),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
     sa.Column("manifest_digest", sa.String, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("published_ms", sa.BigInteger, nullable=False),

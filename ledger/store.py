@@ -27,6 +27,15 @@ from ledger.entry import Entry, OnceEntry, Payout, PayoutEntry, Pending, Reveal,
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
 from ledger.proof import Proven
+from ledger.tables import (
+    balances_table,
+    checkpoint_table,
+    claims_table,
+    entries_table,
+    head_table,
+    metadata,
+    tiles_table,
+)
 from ledger.tiles import Tile
 from ledger.tree import HASH_BYTES, Hash, leaf_hash
 from protocol.errors import NotFound
@@ -37,63 +46,6 @@ PAGE_ENTRIES = 1_000
 
 NAMES_AT_ONCE = 500
 """Names in one question: every database takes so many parameters."""
-
-metadata = sa.MetaData()
-
-_Index = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""On SQLite only an INTEGER primary key is the row id itself."""
-
-head_table = sa.Table(
-    "ledger_head",
-    metadata,
-    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-)
-entries_table = sa.Table(
-    "ledger_entries",
-    metadata,
-    sa.Column("index", _Index, primary_key=True, autoincrement=False),
-    sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
-    sa.Column("effect", sa.String(120), nullable=False, unique=True),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("body", sa.LargeBinary, nullable=False),
-    sa.Column("recorded_ms", sa.BigInteger, nullable=False),
-)
-balances_table = sa.Table(
-    "ledger_balances",
-    metadata,
-    sa.Column("account", sa.String(80), primary_key=True),
-    sa.Column("micros", sa.BigInteger, nullable=False),
-    sa.CheckConstraint("account = 'outside' OR micros >= 0", name="ledger_no_debt"),
-)
-claims_table = sa.Table(
-    "ledger_claims",
-    metadata,
-    sa.Column("claim_id", sa.String(64), primary_key=True),
-    sa.Column("node_id", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("amount_micros", sa.BigInteger, nullable=False),
-    sa.Column("tokens", sa.BigInteger, nullable=False),
-    sa.Column("entry_hash", sa.String(64), nullable=False),
-)
-
-tiles_table = sa.Table(
-    "ledger_tiles",
-    metadata,
-    sa.Column("level", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("width", sa.Integer, nullable=False),
-    sa.Column("hashes", sa.LargeBinary, nullable=False),
-)
-checkpoint_table = sa.Table(
-    "ledger_checkpoint",
-    metadata,
-    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("root", sa.LargeBinary, nullable=False),
-    sa.Column("note", sa.LargeBinary, nullable=False),
-)
-
 
 # Built once: making a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
@@ -221,6 +173,11 @@ def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]
 def size(conn: sa.Connection) -> int:
     """How many entries there are."""
     return int(conn.execute(sa.select(head_table.c.size)).scalar_one())
+
+
+def balance(conn: sa.Connection, account: Account) -> int:
+    """What one account holds; nothing before it ever moved."""
+    return sum(row.micros for row in conn.execute(_accounts, {"names": [str(account)]}))
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:

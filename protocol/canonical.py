@@ -42,6 +42,14 @@ def encode(value: Value) -> bytes:
 
 def decode(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
     """The value of canonical bytes; anything else is a named error and costs no memory."""
+    value = read(data, max_bytes=max_bytes)
+    if encode(value) != data:
+        raise NotCanonical("The message is not in its canonical encoding.", hint="Sort map keys, use shortest forms.")
+    return value
+
+
+def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
+    """The value of bytes within all limits; that they are the canonical ones is for the caller to demand."""
     if len(data) > max_bytes:
         raise MessageTooLarge(f"The message has {len(data)} bytes; at most {max_bytes} are read here.")
     end = _measure(data)
@@ -51,8 +59,6 @@ def decode(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
         value = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, UnicodeDecodeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"The message is not MessagePack: {error}.") from error
-    if encode(value) != data:
-        raise NotCanonical("The message is not in its canonical encoding.", hint="Sort map keys, use shortest forms.")
     return value
 
 

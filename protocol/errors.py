@@ -316,7 +316,14 @@ class AuditFailed(SwarmError):
 class Unreachable(SwarmError):
     """The coordinator did not answer in time."""
 
-    code, http_status, fault = "unreachable", 503, "network"
+    code, http_status = "unreachable", 503
+    fault: ClassVar[Fault] = "network"
+
+
+class Overloaded(Unreachable):
+    """The coordinator has more to do than it can; the header Retry-After says when to come again."""
+
+    code, http_status, fault = "overloaded", 503, "coordinator"
 
 
 class ConfigInvalid(SwarmError):

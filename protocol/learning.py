@@ -91,4 +91,7 @@ class LearnerState(Message):
     newest_update: int
     publish_every: int
     """Updates from one version to the next, by what is measured or as the operator set it."""
+    ledger_size: int = Field(ge=0)
+    ledger_head: bytes = Field(max_length=16 * limits.KIB)
+    """The last signed checkpoint of the ledger; nothing before the first."""
     finished: bool

@@ -22,9 +22,10 @@ class Message(BaseModel):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
-        message = cls.from_value(canonical.decode(data, max_bytes=max_bytes))
+        message = cls.from_value(canonical.read(data, max_bytes=max_bytes))
         # The schema lets 1 stand for 1.0 and a default for a missing field: other bytes for the same message.
         if message.to_bytes() != data:
+            canonical.decode(data, max_bytes=max_bytes)  # says so if already the encoding is wrong
             raise NotCanonical(f"{cls.__name__}: a field is missing, or is a whole number where a fraction stands.")
         return message
 

@@ -132,7 +132,7 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
         raise TokensInvalid(f"Sample {number} has {end} tokens, {len(tokens)} new; 1 to {limit} are possible.")
     if int(tokens.max()) >= bounds.vocab_size:
         raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
-    ends = np.isin(tokens, list(bounds.end_tokens))
+    ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
     if ends[:-1].any():
         raise TokensInvalid(f"Sample {number} goes on after its end token.")
     if ends[-1] != (finish == "stop"):

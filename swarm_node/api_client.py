@@ -3,13 +3,16 @@
 - Every request is signed afresh, with a new nonce: a retry is a new request, never a replay.
 - A reply is read up to its limit and no further; whatever it says, trust comes from signatures and hashes elsewhere.
 - No answer, or one from a broken proxy, is `Unreachable`: the caller waits and tries again.
+- Where the coordinator is overloaded, or a proxy before it, nothing is asked of it until its Retry-After is over.
 """
 
+import math
 import secrets
 import time
 from typing import TypeVar
 
 import httpx
+import trio
 
 from protocol import canonical, limits
 from protocol.auditing import Explanations, Why
@@ -42,6 +45,9 @@ M = TypeVar("M", bound=Message)
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
+RETRY_AFTER_MAX_S = 60.0
+"""The longest silence that an answer can ask for: a node is not put to sleep for a day by a proxy's mistake."""
+
 
 class Coordinator:
     """A round's coordinator, called in the name of one node."""
@@ -51,6 +57,7 @@ class Coordinator:
         self._round_id = round_id
         self._key = key
         self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False)
+        self._quiet_until = -math.inf
         self.origin = Origin(f"{url}/v1", self._client, COORDINATORS)
         """The last resort for chunks, with more patience than others, and the first for documents."""
 
@@ -104,6 +111,7 @@ class Coordinator:
         await self._client.aclose()
 
     async def _call(self, path: str, message: Message, kind: type[M]) -> M:
+        await trio.sleep_until(self._quiet_until)
         request = seal_request(
             self._key,
             round_id=self._round_id,
@@ -125,6 +133,8 @@ class Coordinator:
             ) from error
         if response.status_code // 100 == 2:
             return data
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            self._quiet_until = trio.current_time() + _seconds(response.headers.get("Retry-After", ""))
         raise _named_error(path, response.status_code, data)
 
 
@@ -135,3 +145,8 @@ def _named_error(path: str, status: int, data: bytes) -> SwarmError:
     except SwarmError:
         return Unreachable(f"{path} answers with status {status} and no reason; is this the coordinator?")
     return SwarmError.from_wire(reason)
+
+
+def _seconds(retry_after: str) -> float:
+    """What the header asks for, within reason; its other form, a date, would need two clocks that agree."""
+    return min(float(retry_after), RETRY_AFTER_MAX_S) if retry_after.isascii() and retry_after.isdigit() else 0.0

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
+from protocol.nicknames import nickname
 from swarm_node import cli_keys, cli_ledger
 from swarm_node.cli_ledger import DEFAULT_HOME
 
@@ -68,7 +69,7 @@ def join(
     price: Annotated[
         int, typer.Option(help="Your price: millionths of a unit per million validated tokens.")
     ] = 1_000_000,
-    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default the end of its id.")] = "",
+    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
     listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
@@ -99,7 +100,7 @@ def join(
         member=member.Settings(
             join=joining.parse(join_string),
             home=home,
-            name=name or f"node-{me[-6:]}",
+            name=name or nickname(me),
             price_micros_per_mtok=price,
             listen=listen,
             advertise=advertise,
@@ -122,7 +123,7 @@ def join(
 @app.command(epilog=EXIT_CODES)
 def mirror(
     join_string: Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")],
-    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default the end of its id.")] = "",
+    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
     listen: Annotated[str, typer.Option(help="Where others may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
     advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
@@ -143,7 +144,7 @@ def mirror(
     settings = member.Settings(
         join=joining.parse(join_string),
         home=home,
-        name=name or f"mirror-{me[-6:]}",
+        name=name or nickname(me),
         price_micros_per_mtok=0,
         listen=listen,
         advertise=advertise,

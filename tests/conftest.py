@@ -1,4 +1,4 @@
-"""What all tests share: properties are not timed, since a busy machine is no counterexample; and a tiny disk."""
+"""What all tests share: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
 
 import subprocess
 from collections.abc import Iterator
@@ -7,8 +7,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.ledger import postgres
+
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A cluster for all tests of this process."""
+    if reason := postgres.missing():
+        pytest.skip(reason)  # SQLite runs the same tests
+    with postgres.cluster(durable=False) as url:
+        yield url
 
 
 @pytest.fixture

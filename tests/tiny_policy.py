@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coordinator.learner.embedded import Shape, make_policy, make_tokenizer
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
 from protocol.canary import FILE_NAME
 
 TINY = Shape(hidden=32, layers=2, heads=2, intermediate=48)

@@ -12,7 +12,8 @@ import torch
 
 from bench.verification.sampler import Group, sample
 from coordinator.learner.embedded import Shape, make_policy
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import imitate
 from coordinator.policy_text import PolicyText
 from protocol.learning import TrainingGroup, TrainingSample

@@ -8,6 +8,7 @@
 import hmac
 import json
 import logging
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from aiohttp import web
 from coordinator import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
-from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, SwarmError
+from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, Overloaded, SwarmError
 from protocol.message import Message
 from protocol.messages import LeaseProgress, Submission, open_request
 
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 ROUND = web.AppKey("round", Round)
 MSGPACK = "application/msgpack"
+
+RETRY_AFTER_S = (2, 8)
+"""When to come again, at the earliest and the latest; whoever comes too early costs a tenth of a request."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -50,6 +54,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
     """Run `effect(connection, node, message, …)` for a node's signed request, in one transaction with its nonce."""
     here = request.app[ROUND]
+    here.database.require_room()  # before a signature is checked, which costs more than anything else
     data = await body(
         request, limits.REQUEST_MAX_BYTES if kind in (Submission, LeaseProgress) else limits.SMALL_REQUEST_MAX_BYTES
     )
@@ -58,10 +63,10 @@ async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **c
     moment_ms = now_ms()
 
     def once(connection: sa.Connection) -> T:
-        registry.spend_nonce(connection, signed.signer, opened.nonce, opened.sent_ms, moment_ms)
+        registry.spend_nonce(connection, signed.signer, opened.nonce, opened.sent_ms)
         return effect(connection, signed.signer, message, now_ms=moment_ms, **context)
 
-    return await here.database.run(once)
+    return await here.database.run_for_node(once)
 
 
 async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:
@@ -103,6 +108,11 @@ def reply_json(value: Any) -> web.Response:
 
 
 def _error(request: web.Request, error: SwarmError) -> web.Response:
-    if "json" in request.headers.get("Accept", "") or "html" in request.headers.get("Accept", ""):
-        return web.Response(text=json.dumps(error.to_wire()), content_type="application/json", status=error.http_status)
-    return web.Response(body=canonical.encode(error.to_wire()), content_type=MSGPACK, status=error.http_status)
+    accepted = request.headers.get("Accept", "")
+    # Drawn, so that those who are refused together do not come back together.
+    headers = {"Retry-After": str(random.randint(*RETRY_AFTER_S))} if isinstance(error, Overloaded) else None
+    if "json" in accepted or "html" in accepted:
+        text, kind = json.dumps(error.to_wire()), "application/json"
+        return web.Response(text=text, content_type=kind, status=error.http_status, headers=headers)
+    packed = canonical.encode(error.to_wire())
+    return web.Response(body=packed, content_type=MSGPACK, status=error.http_status, headers=headers)

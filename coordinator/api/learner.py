@@ -13,6 +13,7 @@ from coordinator.api.http import body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
 from coordinator.state import get_fact, set_fact
+from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage
 from protocol.learning import LearnerState, Progress, Publication, Report
@@ -25,8 +26,8 @@ routes = web.RouteTableDef()
 BATCH_WAIT_S = 20.0
 """How long a request for a batch is held open; the learner asks again after it."""
 
-LOOK_AGAIN_S = 2.0
-"""A submission whose sender hung up may have been stored without waking us."""
+LOOK_AGAIN_S = 0.5
+"""A submission may have been stored without waking us: by another API process, or for a sender that hung up."""
 
 UPLOAD_MAX_BYTES = 2**40
 """The operator's own learner is believed about sizes; the disk is the limit."""
@@ -49,6 +50,8 @@ async def state(request: web.Request) -> web.Response:
             newest_version=version,
             newest_update=update,
             publish_every=activation.kappa(asked, here.config),
+            ledger_size=store.size(connection),
+            ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
         )
 
@@ -148,4 +151,5 @@ async def finish(request: web.Request) -> web.Response:
         escrow.settle_all(connection, here.audits, now_ms())
 
     await here.database.run(end)
+    await here.look()
     return web.Response(status=204)

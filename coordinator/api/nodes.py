@@ -5,7 +5,7 @@ import asyncio
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, broadcasts, intake, leases, links, owners, publish, rails, registry
+from coordinator import batches, broadcasts, intake, leases, links, offers, owners, publish, rails, registry
 from coordinator.api.http import ROUND, act, body, reply
 from coordinator.explain import explain
 from coordinator.intake import Judge
@@ -13,6 +13,7 @@ from coordinator.round import Round, now_ms
 from coordinator.state import get_fact
 from protocol import limits
 from protocol.auditing import Why
+from protocol.errors import NotFound
 from protocol.ids import NodeId
 from protocol.messages import (
     Fetched,
@@ -47,13 +48,13 @@ QUESTIONS_PER_NODE = 2
 async def register(request: web.Request) -> web.Response:
     market = request.app[ROUND].config.market
     await act(request, Register, registry.register, max_price=market.max_price_micros_per_mtok)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
     await act(request, Heartbeat, _beat)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/versions")
@@ -69,14 +70,14 @@ async def newer_version(request: web.Request) -> web.Response:
         here.questions[node] -= 1
         if not here.questions[node]:
             del here.questions[node]
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/leases")
 async def lease(request: web.Request) -> web.Response:
     """Offer work; where only a newer version can bring some, hold the answer until there is one."""
     here = request.app[ROUND]
-    offered = await act(request, LeaseRequest, leases.offer, terms=here.terms, draw=await here.draw())
+    offered = await act(request, LeaseRequest, offers.offer, terms=here.terms, draw=await here.draw())
     if offered.reason == "ahead":
         newest = await here.version_after(offered.newest_version, patience_s=HOLD_S)
         offered = offered.model_copy(update={"newest_version": newest})
@@ -86,7 +87,7 @@ async def lease(request: web.Request) -> web.Response:
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
     await act(request, ReturnLeases, leases.give_back, terms=request.app[ROUND].terms)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/leases/progress")
@@ -116,6 +117,8 @@ async def verdicts(request: web.Request) -> web.Response:
 async def plan(request: web.Request) -> web.Response:
     """This node's part of the plan for the newest version."""
     here = request.app[ROUND]
+    if not here.leads:  # two plans for one version would send a node to parents that know nothing of it
+        raise NotFound("This process makes no plans.", hint="Send /v1/plan to the process that leads the round.")
     node = await act(request, PlanRequest, _registered)
     return reply(await here.database.read(_plan, node, here=here, now_ms=now_ms()))
 
@@ -123,7 +126,7 @@ async def plan(request: web.Request) -> web.Response:
 @routes.post("/v1/fetched")
 async def fetched(request: web.Request) -> web.Response:
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
-    return reply(await _hint(request))
+    return reply(_hint(request))
 
 
 @routes.post("/v1/earnings")
@@ -171,15 +174,13 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
     return here.plans.part(node, here.seeder)
 
 
-async def _hint(request: web.Request) -> HeartbeatReply:
+def _hint(request: web.Request) -> HeartbeatReply:
     here = request.app[ROUND]
-
-    def read(connection: sa.Connection) -> HeartbeatReply:
-        newest, _ = publish.newest_version(connection)
-        finished = bool(get_fact(connection, "finished", False))
-        return HeartbeatReply(newest_version=newest, heartbeat_s=here.config.leases.heartbeat_s, finished=finished)
-
-    return await here.database.run(read)
+    return HeartbeatReply(
+        newest_version=here.news.version,
+        heartbeat_s=here.config.leases.heartbeat_s,
+        finished=here.news.finished,
+    )
 
 
 def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:

@@ -1,14 +1,16 @@
-"""What anyone may read: the page, the leaderboard, the status, trust metadata and chunks."""
+"""What anyone may read as data: the leaderboard, the status, trust metadata and chunks."""
 
 import asyncio
-from importlib import resources
+import json
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import publish, standings, summary
-from coordinator.api.http import ROUND, reply, reply_json
+from coordinator.api.http import ROUND, reply
+from coordinator.api.shared import Shared
 from coordinator.mirror import IMMUTABLE
 from coordinator.round import now_ms
 from ledger import store
@@ -18,57 +20,55 @@ from protocol.origin import chunk_path, may_change
 
 routes = web.RouteTableDef()
 
-
-@routes.get("/")
-async def page(_request: web.Request) -> web.Response:
-    text = resources.files("coordinator").joinpath("web/index.html").read_text()
-    return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": _OWN_CODE_ONLY})
-
-
-_OWN_CODE_ONLY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+LEADERBOARD = web.AppKey("leaderboard", Shared[bytes])
+STATUS = web.AppKey("status", Shared[bytes])
+BROADCAST = web.AppKey("broadcast", Shared[bytes])
 
 
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
     """Who earned what, by the first `ledger_size` entries of the ledger, and how much each owner is trusted."""
-    rules = request.app[ROUND].audits.rules
 
-    def read(connection: sa.Connection) -> dict[str, Any]:
-        return {
-            "ledger_size": store.size(connection),
-            "nodes": summary.leaderboard(connection),
-            "owners": standings.shown(connection, rules),
-        }
-
-    return reply_json(await request.app[ROUND].database.run(read))
+    return _json(await request.app[LEADERBOARD].get())
 
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
-    here = request.app[ROUND]
-    found = await here.database.run(summary.status, config=here.config, alive_since_ms=now_ms() - here.silent_after_ms)
-    return reply_json(found | _terms(request))
+    return _json(await request.app[STATUS].get())
 
 
 @routes.get("/v1/broadcast")
 async def broadcast(request: web.Request) -> web.Response:
     """How the last version spread, node by node."""
-    here = request.app[ROUND]
-    return reply_json(await here.database.run(summary.broadcast, alive_since_ms=now_ms() - here.silent_after_ms))
+    return _json(await request.app[BROADCAST].get())
 
 
-def _terms(request: web.Request) -> dict[str, object]:
-    """What the operator set, as far as nodes and visitors want to know it."""
-    here = request.app[ROUND]
-    config = here.config
-    return {
-        "round_id": here.round_id,
-        "task": config.task.name,
-        "staleness": config.staleness.max_updates,
-        "max_updates": config.round.max_updates,
-        "samples_per_group": config.sampling.samples_per_group,
-        "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
-    }
+def share(app: web.Application) -> None:
+    """Compute what everybody looks at once for all who ask, and beside the writer; as the bytes that are sent."""
+    here = app[ROUND]
+
+    def shared(look: Callable[[sa.Connection, int], dict[str, Any]]) -> Shared[bytes]:
+        def read(connection: sa.Connection) -> bytes:
+            return json.dumps(look(connection, now_ms() - here.silent_after_ms)).encode()
+
+        return Shared(lambda: here.database.read(read))
+
+    app[LEADERBOARD] = shared(
+        lambda conn, _: {
+            "ledger_size": store.size(conn),
+            "nodes": summary.leaderboard(conn),
+            "owners": standings.shown(conn, here.audits.rules),
+        },
+    )
+    told = here.told()
+    app[STATUS] = shared(
+        lambda conn, alive_since_ms: summary.status(conn, config=here.config, alive_since_ms=alive_since_ms) | told
+    )
+    app[BROADCAST] = shared(lambda conn, alive_since_ms: summary.broadcast(conn, alive_since_ms=alive_since_ms))
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 @routes.get("/v1/origins")
@@ -99,5 +99,5 @@ async def chunk(request: web.Request) -> web.Response:
 
 @routes.get("/healthz")
 async def healthz(request: web.Request) -> web.Response:
-    await request.app[ROUND].database.run(publish.newest_version)  # the store answers
+    await request.app[ROUND].database.run_for_node(publish.newest_version)  # the writer answers
     return web.Response(text="ok\n")

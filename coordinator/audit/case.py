@@ -23,6 +23,7 @@ from coordinator.files import read_at_most
 from coordinator.policy_text import policy_bounds
 from coordinator.publish import Publisher
 from coordinator.signed_metadata import SignedMetadata
+from coordinator.state import engine
 from coordinator.tables import leases, rollouts
 from protocol import chunks, limits
 from protocol.auditing import CaseFile
@@ -68,9 +69,10 @@ class RoundArchive:
 
     def __init__(self, config: Config) -> None:
         self._folder = folder = config.round.directory
-        if not (folder / "state.db").exists():
+        if not (folder / "resolved.json").exists():
             raise AuditFailed(f"There is no round in {folder}.", hint="Name the TOML file of one that was launched.")
-        self._engine = sa.create_engine(f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true")
+        read_only = f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true"
+        self._engine = engine(config.store.url) if config.store.url else sa.create_engine(read_only)
         self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
         self._publisher = Publisher(
             folder=folder,
@@ -116,11 +118,11 @@ class RoundArchive:
         manifest = self._publisher.manifest(version)
         return manifest.sampler if manifest else None
 
-    def write_policy(self, version: int, folder: Path) -> bool:
-        """Make a version's folder from its chunks; false if they are not kept any more."""
+    def write_policy(self, version: int, folder: Path) -> int | None:
+        """Make a version's folder from its chunks; its update, or None if they are not kept any more."""
         manifest = self._publisher.manifest(version)
         if manifest is None:
-            return False
+            return None
         beside = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
@@ -129,15 +131,15 @@ class RoundArchive:
                 (beside / entry.path).write_bytes(self._publisher.read_file(version, entry.path))
         except FileNotFoundError:  # a chunk that only deleted versions needed
             shutil.rmtree(beside)
-            return False
+            return None
         beside.rename(folder)
-        return True
+        return manifest.update
 
     def case(self, claim_id: str, policies: Path) -> Case | None:
         """A claim without neighbours, its version below `policies`; None if that is not kept any more."""
         file = self.file(claim_id)
         policy = policies / str(Lease.from_bytes(file.lease).version)
-        if not policy.exists() and not self.write_policy(int(policy.name), policy):
+        if not policy.exists() and self.write_policy(int(policy.name), policy) is None:
             return None
         return opened(file, policy, [])
 
@@ -145,7 +147,7 @@ class RoundArchive:
         """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
         file = self.file(claim_id)
         version = Lease.from_bytes(file.lease).version
-        if not self.write_policy(version, folder / POLICIES / str(version)):
+        if self.write_policy(version, folder / POLICIES / str(version)) is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
         for other in _around(version, neighbours):
             self.write_policy(other, folder / POLICIES / str(other))

@@ -3,6 +3,8 @@
     a version is due when the policy is kappa updates ahead of the newest one, and after the last update
 
 - A checkpoint is durable before its version is published: after any crash in between, the same bytes are published.
+- A checkpoint holds weights, optimizer, random state, the number of the update, which names the next batch, and the
+  version and the ledger's head that it was made at. A round that is behind them is refused.
 - Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
   already reported updates are not settled twice.
 - Idle time is the time spent waiting for a batch; everything else is work.
@@ -13,7 +15,7 @@ import logging
 import math
 import shutil
 import time
-from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -21,12 +23,14 @@ from tokenizers import Tokenizer
 from coordinator.children import leave_with_parent
 from coordinator.config import Config
 from coordinator.learner.client import CoordinatorClient
-from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import train_settings
+from coordinator.learner.start import place
+from coordinator.learner.tracking import Tracker
 from coordinator.learner.warmstart import warm_start
-from protocol.errors import ConfigInvalid
-from protocol.learning import Progress, Report
+from protocol.errors import OutOfOrder
+from protocol.learning import LearnerState, Progress, Report
 from protocol.tasks import task
 
 log = logging.getLogger(__name__)
@@ -59,7 +63,10 @@ class Learner:
         self._began: float | None = None
         """When the last batch came."""
         self._policy, self._tokenizer = self._open()
-        self._end = int(self._policy.model.config.eos_token_id)
+        self._tracker = Tracker(self._folder, update=self._policy.update, tensorboard=config.learner.tensorboard)
+        self._end = self._policy.ends[0]
+        self._version = 0
+        """The newest one that is known of."""
 
     def run(self) -> None:
         """From wherever the checkpoint stands to the end of the round."""
@@ -70,12 +77,13 @@ class Learner:
         while policy.update < self._last:
             self._step()
             if self._is_due():
-                policy.save_checkpoint(self._checkpoint)
+                self._save()
                 self._publish()
         self._progress("evaluating", 1.0, "")
         after = self._accuracy()
         self._progress("finished", 1.0, f"{self._last} updates", accuracy_after=after)
         self._client.finish()
+        self._tracker.close()
 
     def _step(self) -> None:
         """Wait for the next batch, train on it, report."""
@@ -97,41 +105,39 @@ class Learner:
                 busy_s=busy_s,
             )
         )
+        self._tracker.log(number, self._version, metrics)
         log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
         self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward_mean']:.2f}")
 
     def _open(self) -> tuple[Policy, Tokenizer]:
         """The policy where the last checkpoint left it, or as the round starts, and its tokenizer."""
         start = self._folder / "start"
-        settings = TrainSettings(
-            learning_rate=self._config.learner.learning_rate, temperature=self._config.sampling.temperature
-        )
+        settings = train_settings(self._config)
         if self._checkpoint.exists():
             policy = Policy(start, settings)
-            policy.restore_checkpoint(self._checkpoint)
+            follows(self._client.state(), policy.restore(self._checkpoint))
             log.info("resumed update=%d", policy.update)
         else:
-            self._place(start)
+            place(self._config.model, start, seed=self._config.round.seed)
             policy = Policy(start, settings)
         return policy, Tokenizer.from_file(str(start / "tokenizer.json"))
 
-    def _place(self, start: Path) -> None:
-        """Put the starting policy in its folder: the operator's, or the embedded one."""
-        shutil.rmtree(start, ignore_errors=True)
-        if self._config.model.path == "embedded":
-            make_policy(start, seed=self._config.round.seed)
-            return
-        source = Path(self._config.model.path)
-        if not (source / "config.json").is_file():
-            raise ConfigInvalid(f"model.path {source} is no folder in hub format: it has no config.json.")
-        shutil.copytree(source, start)
+    def _save(self) -> None:
+        """A checkpoint, with where the round stood: the batch that comes next is the one after its update."""
+        state = self._client.state()
+        self._policy.save(
+            self._checkpoint,
+            version=state.newest_version,
+            ledger_size=state.ledger_size,
+            ledger_head=state.ledger_head,
+        )
 
     def _begin(self) -> None:
         """What comes before the first update: the embedded policy's warm start, and the accuracy to start from."""
         if self._config.model.path == "embedded":
             warm_start(self._policy.model, self._task, self._encode, self._end, self._warm)
         self._progress("learning", 0.0, "", accuracy_before=self._accuracy())
-        self._policy.save_checkpoint(self._checkpoint)
+        self._save()
 
     def _accuracy(self) -> float:
         return accuracy(self._policy.model, self._task.held_out(), self._encode, self._end)
@@ -142,11 +148,13 @@ class Learner:
     def _is_due(self) -> bool:
         """Whether a version shall be published now; how often is for the coordinator to say, who measures."""
         state = self._client.state()
+        self._version = state.newest_version
         return self._policy.update >= min(state.newest_update + state.publish_every, self._last)
 
     def _publish(self) -> None:
         """Publish the policy as it stands, unless it is out already."""
         state = self._client.state()
+        self._version = state.newest_version
         if state.newest_version and state.newest_update >= self._policy.update:
             return
         version = state.newest_version + 1
@@ -154,6 +162,7 @@ class Learner:
         shutil.rmtree(folder, ignore_errors=True)
         self._policy.save_hub(folder)
         self._client.publish(version, self._policy.update, folder)
+        self._version = version
         log.info("published version=%d update=%d", version, self._policy.update)
 
     def _warm(self, fraction: float, text: str) -> None:
@@ -176,4 +185,15 @@ class Learner:
                 accuracy_before=accuracy_before,
                 accuracy_after=accuracy_after,
             )
+        )
+
+
+def follows(state: LearnerState, checkpoint: dict[str, Any]) -> None:
+    """Refuse a round that is behind the checkpoint: one that was restored from a backup would train batches twice."""
+    behind = state.newest_version < checkpoint["version"] or state.ledger_size < checkpoint["ledger_size"]
+    if behind:
+        raise OutOfOrder(
+            f"The checkpoint was made at version {checkpoint['version']} and ledger entry {checkpoint['ledger_size']}, "
+            f"the round stands at {state.newest_version} and {state.ledger_size}.",
+            hint="Restore the round and its learner folder from the same moment.",
         )

@@ -27,10 +27,10 @@ from coordinator.audit.scorer import Scorer
 from coordinator.audit.trust import Rules
 from coordinator.config import Config
 from coordinator.intake import Judge
-from coordinator.leases import Draw
+from coordinator.offers import Draw
 from coordinator.policy_text import PolicyText
 from coordinator.state import set_fact
-from ledger import store
+from ledger.tables import claims_table
 from protocol.auditing import CaseFile, Cases, Judged
 from protocol.learning import Batch
 from protocol.lease import Lease
@@ -245,7 +245,7 @@ def _scorer(folder: Path) -> Scorer:
 
 def money(arena: Arena, node: Node) -> dict[str, tuple[str, int]]:
     """What became of each of a node's claims, by lease: its state in the book, and its amount."""
-    claims, found = store.claims_table, dict[str, tuple[str, int]]()
+    claims, found = claims_table, dict[str, tuple[str, int]]()
     for table in (tables.rollouts, tables.parts):
         query = (
             sa.select(table.c.lease_id, claims.c.state, table.c.credit_micros)

@@ -14,7 +14,8 @@ import torch
 from coordinator.config import Config
 from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
 from coordinator.policy_text import PolicyText
 from protocol.learning import Batch
@@ -55,8 +56,7 @@ class Learned(NamedTuple):
 def started(folder: Path, config: Config, *, seed: int) -> Policy:
     """The demo's policy after its warm start."""
     make_policy(folder / "start", seed=seed)
-    settings = TrainSettings(config.learner.learning_rate, temperature=config.sampling.temperature)
-    policy, problems = Policy(folder / "start", settings), task(config.task.name, seed=seed)
+    policy, problems = Policy(folder / "start", train_settings(config)), task(config.task.name, seed=seed)
     text = text_of(folder / "start", config)
     warm_start(policy.model, problems, text.encode, min(text.bounds.end_tokens), lambda *_: None)
     return policy

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.verification.cheats import quantised
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
 from protocol.lease import Lease
 from protocol.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples

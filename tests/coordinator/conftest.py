@@ -1,4 +1,4 @@
-"""A fresh round for each test."""
+"""A fresh round for each test; those of the effects that count run on both databases."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +7,20 @@ import pytest
 
 from tests.coordinator.world import World
 
+ON_BOTH = ("test_leases", "test_intake", "test_batches")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if "world" in metafunc.fixturenames and name in ON_BOTH:
+        metafunc.parametrize("world", ["sqlite", "postgresql"], indirect=True)
+
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """A round with S = 2, B = 2 and version 1 published."""
-    made = World(tmp_path)
+    url = request.getfixturevalue("postgres_url") if getattr(request, "param", "") == "postgresql" else ""
+    made = World(tmp_path, postgres_url=url)
     made.publish(1, 0)
     yield made
     made.database.close()

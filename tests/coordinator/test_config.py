@@ -62,7 +62,7 @@ def test_what_is_no_setting_is_refused(setting: str) -> None:
         ("learner.learning_rat=1", "learner.learning_rate"),
         ("leases.timeout=1", "leases.timeout_s"),
         ("round.max_update=1", "round.max_updates"),
-        ("lerner.threads=1", "learner.threads"),
+        ("lerner.threads=1", "mean learner"),
         ("market.budget=1", "market.budget_micros"),
         ("xyz.abc=1", "Sections:"),
         ("round.seed.more=1", "round.seed"),

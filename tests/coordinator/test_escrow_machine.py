@@ -15,7 +15,7 @@ from coordinator import standings, tables
 from coordinator.audit import trust
 from coordinator.audit.trust import Finding, Rules
 from coordinator.state import set_fact
-from ledger import store
+from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
 from tests.coordinator.world import HONEST_TOKENS, World
 
@@ -137,7 +137,7 @@ class Escrow(RuleBasedStateMachine):
         return sum(row["state"] == "buffered" and row["node_id"] == owner for row in self.world.rows(tables.rollouts))
 
     def states(self) -> dict[str, str]:
-        return {row["claim_id"]: row["state"] for row in self.world.rows(store.claims_table)}
+        return {row["claim_id"]: row["state"] for row in self.world.rows(claims_table)}
 
     def owner(self, claim: str) -> str:
         return next(owner for owner, claims in self.earned.items() if claim in claims)

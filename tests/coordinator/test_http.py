@@ -137,6 +137,7 @@ class TestTheWholeWay:
         response = await served.client.get("/v1/learner/state", headers=served.operator)
         state = LearnerState.from_bytes(await response.read())
         assert (state.newest_version, state.newest_update, state.finished) == (1, 0, False)
+        assert state.ledger_size == 4, "the deposit, two commitments and the version"
 
     async def test_a_batch_is_handed_out_the_moment_it_is_full(self, served: Served) -> None:
         await served.publish()
@@ -396,5 +397,4 @@ class TestLargeBodies:
         await served.publish()
         key = await served.join()
         rollouts = tuple(bytes(limits.MESSAGE_MAX_BYTES // 2 - 1000) for _ in range(2))
-        verdicts = await served.submit(key, *rollouts)
-        assert [verdict.code for verdict in verdicts] == ["malformed_message"] * 2
+        assert [verdict.code for verdict in await served.submit(key, *rollouts)] == ["malformed_message"] * 2

@@ -16,7 +16,7 @@ from ledger import proof
 from ledger.book import BookBroken
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Version
-from ledger.store import checkpoint_table
+from ledger.tables import checkpoint_table
 from protocol import chunks
 from protocol.errors import ERRORS, ConfigInvalid, NotWitnessed
 from protocol.signing import Envelope

@@ -273,7 +273,7 @@ def test_nobody_is_paid_twice_or_not_at_all_wherever_it_is_killed(world: World, 
         folder = tmp_path / str(moment)
         folder.mkdir()
         path = folder / "state.db"
-        shutil.copy(world.path, path)
+        shutil.copy(world.where, path)
         died = dies_at(moment, path, folder)
         bank = Bank(folder / "bank")
         left = pay_all(path, folder, bank)

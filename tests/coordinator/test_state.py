@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from coordinator import tables
-from coordinator.state import Database, get_fact, set_fact
+from coordinator.state import READS_WAITING_MAX, WAITING_MAX, Database, get_fact, set_fact
+from protocol.errors import Overloaded
 
 
 def test_a_failed_effect_leaves_nothing(tmp_path: Path) -> None:
@@ -60,6 +62,127 @@ async def test_effects_of_many_tasks_follow_each_other(tmp_path: Path) -> None:
             group.create_task(database.run(increment))
     assert await database.run(get_fact, "n") == 30
     database.close()
+
+
+class Waiting:
+    """A store whose writer is held at a first effect, while others line up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = Database(folder / "state.db")
+        self._free = threading.Event()
+        self.commits: list[object] = []
+
+    async def hold(self) -> asyncio.Task[bool]:
+        begun = threading.Event()
+
+        def waits(_connection: sa.Connection) -> bool:
+            begun.set()
+            return self._free.wait(30)
+
+        held = asyncio.create_task(self.database.run(waits))
+        await asyncio.to_thread(begun.wait)
+        return held
+
+    async def release(self) -> None:
+        """Let the line go on, once everybody is in it."""
+        await asyncio.sleep(0)
+        sa.event.listen(self.database._engine, "before_cursor_execute", self._note)
+        self._free.set()
+
+    def _note(self, _connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if statement == "COMMIT":
+            self.commits.append(statement)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    made = Waiting(tmp_path)
+    yield made
+    made.database.close()
+
+
+def put(connection: sa.Connection, name: str) -> str:
+    if name == "bad":
+        set_fact(connection, "half", 1)
+        raise KeyError(name)
+    set_fact(connection, name, True)
+    return name
+
+
+@pytest.mark.asyncio
+async def test_effects_that_wait_share_a_commit_and_one_that_fails_leaves_the_others_alone(waiting: Waiting) -> None:
+    await waiting.hold()
+    names = ["a", "bad", "b", "c"]
+    tasks = [asyncio.create_task(waiting.database.run_for_node(put, name)) for name in names]
+    await waiting.release()
+    a, bad, *rest = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(bad, KeyError)
+    assert [a, *rest] == ["a", "b", "c"]
+    assert len(waiting.commits) == 2  # of what was held, and of the four
+    assert [waiting.database.run_now(get_fact, name) for name in (*names, "half")] == [True, None, True, True, None]
+
+
+@pytest.mark.asyncio
+async def test_nobody_in_a_group_is_told_of_success_before_the_commit(waiting: Waiting) -> None:
+    def poison(connection: sa.Connection) -> None:
+        """As when the disk is full: the transaction is gone, and with it what the others did."""
+        connection.exec_driver_sql("ROLLBACK")
+
+    await waiting.hold()
+    tasks = [
+        asyncio.create_task(waiting.database.run_for_node(put, "a")),
+        asyncio.create_task(waiting.database.run_for_node(poison)),
+    ]
+    await waiting.release()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [sa.exc.OperationalError] * 2
+    assert waiting.database.run_now(get_fact, "a") is None
+    assert await waiting.database.run(put, "after") == "after"
+
+
+@pytest.mark.asyncio
+async def test_the_operator_passes_the_line_of_nodes_and_is_never_refused(waiting: Waiting) -> None:
+    done: list[str] = []
+
+    def note(_connection: sa.Connection, who: str) -> None:
+        done.append(who)
+
+    await waiting.hold()
+    nodes = [asyncio.create_task(waiting.database.run_for_node(note, "node")) for _ in range(WAITING_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await waiting.database.run_for_node(note, "one too many")
+    operator = asyncio.create_task(waiting.database.run(note, "operator"))
+    await waiting.release()
+    await asyncio.gather(operator, *nodes)
+    assert done == ["operator"] + ["node"] * WAITING_MAX
+    await waiting.database.run_for_node(note, "there is room again")
+
+
+@pytest.mark.asyncio
+async def test_what_a_client_asked_for_that_hung_up_in_the_line_is_not_done(waiting: Waiting) -> None:
+    await waiting.hold()
+    gone = asyncio.create_task(waiting.database.run_for_node(put, "gone"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    stays = asyncio.create_task(waiting.database.run_for_node(put, "stays"))
+    await waiting.release()
+    assert await stays == "stays"
+    assert waiting.database.run_now(get_fact, "gone") is None
+
+
+@pytest.mark.asyncio
+async def test_strangers_cannot_make_reads_pile_up(waiting: Waiting) -> None:
+    ended = threading.Event()
+    reads = [asyncio.create_task(waiting.database.read(lambda _: ended.wait(30))) for _ in range(READS_WAITING_MAX)]
+    await asyncio.sleep(0)
+    try:
+        with pytest.raises(Overloaded):
+            await waiting.database.read(get_fact, "a")
+    finally:
+        ended.set()
+    await asyncio.gather(*reads)
+    assert await waiting.database.read(get_fact, "a") is None
 
 
 def test_a_fact_that_was_never_set_has_its_default(tmp_path: Path) -> None:

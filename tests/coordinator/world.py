@@ -15,13 +15,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, casework, intake, leases, lottery, publish, registry, tables
+from coordinator import batches, casework, intake, leases, lottery, offers, publish, registry, tables
 from coordinator.audit.trust import Finding, Rules
 from coordinator.intake import Judge
-from coordinator.leases import Draw, Terms
+from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
-from coordinator.state import Database
+from coordinator.offers import Draw
+from coordinator.state import Database, engine
 from ledger import store
+from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending
 from ledger.entry import Deposit
 from ledger.fsck import Difference
@@ -86,6 +88,15 @@ def empty_store() -> bytes:
         return path.read_bytes()
 
 
+def clear(postgres_url: str) -> None:
+    """Take every row out of a PostgreSQL; the tables stay, since making them takes longer than a test."""
+    made = engine(postgres_url)
+    every = ", ".join(sa.inspect(made).get_table_names())
+    with made.connect() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {every}" if every else "SELECT 1")
+    made.dispose()
+
+
 class World:
     """One round; `staleness` is S, `size` is B."""
 
@@ -103,10 +114,14 @@ class World:
         rules: Rules = NO_AUDITS,
         epoch_groups: int = 256,
         master: bytes = bytes(32),
+        postgres_url: str = "",
     ) -> None:
-        self.path = folder / "state.db"
-        self.path.write_bytes(empty_store())
-        self.database = Database(self.path)
+        self.where: Path | str = postgres_url or folder / "state.db"
+        if isinstance(self.where, Path):
+            self.where.write_bytes(empty_store())
+        else:
+            clear(self.where)
+        self.database = Database(self.where)
         self.now_ms = 1_000_000
         self.terms = Terms(
             staleness=staleness,
@@ -137,7 +152,7 @@ class World:
     def reopen(self) -> None:
         """What a restart of the coordinator does: nothing but the file is left."""
         self.database.close()
-        self.database = Database(self.path)
+        self.database = Database(self.where)
 
     def join(self, number: int, price: int = PRICE) -> NodeKey:
         key = NodeKey(number.to_bytes(32))
@@ -152,7 +167,7 @@ class World:
     def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False) -> LeaseReply:
         message = LeaseRequest(version=version, groups=groups, continues=continues)
         reply: LeaseReply = self.run(
-            leases.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
+            offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
         )
         return reply
 
@@ -267,7 +282,7 @@ class World:
         """Every row of every table."""
 
         def read(conn: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
-            every = (*tables.metadata.sorted_tables, *store.metadata.sorted_tables)
+            every = (*tables.metadata.sorted_tables, *ledger_tables.metadata.sorted_tables)
             return {table.name: [tuple(row) for row in conn.execute(sa.select(table))] for table in every}
 
         dumped: dict[str, list[tuple[Any, ...]]] = self.run(read)

@@ -5,8 +5,6 @@
 """
 
 import json
-import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,18 +24,13 @@ from swarm_node.arrivals import Arrivals
 from swarm_node.p2p.download import fetch_chunks
 from swarm_node.p2p.host import WrongPeer
 from swarm_node.p2p.serve import ChunkServer
+from tests import npm
 from tests.processes.programs import PATIENCE_S, script
 from tests.swarm_node.p2p_world import holds_exactly, key, make_version, node, plan_of, sizes_of, store
 
 pytestmark = pytest.mark.processes
 
 JS = Path(__file__).with_name("js")
-NODE_MAJOR_MIN = 20
-NPM_PATIENCE_S = 300
-UNREACHABLE = (
-    r"E(AI_AGAIN|CONNREFUSED|CONNRESET|HOSTUNREACH|NETUNREACH|NOTFOUND|TIMEDOUT|403|407|5\d\d)|ERR_SOCKET_TIMEOUT"
-)
-
 VERSION = make_version(40)
 """More chunks than may be asked for at once."""
 LARGE = make_version(2, chunk_size=CHUNK_MAX_BYTES)
@@ -52,19 +45,7 @@ def js(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Only the other implementation is skipped, where this machine cannot have it; ours is tested everywhere.
     """
-    if not shutil.which("node") or not shutil.which("npm"):
-        pytest.skip("node and npm are not installed")
-    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    if int(version.removeprefix("v").partition(".")[0]) < NODE_MAJOR_MIN:
-        pytest.skip(f"node is {version}; {NODE_MAJOR_MIN} or newer is needed")
-    folder = tmp_path_factory.mktemp("js") / "peer"
-    shutil.copytree(JS, folder, ignore=shutil.ignore_patterns("node_modules"))
-    install = "npm ci --ignore-scripts --no-audit --no-fund --prefer-offline --fetch-retries=0 --fetch-timeout=20000"
-    installed = subprocess.run(install.split(), cwd=folder, capture_output=True, text=True, timeout=NPM_PATIENCE_S)
-    if unreachable := re.search(rf"^npm \S+ code ({UNREACHABLE})$", installed.stderr, re.MULTILINE):
-        pytest.skip(f"npm's registry cannot be reached ({unreachable[1]})")
-    assert installed.returncode == 0, installed.stderr
-    return folder / "peer.js"
+    return npm.install(JS, tmp_path_factory.mktemp("js") / "peer") / "peer.js"
 
 
 @contextmanager

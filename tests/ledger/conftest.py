@@ -8,20 +8,11 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from ledger import store
-from tests.ledger import postgres
+from ledger.tables import metadata
 from tests.ledger.engines import sqlite_file, sqlite_memory
 
 Connect = Callable[[], Engine]
 """Makes another engine on the same ledger."""
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """A cluster for all tests of this process."""
-    if reason := postgres.missing():
-        pytest.skip(reason)  # SQLite runs the same tests
-    with postgres.cluster(durable=False) as url:
-        yield url
 
 
 def connector(kind: str, request: pytest.FixtureRequest, folder: Path) -> Connect:
@@ -50,5 +41,5 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 def _empty(engine: Engine) -> None:
     with engine.begin() as conn:
-        store.metadata.drop_all(conn)
+        metadata.drop_all(conn)
         store.create(conn)

@@ -10,13 +10,14 @@ from ledger import store
 from ledger.accounts import BUDGET, OUTSIDE, payable, pending
 from ledger.book import BookBroken, Outcome
 from ledger.entry import Entry
-from ledger.store import (
-    NodeTotals,
+from ledger.store import NodeTotals
+from ledger.tables import (
     balances_table,
     checkpoint_table,
     claims_table,
     entries_table,
     head_table,
+    metadata,
     tiles_table,
 )
 from tests.ledger import notes
@@ -42,7 +43,7 @@ def contents(engine: Engine) -> list[list[Any]]:
     with engine.connect() as conn:
         return [
             [tuple(row) for row in conn.execute(table.select().order_by(*table.primary_key))]
-            for table in store.metadata.sorted_tables
+            for table in metadata.sorted_tables
         ]
 
 
@@ -145,7 +146,7 @@ def test_many_entries_in_one_transaction(engine: Engine) -> None:
 def test_without_a_head_row_nothing_is_written() -> None:
     engine = sqlite_memory()
     with engine.begin() as conn:
-        store.metadata.create_all(conn)
+        metadata.create_all(conn)
         with pytest.raises(BookBroken, match="no head row"):
             store.append(conn, deposit(1), NOW_MS)
     engine.dispose()

@@ -9,7 +9,7 @@ from ledger import store, tiles
 from ledger.book import BookBroken, Outcome
 from ledger.checkpoint import ledger_key, open_checkpoint
 from ledger.entry import Entry
-from ledger.store import checkpoint_table, head_table, tiles_table
+from ledger.tables import checkpoint_table, head_table, tiles_table
 from ledger.tiles import Tile
 from ledger.tree import check_inclusion, leaf_hash
 from protocol.errors import NotFound

@@ -25,6 +25,11 @@ KEYS = [
     "broadcast",
     "learner_idle_share",
     "max_staleness",
+    "age",
+    "in_vain_share",
+    "credit_micros_per_update",
+    "fleet",
+    "alarm",
     "credits_by_node",
     "seconds",
 ]

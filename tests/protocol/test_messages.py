@@ -49,7 +49,7 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
         "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER,
         "blames": [BLAME], "reached": [REACHED],
     },
-    LeaseRequest: {"version": 1, "groups": 1},
+    LeaseRequest: {"version": 1, "groups": 1, "continues": True},
     PlanRequest: {"version": 1},
     Plan: {
         "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER

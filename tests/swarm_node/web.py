@@ -22,6 +22,10 @@ class Handler(BaseHTTPRequestHandler):
         with suppress(OSError):
             self.web.manner(self)
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
     def answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | headers).items():

@@ -12,12 +12,12 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from coordinator import intake, leases, publish, registry
+from coordinator import intake, offers, publish, registry
 from coordinator.audit.calibration import FILE
 from coordinator.cli import app
 from coordinator.config import load
 from coordinator.intake import Judge
-from coordinator.leases import Draw
+from coordinator.offers import Draw
 from coordinator.policy_text import PolicyText
 from coordinator.round import Round
 from protocol.chunks import digest
@@ -76,13 +76,13 @@ def play(round_: Round, key: NodeKey, version: int, groups: int, *, lie: int = 0
     """Take leases of a version and answer them with the shipped engine; a liar draws from another seed."""
     problems = task(round_.config.task.name, seed=0)
     text = PolicyText(lambda name: round_.publisher.read_file(version, name), problems, NEW_TOKENS)
-    judge = Judge(round_.round_id, 4, text.bounds, text.reward, round_.audits)
+    judge = Judge(round_.round_id, round_.terms, text.bounds, text.reward, round_.audits)
     message = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="")
     round_.database.run_now(registry.register, key.node_id, message, max_price=10, now_ms=1)
     numbers = count(10**6 * lie)
     draw = Draw(prompt=text.prompt, lease_id=lambda: f"{next(numbers):032x}", seed=numbers.__next__)
     wanted = LeaseRequest(version=version, groups=groups)
-    given = round_.database.run_now(leases.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
+    given = round_.database.run_now(offers.offer, key.node_id, wanted, terms=round_.terms, draw=draw, now_ms=1)
     engine, done, claims = TorchEngine(), list[GroupDone](), list[str]()
     engine.load(round_.publisher.uploads / str(version), version)
     requests = [

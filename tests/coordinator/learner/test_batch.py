@@ -1,19 +1,20 @@
-"""Padding: prompts to the left, completions to the right, and a mask that knows."""
+"""Padding with a mask that knows, and pieces of bounded size."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from coordinator.learner.batch import collate
+from coordinator.learner.batch import collate, pieces
 from tests.coordinator.learner.groups import UNEQUAL, group
 
 
 def test_groups_of_unequal_length_become_rectangles() -> None:
     data = collate(UNEQUAL)
-    assert data.prompts.tolist() == [[0, 0, 19, 20, 31], [19, 20, 13, 21, 31], [0, 0, 0, 0, 31]]
-    assert data.prompt_mask.tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]
+    assert [prompt.tolist() for prompt in data.prompts] == [[19, 20, 31], [19, 20, 13, 21, 31], [31]]
     assert data.owners.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.tokens[:4].tolist() == [[21, 22, 2, 0], [23, 2, 0, 0], [2, 0, 0, 0], [24, 25, 26, 27]]
-    assert data.mask.sum(1).tolist() == [3, 2, 1, 4, 2, 2]
+    assert data.lengths.tolist() == [3, 2, 1, 4, 2, 2]
     assert data.behaviour[1].tolist() == pytest.approx([-3.0, -0.1, 0.0, 0.0])
     assert data.rewards.tolist() == [1, 0, 0, 1, 0, 0]
 
@@ -22,3 +23,22 @@ def test_a_single_token_is_a_batch() -> None:
     data = collate([group(0, [31], [([2], [-1.0], 1.0)])])
     assert data.tokens.shape == data.mask.shape == (1, 1)
     assert data.tokens.dtype == torch.int64
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
+    st.integers(0, 40),
+)
+def test_pieces_hold_every_sample_once_within_their_budget(shape: list[tuple[int, list[int]]], budget: int) -> None:
+    groups = [
+        group(number, [1] * prompt, [([2] * length, [-1.0] * length, 0.0) for length in lengths])
+        for number, (prompt, lengths) in enumerate(shape)
+    ]
+    data = collate(groups)
+    found = list(pieces(data, torch.arange(len(data.mask)), budget))
+    assert sorted(torch.cat(found).tolist()) == list(range(len(data.mask)))
+    for piece in found:
+        prompts = sum(len(data.prompts[owner]) for owner in set(data.owners[piece].tolist()))
+        cost = int(data.lengths[piece].sum()) + prompts
+        assert len(piece) == 1 or not budget or cost <= budget
+    assert len(found) == 1 or budget

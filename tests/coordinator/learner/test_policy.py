@@ -1,25 +1,26 @@
 """The policy in training: right numbers, real steps, and checkpoints that no crash can break."""
 
-import os
+import json
 import shutil
-import signal
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from coordinator.learner.batch import collate
-from coordinator.learner.grpo import token_logprobs
-from coordinator.learner.policy import Policy, TrainSettings, completion_logits
+from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from protocol import canary
+from protocol.errors import ConfigInvalid
 from protocol.learning import TrainingGroup
 from protocol.rollout import unpack_tokens
 from tests.coordinator.learner.groups import UNEQUAL, group
 
-SETTINGS = TrainSettings(learning_rate=1e-2, ramp_updates=1)
+SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 
 
 def plain_logprobs(policy: Policy, one: TrainingGroup, sample: int) -> torch.Tensor:
@@ -27,8 +28,8 @@ def plain_logprobs(policy: Policy, one: TrainingGroup, sample: int) -> torch.Ten
     prompt = unpack_tokens(one.prompt).tolist()
     tokens = unpack_tokens(one.samples[sample].tokens).tolist()
     logits = policy.model(torch.tensor([prompt + tokens])).logits[:, len(prompt) - 1 : -1]
-    scores, _ = token_logprobs(logits, torch.tensor([tokens]), 1.0)
-    return scores[0]
+    chosen: torch.Tensor = logits[0].log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return chosen.detach()
 
 
 def fresh(policy: Policy, groups: tuple[TrainingGroup, ...]) -> tuple[TrainingGroup, ...]:
@@ -44,28 +45,6 @@ def fresh(policy: Policy, groups: tuple[TrainingGroup, ...]) -> tuple[TrainingGr
         )
         for number, one in enumerate(groups)
     )
-
-
-def test_shared_prompts_and_padding_change_no_logprob(policy_folder: Path) -> None:
-    policy = Policy(policy_folder, SETTINGS)
-    data = collate(UNEQUAL)
-    scores, _ = token_logprobs(completion_logits(policy.model, data), data.tokens, 1.0)
-    for row in range(6):
-        expected = plain_logprobs(policy, UNEQUAL[row // 2], row % 2)
-        assert (scores[row, : len(expected)] - expected).abs().max() < 1e-5
-
-
-def test_the_gradient_reaches_the_prompt(policy_folder: Path) -> None:
-    """The cache that the samples share must not cut the graph."""
-    policy = Policy(policy_folder, SETTINGS)
-    data = collate(UNEQUAL[:1])
-    scores, _ = token_logprobs(completion_logits(policy.model, data), data.tokens, 1.0)
-    (scores * data.mask).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    shared = policy.model.model.embed_tokens.weight.grad[[19, 20]].clone()
-    policy.model.zero_grad()
-    apart = torch.cat([plain_logprobs(policy, UNEQUAL[0], sample) for sample in (0, 1)])
-    apart.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    assert torch.allclose(shared, policy.model.model.embed_tokens.weight.grad[[19, 20]], atol=1e-4)
 
 
 def test_a_step_makes_rewarded_completions_likelier(policy_folder: Path) -> None:
@@ -135,7 +114,7 @@ def test_a_bf16_policy_is_published_as_bf16_and_trained_in_float32(policy_folder
 
 def test_updates_too_small_for_bf16_add_up(policy_folder: Path, tmp_path: Path) -> None:
     """In bf16 alone each of them would be rounded away: just below 1 its steps are 1/256."""
-    policy = Policy(bf16_folder(policy_folder, tmp_path / "start"), TrainSettings(learning_rate=1e-3, ramp_updates=1))
+    policy = Policy(bf16_folder(policy_folder, tmp_path / "start"), TrainSettings(learning_rate=1e-3, warmup_updates=1))
     weight = policy.model.model.norm.weight
     assert torch.all(weight == 1)
     policy.train_step(fresh(policy, UNEQUAL))
@@ -159,11 +138,11 @@ def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, t
     path = tmp_path / "checkpoint"
     straight = Policy(policy_folder, SETTINGS)
     straight.train_step(UNEQUAL)
-    straight.save_checkpoint(path)
+    straight.save(path)
     expected = straight.train_step(UNEQUAL)
 
     resumed = Policy(policy_folder, SETTINGS)
-    resumed.restore_checkpoint(path)
+    resumed.restore(path)
     assert resumed.update == 1
     assert resumed.train_step(UNEQUAL) == expected
     assert all(
@@ -172,39 +151,131 @@ def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, t
     )
 
 
-WRITER = """
-import sys
-from pathlib import Path
-import torch
-from coordinator.learner.policy import Policy, TrainSettings
-
-torch.set_num_threads(1)
-policy = Policy(Path(sys.argv[1]), TrainSettings(learning_rate=1e-3))
-print("ready", flush=True)
-while True:
-    policy.update += 1
-    policy.save_checkpoint(Path(sys.argv[2]))
-    print(policy.update, flush=True)
-"""
+def trained(folder: Path, groups: tuple[TrainingGroup, ...], updates: int = 1, **changes: Any) -> list[torch.Tensor]:
+    """The weights after some updates."""
+    policy = Policy(folder, replace(SETTINGS, **changes))
+    for _ in range(updates):
+        policy.train_step(groups)
+    return [weight.detach() for weight in policy.model.parameters()]
 
 
-@pytest.mark.processes
-def test_kill_9_while_checkpoints_are_written_leaves_a_whole_one(policy_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
-    command = [sys.executable, "-c", WRITER, str(policy_folder), str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        survivors: list[tuple[int, Path]] = []
-        told = 0
-        for _ in range(6):  # snapshots of the folder at arbitrary moments stand for as many kills
-            told = int(writer.stdout.readline())
-            survivors.append((told, shutil.copyfile(path, tmp_path / f"survivor {told}")))
-        survivors.append((told, path))
-        os.kill(writer.pid, signal.SIGKILL)
+def gradient(folder: Path, groups: tuple[TrainingGroup, ...], **changes: Any) -> torch.Tensor:
+    """The gradient of one update, all weights in a row."""
+    policy = Policy(folder, replace(SETTINGS, max_grad_norm=1e9, **changes))
+    policy.train_step(groups)
+    return torch.cat([weight.grad.flatten() for weight in policy.model.parameters()])
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_micro_batches_have_the_gradient_of_the_whole(policy_folder: Path, name: str) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    whole = gradient(policy_folder, groups, algorithm=PRESETS[name])
+    parts = gradient(policy_folder, groups, algorithm=PRESETS[name], micro_batch_tokens=6)
+    assert whole.norm() > 0 or name == "dapo"
+    assert torch.allclose(whole, parts, atol=1e-6 * float(whole.norm() + 1))
+
+
+def test_layers_computed_twice_have_the_same_gradient(policy_folder: Path) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    assert torch.allclose(
+        gradient(policy_folder, groups), gradient(policy_folder, groups, gradient_checkpointing=True), atol=1e-6
+    )
+
+
+def test_products_in_bf16_point_the_same_way(policy_folder: Path) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    fine, coarse = (gradient(policy_folder, groups, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert coarse.dtype == torch.float32
+    assert torch.cosine_similarity(fine, coarse, dim=0) > 0.99
+    assert not torch.equal(fine, coarse)
+
+
+def test_samples_that_teach_nothing_change_nothing_and_are_still_checked(policy_folder: Path) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    token_mean = Algorithm(loss_aggregation="constant")  # whose shares of the others do not depend on the last group
+    alone = gradient(policy_folder, groups[:2], algorithm=token_mean)
+    beside = gradient(policy_folder, groups, algorithm=token_mean)
+    assert torch.allclose(alone * 4 / 6, beside, atol=1e-6)
     policy = Policy(policy_folder, SETTINGS)
-    for reported, survivor in survivors:
-        policy.restore_checkpoint(survivor)
-        assert policy.update >= reported, "a checkpoint that was reported is gone"
-    policy.save_checkpoint(path)  # what the kill left half-written is in nobody's way
-    assert sorted(entry.name for entry in tmp_path.iterdir() if "survivor" not in entry.name) == ["checkpoint"]
+    assert set(policy.train_step(groups).distances) == {one.claim_id for one in groups}
+
+
+def test_truncated_samples_and_groups_without_signal_are_left_out_by_dapo(policy_folder: Path) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)  # the sample of four tokens has no end token
+    dapo = PRESETS["dapo"]
+    found = gradient(policy_folder, groups, algorithm=dapo)
+    cut = (groups[0], group(1, [19, 20, 13, 21, 31], [([2], [-4.0], 0.0), ([24, 2], [-1.0, -1.0], 1.0)]))
+    by_hand = replace(dapo, mask_truncated_completions=False, filter_zero_variance=False)
+    kept = gradient(policy_folder, fresh(Policy(policy_folder, SETTINGS), cut), algorithm=by_hand)
+    assert not torch.allclose(found, kept), "the truncated sample said something"
+    step = Policy(policy_folder, replace(SETTINGS, algorithm=dapo)).train_step(groups)
+    assert step.metrics["tokens"] == 14, "what is left out is still counted as sampled"
+
+
+def test_a_second_step_on_a_batch_is_clipped_around_the_first(policy_folder: Path) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    policy = Policy(policy_folder, replace(SETTINGS, num_iterations=3))
+    step = policy.train_step(groups)
+    assert policy.update == 1
+    assert step.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4), "π_old is the policy before the update"
+    assert step.metrics["clip_share"] > 0, "steps of this size leave the trust region"
+
+
+def test_divergence_from_the_start_pulls_back(policy_folder: Path) -> None:
+    groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
+    start = trained(policy_folder, groups, 0)
+
+    def moved(beta: float) -> float:
+        after = trained(
+            policy_folder, groups, 5, algorithm=Algorithm(beta=beta, correction=PRESETS["echo2"].correction)
+        )
+        return sum(float((old - new).square().sum()) for old, new in zip(start, after, strict=True))
+
+    assert moved(10.0) < moved(0.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 0.75, 0.5, 0.25, 0.0]),
+        ("cosine", [0.5, 0.854, 0.5, 0.146, 0.0]),
+    ],
+)
+def test_the_rate_rises_and_falls(schedule: Any, expected: list[float]) -> None:
+    settings = TrainSettings(learning_rate=1.0, warmup_updates=2, schedule=schedule, max_updates=4)
+    assert [settings.rate(update) for update in range(5)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_lora_trains_adapters_alone_and_publishes_merged_weights(policy_folder: Path, tmp_path: Path) -> None:
+    policy = Policy(policy_folder, replace(SETTINGS, lora_rank=4))
+    groups = fresh(policy, UNEQUAL)
+    base = [weight.clone() for weight in policy.model.parameters()]
+    for _ in range(3):
+        policy.train_step(groups)
+    assert all(torch.equal(old, new) for old, new in zip(base, policy.model.parameters(), strict=True))
+    policy.save_hub(tmp_path / "version")
+    published = AutoModelForCausalLM.from_pretrained(tmp_path / "version")
+    text = torch.tensor([[19, 20, 31, 21, 22, 2]])
+    assert torch.allclose(published(text).logits, policy.model(text).logits, atol=1e-5)
+    said = json.loads((tmp_path / "version" / canary.FILE_NAME).read_text())
+    words = torch.tensor([said["tokens"]])
+    scores = published(words).logits[0, :-1].log_softmax(-1).gather(1, words[0, 1:, None])[:, 0]
+    assert torch.allclose(scores, torch.tensor(said["logprobs"]), atol=1e-4), "the canary is of other weights"
+    assert not torch.allclose(
+        published(text).logits, AutoModelForCausalLM.from_pretrained(policy_folder)(text).logits, atol=1e-3
+    )
+
+
+def test_lora_resumes_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, lora_rank=4, learning_rate=1e-1)
+    straight = Policy(policy_folder, settings)
+    groups = fresh(straight, UNEQUAL)
+    straight.train_step(groups)
+    straight.save(tmp_path / "checkpoint")
+    expected = straight.train_step(groups)
+    resumed = Policy(policy_folder, settings)
+    resumed.restore(tmp_path / "checkpoint")
+    assert resumed.train_step(groups) == expected
+    with pytest.raises(ConfigInvalid, match="no checkpoint of this policy"):
+        Policy(policy_folder, SETTINGS).restore(tmp_path / "checkpoint")

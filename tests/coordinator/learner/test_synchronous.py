@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from coordinator import tables
-from coordinator.learner.policy import Policy, TrainSettings
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
 from protocol.fragment import Part
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.lease import Lease
@@ -22,7 +23,7 @@ TOLERANCE = 1e-4
 """A hundredth of one step: AdamW makes rounding visible where a gradient is nearly zero, and a prefix is computed in
 one piece where the other engine drew its tokens one by one."""
 
-SETTINGS = TrainSettings(learning_rate=1e-2, ramp_updates=1)
+SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 
 
 def reward(prompt: list[int], completion: list[int]) -> float:

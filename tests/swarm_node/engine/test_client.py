@@ -15,7 +15,7 @@ from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
 from swarm_node.engine.choose import ENGINES, Options, for_folder
 from swarm_node.engine.client import EngineClient, open_engine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 
 pytestmark = pytest.mark.trio
 
@@ -46,7 +46,8 @@ async def ends(engine: EngineClient) -> list[str]:
     """The requests that still end, in order; one that failed with its message."""
     seen = []
     while group := await engine.finished():
-        seen.append(group.request_id if isinstance(group, GroupDone) else f"{group.request_id}: {group.message}")
+        said = f"{group.request_id}: {group.message}" if isinstance(group, GroupFailed) else group.request_id
+        seen.append(said)
     return seen
 
 

@@ -8,7 +8,7 @@ import torch
 
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Engine
-from swarm_node.engine.messages import GroupDone, GroupFailed, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
 GROUPS, SAMPLES = 32, 64
@@ -29,9 +29,9 @@ def sample(engine: Engine, groups: int, prompt: list[int]) -> list[GroupDone | G
                 temperature=1.0,
             )
         )
-    ended = []
+    ended: list[GroupDone | GroupFailed] = []
     while engine.busy:
-        ended += engine.step()
+        ended += [said for said in engine.step() if not isinstance(said, GroupGrown)]
     return sorted(ended, key=lambda group: group.request_id)
 
 

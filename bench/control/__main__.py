@@ -1,0 +1,201 @@
+"""The control plane: processor time of a signed request, memory, and life past saturation.
+
+- A real coordinator process on its own SQLite, with every node registered; requests come over loopback, from this
+  process, whose own time is not counted.
+- The rival is a bare handler of the same server library that gets the very same bodies and answers with as many bytes:
+  what parsing HTTP costs anyhow. Both take turns, kind by kind.
+- Past saturation more connections ask at once than the coordinator lets wait, and none of them honours Retry-After;
+  beside them the learner fetches batch after batch.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from statistics import median
+
+import httpx
+import psutil
+
+from bench.control.fleet import Fleet, Prepared
+from bench.control.load import Reply, drive
+from bench.harness import Bench, quick_from_environment
+from coordinator.learner.client import CoordinatorClient
+from protocol.learning import Report
+from protocol.messages import LeaseReply, SubmissionReply
+from tests.coordinator.policy_files import write_policy
+from tests.processes.programs import free_address, script
+
+CONNECTIONS = 64
+FLOOD_CONNECTIONS = 400
+BATCH = 64
+
+SETTINGS = {
+    "sampling.samples_per_group": 8,
+    "sampling.max_new_tokens": 6,
+    "staleness.max_updates": 100_000,
+    "staleness.publish_every": 1,
+    "learner.groups_per_update": BATCH,
+    "leases.timeout_s": 36_000,
+}
+
+
+class Server:
+    """A server process, and what it has used."""
+
+    def __init__(self, command: list[str], address: str, log: Path) -> None:
+        self.address = address
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out)
+        self._watched = psutil.Process(self._process.pid)
+        deadline = time.monotonic() + 120
+        while True:
+            with suppress(httpx.TransportError):
+                httpx.get(f"http://{address}/healthz")
+                return
+            assert time.monotonic() < deadline, log.read_text()
+            assert self._process.poll() is None, log.read_text()
+            time.sleep(0.1)
+
+    def cpu_s(self) -> float:
+        used = self._watched.cpu_times()
+        return float(used.user + used.system)
+
+    def resident_mib(self) -> float:
+        return float(self._watched.memory_info().rss) / 2**20
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=30)
+
+
+class Round:
+    """A coordinator with a published version, as its operator sees it."""
+
+    def __init__(self, folder: Path, stack: ExitStack, size: int) -> None:
+        policy, address = folder / "policy", free_address()
+        place = {"round.directory": folder / "round", "round.listen": address, "round.seeder": free_address()}
+        settings = SETTINGS | place
+        config = folder / "round.toml"
+        config.write_text("")
+        chosen = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        command = [script("swarm-coordinator"), "launch", str(config), "--no-learner", "--quiet", *chosen]
+        self.server = Server(command, address, folder / "coordinator.log")
+        stack.callback(self.server.end)
+        self.learner = CoordinatorClient(f"http://{address}", (folder / "round" / "operator.token").read_text())
+        write_policy(policy)
+        self.learner.publish(1, 0, policy)
+        round_id = httpx.get(f"http://{address}/v1/status").json()["round_id"]
+        self.fleet = Fleet(round_id, size)
+
+
+@contextmanager
+def counted(server: Server, requests: int) -> Iterator[list[float]]:
+    """Microseconds of the server's processor for each request, when it is over."""
+    spent: list[float] = []
+    before = server.cpu_s()
+    yield spent
+    spent.append((server.cpu_s() - before) / requests * 1e6)
+
+
+def compare(bench: Bench, kind: str, here: Round, bare: Server, prepared: Prepared) -> list[Reply]:
+    """The same bodies to the coordinator and to the bare handler."""
+    with counted(here.server, len(prepared)) as ours:
+        replies = asyncio.run(drive(here.server.address, prepared, connections=CONNECTIONS))
+    wrong = [reply for reply in replies if reply.status != 200]
+    assert not wrong, (kind, len(wrong), wrong[0])
+    size = int(median(len(reply.body) for reply in replies))
+    plain = [(f"{path}?reply={size}", body) for path, body in prepared]
+    with counted(bare, len(plain)) as theirs:
+        asyncio.run(drive(bare.address, plain, connections=CONNECTIONS))
+    bench.measure(kind, ours[0], unit="µs of processor")
+    bench.measure(f"bare handler, {kind}", theirs[0], unit="µs of processor")
+    return replies
+
+
+def measure_requests(bench: Bench, here: Round, bare: Server, rounds: int) -> None:
+    resident = []
+    for _ in range(rounds):
+        compare(bench, "heartbeat", here, bare, here.fleet.heartbeats())
+        offered = compare(bench, "lease", here, bare, here.fleet.lease_requests())
+        leases = [one for reply in offered for one in LeaseReply.from_bytes(reply.body).leases]
+        assert len(leases) == len(here.fleet.keys), "not every node got a lease"
+        judged = compare(bench, "submission", here, bare, here.fleet.submissions(leases))
+        verdicts = [one for reply in judged for one in SubmissionReply.from_bytes(reply.body).verdicts]
+        assert {verdict.outcome for verdict in verdicts} == {"accepted"}
+        resident.append(here.server.resident_mib())
+        bench.measure("resident memory", resident[-1], unit="MiB")
+    for kind in ("heartbeat", "lease", "submission"):
+        ratio = bench.ratio(f"{kind} / bare handler", kind, f"bare handler, {kind}")
+        bench.goal(f"a {kind} costs at most twice a bare handler", ratio, at_most=2.0)
+    bench.goal("memory is flat: the last round's / the first's", resident[-1] / resident[0], at_most=1.1)
+
+
+async def flood(here: Round, prepared: Prepared, batches: int) -> tuple[list[Reply], list[float], float]:
+    """Everything at once, and the learner beside it: replies, seconds for each batch, and seconds for all."""
+    learner_s: list[float] = []
+
+    def train() -> None:
+        for number in range(1, batches + 1):
+            started = time.perf_counter()
+            batch = here.learner.batch(number)
+            here.learner.report(Report(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+            learner_s.append(time.perf_counter() - started)
+            assert len(batch.groups) == BATCH
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        learning = group.create_task(asyncio.to_thread(train))
+        replies = await drive(here.server.address, prepared, connections=FLOOD_CONNECTIONS)
+        took_s = time.perf_counter() - started
+        await learning
+    return replies, learner_s, took_s
+
+
+def measure_saturation(bench: Bench, here: Round, batches: int) -> None:
+    calm = here.fleet.heartbeats()
+    started = time.perf_counter()
+    asyncio.run(drive(here.server.address, calm, connections=CONNECTIONS))
+    calm_rate = len(calm) / (time.perf_counter() - started)
+    replies, learner_s, took_s = asyncio.run(flood(here, here.fleet.heartbeats() + here.fleet.heartbeats(), batches))
+    served = [reply for reply in replies if reply.status == 200]
+    refused = [reply for reply in replies if reply.status != 200]
+    bench.measure("heartbeats answered, calm", calm_rate, unit="/s")
+    bench.measure("heartbeats answered, flooded", len(served) / took_s, unit="/s")
+    bench.measure("refused", len(refused) / len(replies), unit="of all")
+    for reply in served:
+        bench.measure("answer, flooded", reply.seconds, unit="s")
+    for seconds in learner_s:
+        bench.measure("batch and report of the learner, flooded", seconds, unit="s")
+    bench.check("some are refused", bool(refused))
+    bench.check("all of them with 503 and Retry-After", all(one.status == 503 and one.retry_after for one in refused))
+    bench.check("the learner got every batch", len(learner_s) == batches)
+    waits = bench.median("batch and report of the learner, flooded") / bench.median("answer, flooded")
+    bench.goal("two requests of the learner, by one answer to a node", waits, at_most=2.0)
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    quick = quick_from_environment()
+    nodes, rounds = (500, 3) if quick else (10_000, 3)
+    batches = 5 if quick else 20
+    inputs = {"nodes": nodes, "rounds": rounds, "connections": CONNECTIONS, "flood_connections": FLOOD_CONNECTIONS}
+    bench = Bench("control", inputs=inputs, quick=quick)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, address = Path(name), free_address()
+        command = [sys.executable, "-P", "-m", "bench.control.bare", address.rpartition(":")[2]]
+        bare = Server(command, address, folder / "bare.log")
+        stack.callback(bare.end)
+        here = Round(folder, stack, nodes)
+        compare(bench, "registration", here, bare, here.fleet.registrations())
+        measure_requests(bench, here, bare, rounds)
+        measure_saturation(bench, here, batches)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""Ten thousand nodes as their signatures: everything they would say, signed before the clock runs."""
+
+import secrets
+import time
+
+from protocol import limits
+from protocol.lease import Lease
+from protocol.message import Message
+from protocol.messages import Heartbeat, LeaseRequest, Register, Submission, Transfer, seal_request
+from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
+from protocol.signing import NodeKey
+from tests.coordinator.policy_files import END_TOKEN, encode
+
+Prepared = list[tuple[str, bytes]]
+
+PRICE = 1_000
+
+
+class Fleet:
+    """So many nodes of one round."""
+
+    def __init__(self, round_id: str, size: int) -> None:
+        self._round_id = round_id
+        self.keys = [NodeKey(number.to_bytes(32)) for number in range(1, size + 1)]
+
+    def registrations(self) -> Prepared:
+        return [
+            self._signed(
+                key,
+                "/v1/nodes",
+                Register(name=f"n{n}", price_micros_per_mtok=PRICE, addresses=(), shares=False, agent="bench"),
+            )
+            for n, key in enumerate(self.keys)
+        ]
+
+    def heartbeats(self) -> Prepared:
+        moved = Transfer(from_peers=10**9, from_seeder=10**9, from_http=0, to_peers=10**9)
+        beat = Heartbeat(
+            session="0" * 16, version=1, phase="generating", tokens_per_s=900.5, transfer=moved, blames=(), reached=()
+        )
+        return [self._signed(key, "/v1/heartbeat", beat) for key in self.keys]
+
+    def lease_requests(self) -> Prepared:
+        return [self._signed(key, "/v1/leases", LeaseRequest(version=1, groups=1)) for key in self.keys]
+
+    def submissions(self, leases: list[Lease]) -> Prepared:
+        """Each node's answer to its lease."""
+        return [
+            self._signed(key, "/v1/rollouts", Submission(rollouts=(self._answer(key, lease),)))
+            for key, lease in zip(self.keys, leases, strict=True)
+        ]
+
+    def _answer(self, key: NodeKey, lease: Lease) -> bytes:
+        sample = Sample(
+            tokens=pack_tokens([*encode("85"), END_TOKEN]), logprobs=pack_logprobs([-0.5] * 3), finish="stop"
+        )
+        claim = RolloutClaim(
+            round_id=self._round_id,
+            lease_id=lease.lease_id,
+            version=lease.version,
+            seed=lease.seed,
+            samples=(sample,) * lease.samples,
+        )
+        return key.seal("rollout", claim.to_bytes())
+
+    def _signed(self, key: NodeKey, path: str, message: Message) -> tuple[str, bytes]:
+        nonce, now_ms = secrets.token_bytes(limits.NONCE_BYTES), time.time_ns() // 1_000_000
+        return path, seal_request(key, round_id=self._round_id, path=path, nonce=nonce, now_ms=now_ms, body=message)

@@ -1,0 +1,118 @@
+"""The pages: leaderboard, training, a node, the ledger's entries, and the static files that they use.
+
+- First paint needs no script: the server renders everything (`coordinator.web`), a script only fetches it again.
+- The board and the training page are made once a moment and sent compressed; who has them is answered by their ETag.
+- What is not there is a page, too, with the error's words.
+"""
+
+import mimetypes
+from functools import cache
+from importlib import resources
+
+import sqlalchemy as sa
+from aiohttp import web
+
+from coordinator import history
+from coordinator.api.http import ROUND
+from coordinator.api.snapshot import Page
+from coordinator.api.watch import WATCH
+from coordinator.ranking import Line
+from coordinator.round import join_string
+from coordinator.web import board, entries, layout, node, training
+from coordinator.web.board import Wish
+from ledger import store
+from ledger.store import Recorded
+from protocol.errors import NotFound
+
+routes = web.RouteTableDef()
+
+STATIC_AGE_S = 60
+"""How long a browser may go without asking whether a script or style has changed."""
+
+LAST_INDEX = 2**62
+
+
+@routes.get("/")
+async def leaderboard(request: web.Request) -> web.Response:
+    wish = Wish.parse(request.query)
+    moment = await request.app[WATCH].board.get()
+    return moment.page(wish.link(), lambda figures: _html(board.render(figures, wish))).reply(request)
+
+
+@routes.get("/training")
+async def training_page(request: web.Request) -> web.Response:
+    moment = await request.app[WATCH].training.get()
+    return moment.page("/training", lambda figures: _html(training.render(figures))).reply(request)
+
+
+@routes.get("/nodes/{node:.{1,100}}")
+async def node_page(request: web.Request) -> web.Response:
+    """A node by its id."""
+    here = request.app[ROUND]
+    figures = (await request.app[WATCH].board.get()).figures
+    sought = request.match_info["node"]
+    line = next((line for line in figures.nodes if line.node_id == sought), None)
+    if line is None:
+        return _missing(request, NotFound("No node of this id has joined this round.", hint="Look it up on the board."))
+
+    def read(connection: sa.Connection, line: Line) -> node.Node:
+        return node.Node(
+            line=line,
+            days=history.days(connection, line.node_id),
+            refusals=history.refusals(connection, line.node_id),
+            claims=history.claims(connection, line.node_id),
+            round_id=here.round_id,
+            now_ms=figures.now_ms,
+            join_string=figures.join_string,
+        )
+
+    return _html(node.render(await here.database.read(read, line))).reply(request)
+
+
+@routes.get("/entries/{index:[0-9]{1,18}}")
+async def entries_page(request: web.Request) -> web.Response:
+    """The ledger's entries from an index on."""
+    here = request.app[ROUND]
+    start = int(request.match_info["index"])
+
+    def read(connection: sa.Connection) -> tuple[list[Recorded], int]:
+        return store.entries(connection, start, entries.SHOWN), store.size(connection)
+
+    found, size = await here.database.read(read)
+    join = join_string(here.config, here.round_id)
+    return _html(entries.render(start, found, size, join)).reply(request)
+
+
+@routes.get("/static/{name:[a-z]+[.][a-z]+}")
+async def static(request: web.Request) -> web.Response:
+    page = _static().get(request.match_info["name"])
+    if page is None:
+        raise NotFound(f"There is nothing at {request.path[:100]}.")
+    return page.reply(request)
+
+
+@cache
+def _static() -> dict[str, Page]:
+    """All scripts and styles, read once."""
+    folder = resources.files("coordinator").joinpath("web/static")
+    return {
+        file.name: Page(file.read_bytes(), _content_type(file.name), f"max-age={STATIC_AGE_S}")
+        for file in folder.iterdir()
+        if file.is_file()
+    }
+
+
+def _content_type(name: str) -> str:
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return kind if kind.startswith("image/") else f"{kind}; charset=utf-8"
+
+
+def _html(text: str, status: int = 200) -> Page:
+    # What a name has of lone surrogates has no UTF-8 form; it is not worth an error.
+    return Page(text.encode(errors="replace"), "text/html; charset=utf-8", status=status)
+
+
+def _missing(request: web.Request, error: NotFound) -> web.Response:
+    here = request.app[ROUND]
+    text = layout.error_page("Not here", error.message, error.hint, join_string(here.config, here.round_id))
+    return _html(text, error.http_status).reply(request)

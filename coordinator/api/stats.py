@@ -1,0 +1,170 @@
+"""The standings as files for scripts and for sites that collect statistics: CSV, JSON, and XML in the form of BOINC.
+
+- `nodes.csv`, `nodes.json`, `owners.csv`, `owners.json`: one row per line of the board, amounts in millionths.
+- `tables.xml`, `user.xml`, `host.xml` and the compressed `user.gz`, `host.gz`: what BOINC projects publish below
+  `/stats/`. A user is an owner, a host a node; docs/protocol.md lists the tags.
+- A cell that a spreadsheet would take for a formula begins with an apostrophe.
+"""
+
+import csv
+import gzip
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+from coordinator.api.snapshot import Page
+from coordinator.api.watch import WATCH
+from coordinator.ranking import DAY_MS, HALF_LIFE_MS, Line
+from coordinator.web import words
+from coordinator.web.board import Board
+from protocol.nicknames import nickname
+
+routes = web.RouteTableDef()
+
+MICROS = 1_000_000
+
+PER_DAY = math.log(2) * DAY_MS / HALF_LIFE_MS
+"""From a score to credit a day: what a node that goes on as it does earns daily."""
+
+XML = "application/xml; charset=utf-8"
+
+
+@routes.get("/stats/{file:(nodes|owners)[.](csv|json)|tables[.]xml|(user|host)[.](xml|gz)}")
+async def stats(request: web.Request) -> web.Response:
+    file = request.match_info["file"]
+    moment = await request.app[WATCH].board.get()
+    return moment.page(f"/stats/{file}", FILES[file]).reply(request)
+
+
+def row(line: Line) -> dict[str, Any]:
+    """A line in plain figures."""
+    low, high = line.accept_interval or (None, None)
+    return {
+        "node_id": line.node_id,
+        "owner": line.owner,
+        "name": words.readable(line.name, line.node_id),
+        "nickname": nickname(line.node_id),
+        "nodes": line.nodes,
+        "state": line.state,
+        "score_micros": round(line.score_micros),
+        "posted_micros": line.posted_micros,
+        "pending_micros": line.pending_micros,
+        "voided_micros": line.voided_micros,
+        "escrow_share": line.escrow_share,
+        "validated_tokens": line.validated_tokens,
+        "accepted": line.accepted,
+        "rejected": line.rejected,
+        "accept_ratio": line.accept_ratio,
+        "accept_low": low,
+        "accept_high": high,
+        "lag_updates": line.lag,
+        "cost_micros_per_mtok": line.cost_micros_per_mtok,
+        "price_micros_per_mtok": line.price_micros_per_mtok,
+        "uploaded_bytes": line.uploaded_bytes,
+        "tokens_per_s": line.tokens_per_s,
+        "version": line.version,
+        "last_seen_ms": line.last_seen_ms,
+        "registered_ms": line.registered_ms,
+    }
+
+
+def _csv(lines: Sequence[Line]) -> Page:
+    rows = [row(line) for line in lines]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows[0] if rows else ["node_id"])
+    writer.writerows([_cell(value) for value in one.values()] for one in rows)
+    return Page(text.getvalue().encode(), "text/csv; charset=utf-8")
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+def _json(board: Board, lines: Sequence[Line]) -> Page:
+    value = {"ledger_size": board.ledger_size, "at_ms": board.now_ms, "rows": [row(line) for line in lines]}
+    return Page(json.dumps(value).encode(), "application/json")
+
+
+def _xml(tag: str, values: dict[str, Any]) -> str:
+    inside = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in values.items())
+    return f"<{tag}>{inside}</{tag}>"
+
+
+def _tables(board: Board) -> Page:
+    values = {
+        "update_time": board.now_ms // 1000,
+        "nusers_total": len(board.owners),
+        "nteams_total": 0,
+        "nhosts_total": len(board.nodes),
+        "total_credit": _units(sum(line.posted_micros for line in board.nodes)),
+    }
+    return Page(f'<?xml version="1.0" encoding="UTF-8"?>\n{_xml("tables", values)}\n'.encode(), XML)
+
+
+def _users(board: Board) -> Iterator[str]:
+    for line in board.owners:
+        yield _xml("user", {"id": number(line.owner), "name": nickname(line.owner), "cpid": _digest(line.owner),
+                            **_credit(line, board.now_ms)})  # fmt: skip
+
+
+def _hosts(board: Board) -> Iterator[str]:
+    for line in board.nodes:
+        yield _xml("host", {"id": number(line.node_id), "userid": number(line.owner),
+                            "host_cpid": _digest(line.node_id), "domain_name": words.readable(line.name, line.node_id),
+                            **_credit(line, board.now_ms), "rpc_time": line.last_seen_ms // 1000})  # fmt: skip
+
+
+def _credit(line: Line, now_ms: int) -> dict[str, Any]:
+    return {
+        "create_time": line.registered_ms // 1000,
+        "total_credit": _units(line.posted_micros),
+        "expavg_credit": _units(line.score_micros * PER_DAY),
+        "expavg_time": now_ms // 1000,
+    }
+
+
+def number(name: str) -> int:
+    """The whole number that these files want for an id; a float holds it exactly."""
+    return int(_digest(name)[:13], 16)
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:32]
+
+
+def _units(micros: float) -> str:
+    return f"{micros / MICROS:.6f}"
+
+
+def _list(tag: str, make: Callable[[Board], Iterator[str]]) -> Callable[[Board], Page]:
+    def page(board: Board) -> Page:
+        text = "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', f"<{tag}>", *make(board), f"</{tag}>", ""])
+        return Page(text.encode(), XML)
+
+    return page
+
+
+def _packed(make: Callable[[Board], Page]) -> Callable[[Board], Page]:
+    return lambda board: Page(gzip.compress(make(board).body, mtime=0), "application/gzip")
+
+
+_USERS, _HOSTS = _list("users", _users), _list("hosts", _hosts)
+
+FILES: dict[str, Callable[[Board], Page]] = {
+    "nodes.csv": lambda board: _csv(board.nodes),
+    "owners.csv": lambda board: _csv(board.owners),
+    "nodes.json": lambda board: _json(board, board.nodes),
+    "owners.json": lambda board: _json(board, board.owners),
+    "tables.xml": _tables,
+    "user.xml": _USERS,
+    "host.xml": _HOSTS,
+    "user.gz": _packed(_USERS),
+    "host.gz": _packed(_HOSTS),
+}

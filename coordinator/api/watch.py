@@ -1,0 +1,151 @@
+"""What visitors see of a round: the board and the training figures, each computed once for all who look at a moment.
+
+- Everything is read beside the writer, in one transaction for each kind of figures.
+- While somebody listens, one task looks at the board every `LOOK_S` for all listeners; else only who asks does.
+- A listener gets the newest state and never a queue: who is slow skips what it missed. States have a name made of their
+  content, so who comes back with that name is told only what it does not know.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import sqlalchemy as sa
+from aiohttp import web
+
+from coordinator import curves, history, summary
+from coordinator.api.snapshot import Snapshot
+from coordinator.curves import Curves
+from coordinator.ranking import Fold, by_node, by_owner
+from coordinator.round import Round, join_string, now_ms
+from coordinator.tables import versions
+from coordinator.web.board import Board
+from coordinator.web.training import Training
+from ledger import store
+
+LOOK_S = 2.0
+LISTENERS_MAX = 1000
+"""Open streams; each costs a socket and a few kilobytes. Who comes then is told to ask again by itself."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What is told to listeners: enough to know that the pages have changed, and a line to read."""
+
+    name: str
+    data: str
+
+
+class Watch:
+    """The newest figures of one round, and who waits for newer ones."""
+
+    def __init__(self, here: Round) -> None:
+        self._here = here
+        self._fold = Fold()
+        self._curves = Curves()
+        self.board = Snapshot(self._board)
+        self.training = Snapshot(self._training)
+        self.listeners = 0
+        self._state: State | None = None
+        self._changed = asyncio.Event()
+        self._wanted = asyncio.Event()
+
+    async def run(self, _app: web.Application) -> AsyncIterator[None]:
+        """Produce states as long as the application lives."""
+        task = asyncio.create_task(self._produce())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await self.board.close()
+        await self.training.close()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While somebody does, states are produced."""
+        self.listeners += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self.listeners -= 1
+
+    async def state_after(self, name: str) -> State:
+        """The newest state, once it is another than the named one."""
+        while self._state is None or self._state.name == name:
+            await self._changed.wait()
+        return self._state
+
+    async def _produce(self) -> None:
+        while True:
+            await self._wanted.wait()
+            with suppress(Exception):  # the snapshot has logged it, and the next look may succeed
+                self._look((await self.board.get()).figures)
+            if not self.listeners:
+                self._wanted.clear()
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self, board: Board) -> None:
+        told = {name: board.status[name] for name in TOLD}
+        data = json.dumps(told | {"ledger_size": board.ledger_size, "seen": _seen(board)})
+        name = sha256(data.encode()).hexdigest()[:16]
+        if self._state is None or self._state.name != name:
+            self._state = State(name, data)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _board(self) -> Board:
+        return await self._here.database.read(self._read_board, now_ms())
+
+    def _read_board(self, connection: sa.Connection, moment_ms: int) -> Board:
+        self._fold.read(connection)
+        nodes = by_node(connection, self._fold, silent_after_ms=self._here.silent_after_ms, now_ms=moment_ms)
+        return Board(
+            status=self._status(connection, moment_ms),
+            nodes=nodes,
+            owners=by_owner(nodes),
+            days=dict(self._fold.days),
+            ledger_size=store.size(connection),
+            now_ms=moment_ms,
+            join_string=join_string(self._here.config, self._here.round_id),
+        )
+
+    async def _training(self) -> Training:
+        return await self._here.database.read(self._read_training, now_ms())
+
+    def _read_training(self, connection: sa.Connection, moment_ms: int) -> Training:
+        self._curves.read(connection)
+        status = self._status(connection, moment_ms)
+        last = status["broadcast"]
+        return Training(
+            status=status,
+            metrics=self._curves.metrics(),
+            idle_share=self._curves.idle_share(),
+            cost_micros=self._curves.cost_micros(),
+            ages=curves.ages(connection),
+            spreads=curves.spreads(connection),
+            branches=curves.tree(connection, last["version"]) if last else [],
+            incidents=history.incidents(connection),
+            now_ms=moment_ms,
+            join_string=join_string(self._here.config, self._here.round_id),
+        )
+
+    def _status(self, connection: sa.Connection, moment_ms: int) -> dict[str, Any]:
+        here = self._here
+        found = summary.status(connection, config=here.config, alive_since_ms=moment_ms - here.silent_after_ms)
+        published = sa.select(versions.c.published_ms).where(versions.c.version == found["version"])
+        return found | here.told() | {"published_ms": connection.execute(published).scalar()}
+
+
+WATCH = web.AppKey("watch", Watch)
+
+TOLD = ("phase", "fraction", "version", "update", "nodes_alive", "nodes_up_to_date", "rollouts", "alarm", "finished")
+
+
+def _seen(board: Board) -> str:
+    """Changes when any node's state does."""
+    return sha256("".join(line.state[0] for line in board.nodes).encode()).hexdigest()[:8]

@@ -1,0 +1,108 @@
+"""Where the figures come from: one node's days, claims and refusals, and what went wrong lately.
+
+- All functions are effects that only read, `(connection, …) → outcome`.
+- Answers are bounded: the last days and claims of a node, the last incidents of the round.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.ranking import DAY_MS
+from coordinator.tables import blames, nodes, rejections, rollouts
+from ledger.book import ClaimState
+from ledger.tables import claims_table, entries_table
+from protocol.ids import NodeId
+
+DAYS_SHOWN = 60
+CLAIMS_SHOWN = 50
+INCIDENTS_SHOWN = 20
+
+
+def days(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
+    """What became of a node's claims of each day, the newest day first."""
+    day = (rollouts.c.accepted_ms // DAY_MS).label("day")
+    amounts = (
+        sa.func.sum(sa.case((claims_table.c.state == state.value, claims_table.c.amount_micros), else_=0)).label(
+            state.value
+        )
+        for state in (ClaimState.POSTED, ClaimState.PENDING, ClaimState.VOIDED)
+    )
+    rows = connection.execute(
+        sa.select(day, sa.func.count().label("groups"), sa.func.sum(rollouts.c.tokens).label("tokens"), *amounts)
+        .join_from(rollouts, claims_table, claims_table.c.claim_id == rollouts.c.claim_id)
+        .where(rollouts.c.node_id == node)
+        .group_by(day)
+        .order_by(day.desc())
+        .limit(DAYS_SHOWN)
+    ).mappings()
+    return [{name: int(value) for name, value in row.items()} for row in rows]
+
+
+def claims(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
+    """A node's last claims, the newest first, each with the indexes of the entries about it."""
+    rows = connection.execute(
+        sa.select(
+            rollouts.c.claim_id,
+            rollouts.c.accepted_ms,
+            rollouts.c.version,
+            rollouts.c.tokens,
+            rollouts.c.credit_micros,
+            claims_table.c.state,
+        )
+        .join_from(rollouts, claims_table, claims_table.c.claim_id == rollouts.c.claim_id)
+        .where(rollouts.c.node_id == node)
+        .order_by(rollouts.c.accepted_ms.desc(), rollouts.c.claim_id)
+        .limit(CLAIMS_SHOWN)
+    ).mappings()
+    found = [dict(row) for row in rows]
+    effects = [f"{kind}:{row['claim_id']}" for row in found for kind in ("pending", "settle")]
+    entry = entries_table.c
+    about = sa.select(entry.effect, entry.index).where(entry.effect.in_(effects))
+    places = {row.effect: row.index for row in connection.execute(about)}
+    for row in found:
+        row["entry"] = places.get(f"pending:{row['claim_id']}")
+        row["settled_entry"] = places.get(f"settle:{row['claim_id']}")
+    return found
+
+
+def refusals(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
+    """Why a node's answers were refused, and how often."""
+    here = sa.select(rejections).where(rejections.c.node_id == node).order_by(rejections.c.count.desc())
+    return [dict(row) for row in connection.execute(here).mappings()]
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that went wrong with a node, and how often."""
+
+    ms: int
+    node_id: str
+    name: str
+    what: str
+    count: int
+    detail: str
+
+
+def incidents(connection: sa.Connection) -> list[Incident]:
+    """What went wrong lately, the newest first: refusals by node and code, and peers that were accused."""
+    refused = connection.execute(
+        sa.select(rejections, rejections.c.count.label("times"), nodes.c.name)
+        .outerjoin(nodes, nodes.c.node_id == rejections.c.node_id)
+        .order_by(rejections.c.last_ms.desc())
+        .limit(INCIDENTS_SHOWN)
+    )
+    accused = connection.execute(
+        sa.select(blames, nodes.c.name)
+        .outerjoin(nodes, nodes.c.node_id == blames.c.accused)
+        .order_by(blames.c.number.desc())
+        .limit(INCIDENTS_SHOWN)
+    )
+    found = [
+        Incident(row.last_ms, row.node_id, row.name or "", row.code, row.times, row.last_message) for row in refused
+    ]
+    for row in accused:
+        detail = f"Sent bytes {row.got[:16]}… as chunk {row.chunk[:16]}…."
+        found.append(Incident(row.recorded_ms, row.accused, row.name or "", "wrong_chunk", 1, detail))
+    return sorted(found, key=lambda one: -one.ms)[:INCIDENTS_SHOWN]

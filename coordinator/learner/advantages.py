@@ -1,0 +1,59 @@
+"""From rewards to advantages: [N] → [N]. Which samples are judged at all is decided here, too.
+
+- A group whose rewards are all equal has no group advantage: exactly zero, whatever rounding did to its mean.
+- The filter looks at the raw score. Were it to look at shaped rewards, every group would vary by its lengths, and
+  nothing but the length would be learned.
+"""
+
+import torch
+
+from coordinator.learner.algorithm import Algorithm, Baseline
+
+
+def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorithm: Algorithm) -> torch.Tensor:
+    """(reward − baseline) / deviation, each of whatever the algorithm names: rewards [N], owners [N] → [N]."""
+    count = _sums(torch.ones_like(rewards), owners, groups)  # [G]
+    mean = _sums(rewards, owners, groups) / count.clamp(min=1)  # [G]
+    centred = rewards - _baseline(rewards, mean[owners], algorithm.baseline)
+    if algorithm.baseline == "leave_one_out":  # the mean of the others: what is above it grows by n / (n − 1)
+        centred = centred * (count / (count - 1).clamp(min=1))[owners]
+    if algorithm.baseline in ("group", "leave_one_out"):
+        # Compared, not computed: the mean of equal rewards may be off by a rounding, which division would blow up.
+        centred = torch.where(varied(rewards, owners, groups)[owners], centred, 0.0)
+    match algorithm.scale_rewards:
+        case "group":
+            variance = _sums((rewards - mean[owners]).square(), owners, groups) / count.clamp(min=1)
+            return centred / variance.sqrt()[owners].clamp(min=1e-6)
+        case "batch":
+            return centred / rewards.std(correction=0).clamp(min=1e-6)
+        case "none":
+            return centred
+
+
+def _baseline(rewards: torch.Tensor, of_group: torch.Tensor, baseline: Baseline) -> torch.Tensor:
+    match baseline:
+        case "group" | "leave_one_out":
+            return of_group
+        case "batch":
+            return rewards.mean()
+        case "none":
+            return torch.zeros(())
+
+
+def varied(rewards: torch.Tensor, owners: torch.Tensor, groups: int) -> torch.Tensor:
+    """Whether the rewards of a group differ: → [G]."""
+    zeros = torch.zeros(groups)
+    high = zeros.scatter_reduce(0, owners, rewards, "amax", include_self=False)
+    return high > zeros.scatter_reduce(0, owners, rewards, "amin", include_self=False)
+
+
+def overlong_penalty(lengths: torch.Tensor, longest: int, algorithm: Algorithm) -> torch.Tensor:
+    """DAPO's soft punishment, 0 before the buffer and −penalty at the longest length: [N] → [N]."""
+    if not algorithm.overlong_buffer:
+        return torch.zeros_like(lengths)
+    over = (lengths - (longest - algorithm.overlong_buffer)) / algorithm.overlong_buffer
+    return -algorithm.overlong_penalty * over.clamp(0.0, 1.0)
+
+
+def _sums(values: torch.Tensor, owners: torch.Tensor, groups: int) -> torch.Tensor:
+    return torch.zeros(groups, dtype=values.dtype).index_add(0, owners, values)

@@ -1,0 +1,87 @@
+"""Which objective is trained: presets by name over a few parts that combine freely. No torch here.
+
+- Names are those of TRL where it has the thing; docs/learning.md has every formula.
+- A preset differs from plain GRPO only in what its own paper says; the correction of stale samples is orthogonal.
+"""
+
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Literal
+
+Baseline = Literal["group", "leave_one_out", "batch", "none"]
+Scale = Literal["group", "batch", "none"]
+Level = Literal["token", "sequence", "product"]
+Clip = Literal["ppo", "cispo"]
+Aggregation = Literal["sequence", "token", "constant"]
+Mode = Literal["decoupled", "bypass", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What is done about samples of an older policy, or of one that computes differently."""
+
+    mode: Mode = "decoupled"
+    """`decoupled`: weigh by π_old/μ, clip π_θ/π_old. `bypass`: clip π_θ/μ. `none`: take the samples for fresh."""
+    token_cap: float = 2.0
+    """Weights are truncated here."""
+    sequence_low: float = 0.9
+    sequence_high: float = 1.1
+    """A sample is dropped if the geometric mean of its ratios to μ leaves these bounds."""
+    veto: float = 1e-4
+    """A sample is dropped for a single token whose ratio is below this, or above its inverse; 0 keeps all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One objective; the defaults are GRPO."""
+
+    baseline: Baseline = "group"
+    """What is taken from a reward."""
+    scale_rewards: Scale = "group"
+    """Whose deviation it is then divided by."""
+    importance_sampling_level: Level = "token"
+    """A ratio for each token; or one for the sample: the geometric mean, or the product."""
+    clip: Clip = "ppo"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.28
+    """`ppo` keeps the ratio in [1 - epsilon, 1 + epsilon_high]; `cispo` truncates its weight at epsilon_high."""
+    delta: float = inf
+    """Bound of the ratio where the advantage is negative: dual clip."""
+    loss_aggregation: Aggregation = "sequence"
+    """Mean over samples of their means; over all tokens; or a sum divided by the longest possible length."""
+    beta: float = 0.0
+    """Weight of the divergence from the starting policy; 0 needs no second model."""
+    filter_zero_variance: bool = False
+    """Leave out groups whose *raw* scores are all equal; else they count in the mean, with advantage 0."""
+    mask_truncated_completions: bool = False
+    """Leave out samples that did not end by themselves."""
+    overlong_buffer: int = 0
+    """Over this many last tokens before the longest length, a soft penalty grows to `overlong_penalty`."""
+    overlong_penalty: float = 1.0
+    correction: Correction = field(default_factory=Correction)
+
+
+GRPO = Algorithm()
+
+PRESETS: dict[str, Algorithm] = {
+    "grpo": GRPO,
+    "dapo": replace(
+        GRPO,
+        loss_aggregation="token",
+        filter_zero_variance=True,
+        mask_truncated_completions=True,
+    ),
+    "dr_grpo": replace(GRPO, scale_rewards="none", loss_aggregation="constant", epsilon_high=0.2),
+    "rloo": replace(
+        GRPO,
+        baseline="leave_one_out",
+        scale_rewards="none",
+        importance_sampling_level="product",
+        epsilon_high=0.2,
+    ),
+    "reinforce_pp": replace(GRPO, baseline="batch", scale_rewards="batch", loss_aggregation="token", epsilon_high=0.2),
+    "gspo": replace(GRPO, importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
+    "cispo": replace(GRPO, clip="cispo", epsilon_high=5.0, loss_aggregation="token"),
+    "echo2": replace(GRPO, epsilon_high=0.2, correction=Correction(sequence_low=0.0, sequence_high=inf, veto=0.0)),
+}
+"""`echo2` is the paper's own: GRPO times min(π_learner/π_sampler, C), whatever the sample's distance."""

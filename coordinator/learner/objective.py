@@ -1,0 +1,137 @@
+"""The loss of one update: a clipped policy gradient, corrected for samples of older policies.
+
+With μ the version that sampled, π_old the policy before the update, π_θ the policy in training, and A the advantage:
+
+    decoupled   r_t = π_θ / π_old    ρ_t = min(π_old / μ, token_cap)
+    bypass      r_t = π_θ / μ        ρ_t = 1
+    none        r_t = π_θ / π_old    ρ_t = 1, and nothing is dropped
+
+    loss = − Σ_t share_t · keep · ρ_t · gain(r_t, A) + β · k3(π_ref, π_θ)
+
+- share_t adds up to one over all tokens of the batch, dropped ones included: otherwise dropping samples would scale the
+  others' gradient up. It is known before the first forward pass, so the losses of micro-batches simply add.
+- keep drops a whole sample if the geometric mean of π_old/μ leaves its bounds, or if one ratio is vetoed as absurd.
+- Everything is float32 whatever the model computes in.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from coordinator.learner.algorithm import Algorithm, Correction
+
+Metrics = dict[str, float]
+
+NATS_MAX = 20.0
+"""Beyond it a ratio is as absurd as any; its exponential must stay finite, or one liar makes the whole loss NaN."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the loss of N samples of at most T tokens needs beside the policy's own log-probabilities."""
+
+    behaviour: torch.Tensor  # [N, T] log μ
+    mask: torch.Tensor  # [N, T] 1 = a token that is judged
+    shares: torch.Tensor  # [N, T] each token's share in the batch
+    advantages: torch.Tensor  # [N]
+    old: torch.Tensor | None = None  # [N, T] log π_old; None: that of π_θ as it is
+    reference: torch.Tensor | None = None  # [N, T] log π_ref, where β > 0
+
+    def rows(self, chosen: torch.Tensor, width: int) -> "Terms":
+        """Those of some samples, no wider than the longest of them."""
+
+        def cut(table: torch.Tensor | None) -> torch.Tensor | None:
+            return None if table is None else table[chosen, :width]
+
+        return Terms(
+            behaviour=self.behaviour[chosen, :width],
+            mask=self.mask[chosen, :width],
+            shares=self.shares[chosen, :width],
+            advantages=self.advantages[chosen],
+            old=cut(self.old),
+            reference=cut(self.reference),
+        )
+
+
+def shares(mask: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.Tensor:
+    """How much each token says in the loss: [N, T] → [N, T]."""
+    lengths = mask.sum(1, keepdim=True)  # [N, 1]
+    samples = (lengths > 0).sum().clamp(min=1)
+    match algorithm.loss_aggregation:
+        case "sequence":
+            return mask / lengths.clamp(min=1) / samples
+        case "token":
+            return mask / lengths.sum().clamp(min=1)
+        case "constant":
+            return mask / (samples * longest)
+
+
+def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tuple[torch.Tensor, Metrics]:
+    """The loss of these samples, and what to watch about it; current is log π_θ [N, T], with gradient."""
+    correction, mask = algorithm.correction, terms.mask
+    old = current.detach() if terms.old is None else terms.old
+    distance = ((old - terms.behaviour) * mask).clamp(-NATS_MAX, NATS_MAX)  # [N, T] log π_old/μ
+    proximal = terms.behaviour if correction.mode == "bypass" else old
+    weight = _weights(distance, correction)
+    log_ratio = _at_level((current - proximal) * mask, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1]
+    gain, clipped = _gain(log_ratio, current, terms.advantages[:, None], algorithm)
+    keep = torch.ones_like(mask[:, :1]) if correction.mode == "none" else _kept(distance, mask, correction)
+
+    loss = -(terms.shares * keep * weight * gain).sum()
+    if terms.reference is not None:
+        away = (terms.reference - current) * mask
+        loss = loss + algorithm.beta * (terms.shares * (away.expm1() - away)).sum()
+
+    tokens = mask.sum().clamp(min=1)
+
+    def mean(values: torch.Tensor) -> float:
+        return float((values * mask).sum() / tokens)
+
+    seen = weight[mask > 0]
+    return loss, {
+        "loss": float(loss.detach()),
+        "clip_share": mean(clipped.float().expand_as(mask)),
+        "dropped_share": 1.0 - mean(keep.expand_as(mask)) if mask.any() else 0.0,
+        "ratio_mean": mean(distance.exp()),
+        "ratio_max": float(distance.exp().max()),
+        "kl": mean(distance.expm1() - distance),  # k3: positive, and small when the samples are fresh
+        "effective_samples": float(seen.sum().square() / (seen.square().sum() * tokens)) if len(seen) else 0.0,
+    }
+
+
+def _weights(distance: torch.Tensor, correction: Correction) -> torch.Tensor:
+    if correction.mode != "decoupled":
+        return torch.ones_like(distance)
+    return distance.exp().clamp(max=correction.token_cap)
+
+
+def _at_level(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
+    match algorithm.importance_sampling_level:
+        case "token":
+            return log_ratio
+        case "sequence":
+            return log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        case "product":
+            return log_ratio.sum(1, keepdim=True)
+
+
+def _gain(
+    log_ratio: torch.Tensor, current: torch.Tensor, advantage: torch.Tensor, algorithm: Algorithm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a token adds to the objective, and whether its ratio was clipped."""
+    ratio = log_ratio.exp()
+    if algorithm.clip == "cispo":
+        truncated = ratio.detach().clamp(max=algorithm.epsilon_high)
+        return truncated * advantage * current, (ratio > algorithm.epsilon_high) & (advantage > 0)
+    bounded = ratio.clamp(1 - algorithm.epsilon, 1 + algorithm.epsilon_high)
+    free = ratio.clamp(max=algorithm.delta)
+    return torch.minimum(free * advantage, bounded * advantage), ratio * advantage > bounded * advantage
+
+
+def _kept(distance: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
+    """1.0 for samples that are near enough to learn from: [N, T] → [N, 1]."""
+    geometric = (distance.sum(1) / mask.sum(1).clamp(min=1)).exp()
+    near = (geometric >= correction.sequence_low) & (geometric <= correction.sequence_high)
+    ratio = distance.exp()
+    sane = ((ratio >= correction.veto) & (ratio * correction.veto <= 1)).all(1)
+    return (near & sane).float()[:, None]

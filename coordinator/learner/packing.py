@@ -1,0 +1,190 @@
+"""Many samples as one sequence without padding, each prompt in it only once.
+
+    packed:  prompt 0 · prompt 1 · … · sample 0 · sample 1 · …        L tokens, and that is all a model's layers compute
+
+- A sample's last token is predicted, never fed; its first one is predicted from the last place of its prompt.
+- Attention alone needs rectangles. A `Rectangle` says where each packed token lies in one; its padding is zero and
+  takes no gradient. Prompts see themselves; a sample sees its prompt and itself.
+- A model of transformers takes all this as the argument `packing` and hands it to its attention; without it, attention
+  is the usual one.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from coordinator.learner.batch import Tensors
+from protocol.errors import ConfigInvalid
+
+IMPLEMENTATION = "shared_prompts"
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Rows of unequal length, packed one after the other: R rows of at most W of the L tokens."""
+
+    index: torch.Tensor  # [R, W] the packed place of each token, 0 for padding
+    padding: torch.Tensor  # [R, W] bool
+    row: torch.Tensor  # [L] where each packed token lies
+    column: torch.Tensor  # [L]
+
+    @staticmethod
+    def of(lengths: torch.Tensor) -> "Rectangle":
+        columns = torch.arange(int(lengths.max()) if len(lengths) else 0)
+        padding = columns >= lengths[:, None]
+        index = ((lengths.cumsum(0) - lengths)[:, None] + columns).masked_fill(padding, 0)
+        return Rectangle(index, padding, *(~padding).nonzero(as_tuple=True))
+
+    def to(self, device: torch.device) -> "Rectangle":
+        return Rectangle(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def spread(self, packed: torch.Tensor) -> torch.Tensor:
+        """Packed [L, …] → rectangular [R, W, …], zero at padding."""
+        return packed[self.index].masked_fill_(self.padding[:, :, None, None], 0)
+
+    def gather(self, spread: torch.Tensor) -> torch.Tensor:
+        """Rectangular [R, W, …] → packed [L, …]."""
+        return spread[self.row, self.column]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A piece of a batch as a model is fed it, and where the completion tokens are predicted."""
+
+    tokens: torch.Tensor  # [1, L]
+    positions: torch.Tensor  # [1, L]
+    prompts: Rectangle
+    samples: Rectangle  # those of more than one token; none has a row for a completion that is never fed
+    owners: torch.Tensor  # [rows] the prompt of each of these
+    visible: torch.Tensor  # [rows, 1, Q, P + Q] bool: what a sample's places see of its prompt and of itself
+    rows: torch.Tensor  # [R] the packed places that predict something, in ascending order
+    source: torch.Tensor  # [M] which of them predicts each completion token, in ascending order
+    targets: torch.Tensor  # [M] the token
+    places: torch.Tensor  # [M] row · T + column of that token in the piece's rectangle [n, T]
+
+
+def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
+    """Some samples of a batch, with the prompts that they need."""
+    groups, owners = torch.unique(data.owners[chosen], return_inverse=True)
+    prompt_tokens = [data.prompts[group] for group in groups.tolist()]
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_tokens])
+    lengths = data.lengths[chosen]
+    width = int(lengths.max())
+    fed = (lengths > 1).nonzero()[:, 0]
+    prompts, samples = Rectangle.of(prompt_lengths), Rectangle.of(lengths[fed] - 1)
+    row, column = fed[samples.row], samples.column  # of every token that is fed, in the piece's rectangle [n, T]
+
+    # First tokens are predicted by the prompts' ends, the others by the places of the tokens before them.
+    following = torch.arange(len(row))
+    places = torch.cat([torch.arange(len(chosen)) * width, row * width + column + 1])
+    return Packing(
+        tokens=torch.cat([*prompt_tokens, data.tokens[chosen[row], column]])[None].to(device),
+        positions=torch.cat([prompts.column, prompt_lengths[owners[row]] + column])[None].to(device),
+        prompts=prompts.to(device),
+        samples=samples.to(device),
+        owners=owners[fed].to(device),
+        visible=_visible(prompts, owners[fed], width - 1).to(device),
+        rows=torch.cat([prompt_lengths.cumsum(0) - 1, len(prompts.row) + following]).to(device),
+        source=torch.cat([owners, len(groups) + following]).to(device),
+        targets=data.tokens[chosen, :width].flatten()[places].to(device),
+        places=places.to(device),
+    )
+
+
+def _visible(prompts: Rectangle, owners: torch.Tensor, width: int) -> torch.Tensor:
+    """Every token of the prompt, and of the sample those before: padding comes last and is seen by padding alone."""
+    itself = torch.ones(width, width, dtype=torch.bool).tril()
+    prompt = ~prompts.padding
+    if bool(prompt.all()):
+        return torch.cat([torch.ones(width, prompt.shape[1], dtype=torch.bool), itself], dim=1)[None, None]
+    seen = prompt[owners][:, None].expand(-1, width, -1)  # [rows, Q, P]
+    return torch.cat([seen, itself.expand(len(owners), -1, -1)], dim=2)[:, None]
+
+
+class _Spread(torch.autograd.Function):
+    """`Rectangle.spread`, whose gradient is `gather`: what padding would learn is nobody's."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+        ctx.rectangle = rectangle
+        return rectangle.spread(packed)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rectangle.gather(gradient), None
+
+
+class _Gather(torch.autograd.Function):
+    """`Rectangle.gather`, whose gradient is `spread`: no place is taken twice, so nothing has to be added up."""
+
+    @staticmethod
+    def forward(ctx: Any, spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+        ctx.rectangle = rectangle
+        return rectangle.gather(spread)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rectangle.spread(gradient), None
+
+
+def _spread(packed: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+    found: torch.Tensor = _Spread.apply(packed, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return found
+
+
+def _gather(spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
+    found: torch.Tensor = _Gather.apply(spread, rectangle)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return found
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, visible: torch.Tensor | None
+) -> torch.Tensor:
+    """[R, Q, heads, D] looking at [R, K, kv_heads, D]: → [R, Q, heads, D]."""
+    found: torch.Tensor = scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=visible,
+        is_causal=visible is None,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return found.transpose(1, 2)
+
+
+def _shared_prompt_attention(
+    module: Any,
+    query: torch.Tensor,  # [1, heads, L, D]
+    key: torch.Tensor,  # [1, kv_heads, L, D]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    packing: Packing | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; the answer is [1, L, heads, D]."""
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    if others.get("sliding_window") is not None:
+        raise ConfigInvalid("The learner cannot train a model whose attention slides.", hint="Take one that sees all.")
+    ends = len(packing.prompts.row)  # where the prompts end and the samples begin
+    packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
+    asked, keys, values = (_spread(part[:ends], packing.prompts) for part in packed)
+    answers = [_gather(_attend(asked, keys, values, scaling, None), packing.prompts)]
+    if len(packing.owners):
+        q, k, v = (_spread(part[ends:], packing.samples) for part in packed)
+        k = torch.cat([keys.index_select(0, packing.owners), k], dim=1)
+        v = torch.cat([values.index_select(0, packing.owners), v], dim=1)
+        answers.append(_gather(_attend(q, k, v, scaling, packing.visible), packing.samples))
+    return torch.cat(answers)[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, _shared_prompt_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)

@@ -1,0 +1,68 @@
+"""How an update is made, as the operator's file says. No torch here."""
+
+from dataclasses import dataclass, field, replace
+from math import cos, inf, pi
+from typing import Literal
+
+from coordinator.config import Config
+from coordinator.learner.algorithm import PRESETS, Algorithm
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Everything but the policy and its data."""
+
+    learning_rate: float
+    warmup_updates: int = 20
+    """The first updates are smaller: until Adam has seen some gradients, it takes each for a typical one."""
+    schedule: Schedule = "constant"
+    max_updates: int = 1000
+    """Where a schedule that falls reaches zero."""
+    temperature: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    num_iterations: int = 1
+    """Optimizer steps on one batch; from the second on, the ratio to π_old leaves 1."""
+    micro_batch_tokens: int = 0
+    """Most tokens computed at once, prompts included; 0: all of them."""
+    gradient_checkpointing: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the products; weights and optimizer are float32."""
+    device: str = "cpu"
+    lora_rank: int = 0
+    """0 trains all weights."""
+    lora_alpha: float = 32.0
+    max_completion_length: int = 1
+    algorithm: Algorithm = field(default_factory=Algorithm)
+
+    def rate(self, update: int) -> float:
+        """The learning rate of the update that follows this many."""
+        warm = min(1.0, (update + 1) / max(1, self.warmup_updates))
+        done = min(1.0, update / self.max_updates)
+        fall = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * cos(pi * done)}[self.schedule]
+        return self.learning_rate * warm * fall
+
+
+def train_settings(config: Config) -> TrainSettings:
+    """What the sections learner, objective and correction come to."""
+    learner = config.learner
+    return TrainSettings(
+        **learner.model_dump(exclude={"algorithm", "groups_per_update", "threads", "tensorboard"}),
+        max_updates=config.round.max_updates,
+        temperature=config.sampling.temperature,
+        max_completion_length=config.sampling.max_new_tokens,
+        algorithm=algorithm(config),
+    )
+
+
+def algorithm(config: Config) -> Algorithm:
+    """The preset, and on top of it what the file says otherwise."""
+    preset = PRESETS[config.learner.algorithm]
+    correction = replace(preset.correction, **config.correction.model_dump(exclude_none=True))
+    changes = config.objective.model_dump(exclude_none=True)
+    if "delta" in changes:
+        changes["delta"] = changes["delta"] or inf
+    return replace(preset, correction=correction, **changes)

@@ -1,0 +1,203 @@
+"""The leaderboard: nodes, owners or days; a hundred lines at a time, sorted and searched by the server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from coordinator.ranking import SORTS, Day, Line
+from coordinator.web import words
+from coordinator.web.html import Markup, el
+from coordinator.web.layout import Column, document, live, node_link, strip, table
+from protocol.nicknames import nickname
+
+LINES_PER_PAGE = 100
+DAYS_SHOWN = 100
+SEARCH_MAX = 60
+VIEWS = {"nodes": "Nodes", "owners": "Owners", "days": "Days"}
+
+COLUMNS: tuple[tuple[str, Column], ...] = (
+    ("", Column("#")),
+    ("", Column("name", is_text=True)),
+    ("score", Column("score", "validated credit, half as much after every seven days")),
+    ("credit", Column("credit", "all validated credit", is_minor=True)),
+    ("pending", Column("in escrow", "the share of the credit that is not settled yet", is_minor=True)),
+    ("tokens", Column("tokens", "validated tokens", is_minor=True)),
+    ("accepted", Column("accepted", "of the groups sent in; the interval holds the true share 95 times in 100")),
+    (
+        "lag",
+        Column("lag", "how many updates old its groups were in the median when they were trained on", is_minor=True),
+    ),
+    ("cost", Column("cost / Mtok", "credit for a million validated tokens", is_minor=True)),
+    ("uploaded", Column("uploaded", "to other nodes, by the signed receipts of those who received", is_minor=True)),
+    ("rate", Column("tokens/s", "as the node says", is_minor=True)),
+    ("", Column("state", is_text=True)),
+)
+
+DAY_COLUMNS = (
+    Column("day", is_text=True),
+    Column("credit", "validated on that day"),
+    Column("tokens"),
+    Column("groups"),
+    Column("nodes", "whose credit was validated on that day"),
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a visitor wants to see; every query string means one."""
+
+    view: str = "nodes"
+    sort: str = "score"
+    search: str = ""
+    page: int = 1
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str]) -> "Wish":
+        """Whatever is no view, order or page is the first."""
+        page = query.get("page", "")
+        return cls(
+            view=view if (view := query.get("view", "")) in VIEWS else "nodes",
+            sort=sort if (sort := query.get("sort", "")) in SORTS else "score",
+            search=query.get("q", "").strip()[:SEARCH_MAX],
+            page=max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1,
+        )
+
+    def link(self, **change: Any) -> str:
+        """The address of the same with something changed."""
+        wish = {"view": self.view, "sort": self.sort, "q": self.search, "page": self.page} | change
+        usual = {"view": "nodes", "sort": "score", "q": "", "page": 1}
+        return "/?" + urlencode({name: value for name, value in wish.items() if value != usual[name]})
+
+
+@dataclass(frozen=True)
+class Board:
+    """The figures of one moment."""
+
+    status: Mapping[str, Any]
+    nodes: Sequence[Line]
+    owners: Sequence[Line]
+    days: Mapping[int, Day]
+    ledger_size: int
+    now_ms: int
+    join_string: str
+
+
+def render(board: Board, wish: Wish) -> str:
+    """The page."""
+    views = (
+        el("a", title, href=wish.link(view=view, page=1), aria_current="true" if view == wish.view else None)
+        for view, title in VIEWS.items()
+    )
+    part = _days(board) if wish.view == "days" else _lines(board, wish)
+    return document(
+        "Leaderboard",
+        "/",
+        board.join_string,
+        strip(board.status, board.now_ms),
+        el("div", el("nav", views, class_="tabs", aria_label="Views"),
+           None if wish.view == "days" else _search(wish), class_="tools"),
+        live("board", part),
+    )  # fmt: skip
+
+
+def _search(wish: Wish) -> Markup:
+    kept = {"view": wish.view, "sort": wish.sort}
+    return el(
+        "form",
+        (el("input", type="hidden", name=name, value=value) for name, value in kept.items()),
+        el("label", "Name or id ", el("input", type="search", name="q", value=wish.search, maxlength=SEARCH_MAX)),
+        el("button", "Search"),
+        role="search",
+        action="/",
+    )
+
+
+def _lines(board: Board, wish: Wish) -> tuple[Any, ...]:
+    ranked = board.owners if wish.view == "owners" else board.nodes
+    places = list(enumerate(ranked, 1))
+    if wish.search:
+        sought = wish.search.casefold()
+        places = [(rank, line) for rank, line in places if sought in _searched(line)]
+    if wish.sort != "score":
+        places.sort(key=lambda place: -SORTS[wish.sort](place[1]))
+    pages = max(1, -(-len(places) // LINES_PER_PAGE))
+    page = min(wish.page, pages)
+    here = places[(page - 1) * LINES_PER_PAGE : page * LINES_PER_PAGE]
+    columns = [_sortable(name, column, wish) for name, column in COLUMNS]
+    rows = [_cells(rank, line, wish.view) for rank, line in here]
+    caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}"
+    empty = "Nobody is called that." if wish.search else "Nobody has joined yet."
+    return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
+
+
+def _searched(line: Line) -> str:
+    return f"{line.name} {line.node_id} {line.owner} {nickname(line.owner)}".casefold()
+
+
+def _sortable(name: str, column: Column, wish: Wish) -> Column:
+    if not name:
+        return column
+    chosen = "descending" if name == wish.sort else ""
+    link = wish.link(sort=name, page=1)
+    return Column(column.title, column.help, column.is_text, column.is_minor and not chosen, link, chosen)
+
+
+def _cells(rank: int, line: Line, view: str) -> list[Any]:
+    name: Any = node_link(line.node_id, line.name)
+    if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
+        members = f"/?{urlencode({'q': line.owner})}"
+        name = [el("a", nickname(line.owner), href=members, title=line.owner), f" ({line.nodes})"]
+    node = f"/nodes/{line.node_id}"
+    return [
+        rank,
+        name,
+        words.whole(round(line.score_micros)),
+        el("a", words.whole(line.posted_micros), href=f"{node}#days"),
+        words.percent(line.escrow_share),
+        el("a", words.whole(line.validated_tokens), href=f"{node}#receipts"),
+        _accepted(line),
+        words.DASH if line.lag is None else line.lag,
+        words.figure(line.cost_micros_per_mtok),
+        words.size(line.uploaded_bytes),
+        words.figure(line.tokens_per_s),
+        el("span", line.state, class_=f"state {line.state}"),
+    ]
+
+
+def _accepted(line: Line) -> Any:
+    if line.accept_interval is None:
+        return words.DASH
+    low, high = line.accept_interval
+    between = f"{100 * low:.0f}–{100 * high:.0f}"
+    told = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
+    shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_="minor")]
+    return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=told)
+
+
+def _pager(wish: Wish, page: int, pages: int, lines: int) -> Markup | None:
+    if pages == 1:
+        return None
+    return el(
+        "nav",
+        el("a", "← better", href=wish.link(page=page - 1), rel="prev") if page > 1 else None,
+        el("span", f"page {page} of {pages}, {words.whole(lines)} lines"),
+        el("a", "further →", href=wish.link(page=page + 1), rel="next") if page < pages else None,
+        class_="pager",
+        aria_label="Pages of the board",
+    )
+
+
+def _days(board: Board) -> Markup:
+    days = sorted(board.days.items(), reverse=True)[:DAYS_SHOWN]
+    rows = [
+        [
+            el("a", words.day(number), href=f"/entries/{day.first_entry}"),
+            words.whole(day.credit_micros),
+            words.whole(day.tokens),
+            words.whole(day.groups),
+            words.whole(day.nodes),
+        ]
+        for number, day in days
+    ]
+    return table("Validated credit by day", DAY_COLUMNS, rows, empty="Nothing is validated yet.")

@@ -1,0 +1,128 @@
+"""Charts as SVG with the same figures as a table below, so that nobody needs eyes or a mouse to read them.
+
+- Colours come from the style sheet, by class; the text of an axis is that of the page.
+- Every chart says what it shows in `title` and `desc`; what is not finite is left out by the caller.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from coordinator.web import words
+from coordinator.web.html import Markup, el
+
+WIDTH, HEIGHT = 640, 200
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 26
+
+Point = tuple[float, float]
+Tell = Callable[[float | None], str]
+
+
+def lines(
+    name: str,
+    title: str,
+    across: str,
+    curves: Mapping[str, Sequence[Point]],
+    *,
+    tell: Tell = words.figure,
+    from_zero: bool = False,
+) -> Markup:
+    """One line per series over a common axis."""
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        return _nothing(title)
+    scale = _Scale(points, from_zero)
+    drawn = [
+        el(
+            "polyline",
+            points=" ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in curve),
+            class_=f"series s{number}",
+        )
+        for number, curve in enumerate(curves.values())
+        if len(curve) > 1
+    ]
+    drawn += [
+        el("circle", cx=f"{scale.x(x):.1f}", cy=f"{scale.y(y):.1f}", r=3, class_=f"dot s{number}")
+        for number, curve in enumerate(curves.values())
+        for x, y in curve[-1:]
+    ]
+    by_x = {x: [tell(dict(curve).get(x)) for curve in curves.values()] for x, _ in sorted(points)}
+    rows = [[words.figure(x), *values] for x, values in by_x.items()]
+    legend = None
+    if len(curves) > 1:
+        keys = (el("li", text, class_=f"key s{number}") for number, text in enumerate(curves))
+        legend = el("ul", keys, class_="legend")
+    return _figure(name, title, across, scale, tell, drawn, legend, [across, *curves], rows)
+
+
+def bars(name: str, title: str, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:
+    """One bar for each figure."""
+    if not points:
+        return _nothing(title)
+    low, high = points[0][0] - 0.5, points[-1][0] + 0.5
+    scale = _Scale([(low, 0.0), (high, 0.0), *points], True)
+    width = 0.8 * (WIDTH - LEFT - RIGHT) / (high - low)
+    drawn = [
+        el("rect", x=f"{scale.x(x) - width / 2:.1f}", y=f"{scale.y(y):.1f}", width=f"{width:.1f}",
+           height=f"{HEIGHT - BOTTOM - scale.y(y):.1f}", class_="bar s0")
+        for x, y in points
+    ]  # fmt: skip
+    rows = [[words.figure(x), tell(y)] for x, y in points]
+    return _figure(name, title, across, scale, tell, drawn, None, [across, title], rows)
+
+
+class _Scale:
+    """From figures to places in the picture."""
+
+    def __init__(self, points: Sequence[Point], from_zero: bool) -> None:
+        self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
+        self.bottom, self.top = min(y for _, y in points), max(y for _, y in points)
+        if from_zero:
+            self.bottom = min(0.0, self.bottom)
+        if self.top == self.bottom:
+            self.top += abs(self.top) or 1.0
+
+    def x(self, value: float) -> float:
+        share = (value - self.left) / (self.right - self.left) if self.right > self.left else 0.5
+        return LEFT + (WIDTH - LEFT - RIGHT) * share
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.bottom) / (self.top - self.bottom)
+
+
+def _figure(
+    name: str,
+    title: str,
+    across: str,
+    scale: _Scale,
+    tell: Tell,
+    drawn: Sequence[Markup],
+    legend: Markup | None,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> Markup:
+    axes: list[Any] = []
+    for step in range(3):
+        value = scale.bottom + (scale.top - scale.bottom) * step / 2
+        y = f"{scale.y(value):.1f}"
+        axes.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
+        axes.append(el("text", tell(value), x=LEFT - 6, y=y, class_="end"))
+    axes.append(el("text", rows[0][0], x=LEFT, y=HEIGHT - 6))
+    axes.append(el("text", f"{across} {rows[-1][0]}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
+    last = f"{len(rows)} points; {across} {rows[-1][0]}: {', '.join(rows[-1][1:])}. The table below has all of them."
+    svg = el(
+        "svg", el("title", title, id=f"{name}-title"), el("desc", last, id=f"{name}-desc"), axes, drawn,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_labelledby=f"{name}-title {name}-desc",
+    )  # fmt: skip
+    return el("figure", el("figcaption", title), svg, legend, _table(name, title, heads, rows), class_="chart")
+
+
+def _table(name: str, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    head = el("tr", (el("th", text, scope="col") for text in heads))
+    body = (el("tr", el("th", first, scope="row"), (el("td", cell) for cell in rest)) for first, *rest in rows)
+    made = el("table", el("caption", title, class_="quiet"), el("thead", head), el("tbody", body))
+    frame = el("div", made, class_="wide", tabindex="0", role="region", aria_label=f"{title}, as a table")
+    return el("details", el("summary", "as a table"), frame, id=f"{name}-table")
+
+
+def _nothing(title: str) -> Markup:
+    return el("figure", el("figcaption", title), el("p", "Nothing to show yet.", class_="soft"), class_="chart")

@@ -1,0 +1,40 @@
+// The buttons of a node's page: fetch a receipt, check it here, and say what it proves.
+
+import { check, missing } from "./receipt.js";
+
+const { round, node } = document.querySelector("[data-round]").dataset;
+const told = document.getElementById("checked");
+
+function say(text, kind) {
+  told.textContent = text;
+  told.className = kind;
+}
+
+async function prove(button) {
+  const claim = button.dataset.claim;
+  const lacking = await missing();
+  if (lacking) return say(`${lacking} Use: swarm-node ledger check`, "bad");
+  const reply = await fetch(`/v1/receipts/${claim}`);
+  if (!reply.ok) return say("There is no receipt yet: wait for the next checkpoint.", "bad");
+  const proved = await check(new Uint8Array(await reply.arrayBuffer()), round, claim);
+  if (proved.nodeId !== node) throw new Error("The receipt credits another node.");
+  say(
+    `Proved: claim ${claim.slice(0, 12)}… is ${proved.state}, ${proved.amountMicros} millionths for ${proved.tokens} tokens, `
+      + `under the signed checkpoint of ${proved.size} entries.`,
+    "good",
+  );
+  button.textContent = "✓ checked";
+}
+
+document.getElementById("receipts").addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-claim]");
+  if (!button) return;
+  button.disabled = true;
+  try {
+    await prove(button);
+  } catch (error) {
+    say(`Not proved: ${error.message}`, "bad");
+  } finally {
+    button.disabled = false;
+  }
+});

@@ -1,0 +1,75 @@
+// Keeps the parts of a page that are marked `data-live` fresh: fetches the same page again when the coordinator says that
+// something has changed, and puts the new parts in place of the old. Without server-sent events it asks now and then.
+//
+// - The server renders and escapes everything; nothing here makes markup out of data.
+// - An open table stays open, and the focus stays where it was. A page that nobody sees is not fetched.
+
+const POLL_MS = 10_000;
+const LISTEN_AGAIN_MS = 60_000;
+const SPREAD_MS = 500; // so that a crowd does not ask in the same instant
+
+let fetching = false;
+let missed = false;
+let polling;
+
+function say(text) {
+  const line = document.getElementById("live");
+  if (line.textContent !== text) line.textContent = text;
+}
+
+function keep(old, fresh) {
+  for (const open of old.querySelectorAll("details[open][id]")) {
+    const same = fresh.querySelector(`#${CSS.escape(open.id)}`);
+    if (same) same.open = true;
+  }
+  const href = old.contains(document.activeElement) && document.activeElement.getAttribute("href");
+  const focused = old.contains(document.activeElement) && document.activeElement.closest("[id]");
+  old.replaceWith(fresh);
+  if (href) fresh.querySelector(`a[href="${CSS.escape(href)}"]`)?.focus({ preventScroll: true });
+  else if (focused) document.getElementById(focused.id)?.querySelector("summary")?.focus({ preventScroll: true });
+}
+
+async function refresh() {
+  if (document.hidden || fetching) {
+    missed = true;
+    return;
+  }
+  fetching = true;
+  missed = false;
+  try {
+    const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (!reply.ok) throw new Error(reply.statusText);
+    const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+    for (const old of document.querySelectorAll("[data-live]")) {
+      const fresh = page.getElementById(old.id);
+      if (fresh && fresh.innerHTML !== old.innerHTML) keep(old, document.adoptNode(fresh));
+    }
+    say(polling ? "Asked again every ten seconds." : "Live.");
+  } catch {
+    say("The coordinator does not answer; trying again.");
+  } finally {
+    fetching = false;
+  }
+  if (missed) setTimeout(refresh, SPREAD_MS);
+}
+
+function poll() {
+  polling ??= setInterval(refresh, POLL_MS);
+  setTimeout(listen, LISTEN_AGAIN_MS);
+}
+
+function listen() {
+  const source = new EventSource("/v1/events");
+  source.addEventListener("moment", () => {
+    clearInterval(polling);
+    polling = undefined;
+    setTimeout(refresh, Math.random() * SPREAD_MS);
+  });
+  source.addEventListener("error", () => {
+    say("The coordinator does not answer; trying again.");
+    if (source.readyState === EventSource.CLOSED) poll();
+  });
+}
+
+document.addEventListener("visibilitychange", () => !document.hidden && missed && refresh());
+if (document.querySelector("[data-live]")) listen();

@@ -1,0 +1,177 @@
+"""The training page: is the policy learning, does the learner wait and why, and what does a step cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from coordinator.curves import REWARD, Branch, Point, Spread
+from coordinator.history import Incident
+from coordinator.web import charts, tree, words
+from coordinator.web.html import Markup, el
+from coordinator.web.layout import Column, document, live, node_link, strip, table
+
+FLEET_COLUMNS = (
+    Column("node", is_text=True),
+    Column("part", is_text=True),
+    Column("groups/s"),
+    Column("credit/s"),
+    Column("since", is_text=True, is_minor=True),
+    Column("because", is_text=True),
+)
+INCIDENT_COLUMNS = (
+    Column("when", is_text=True),
+    Column("node", is_text=True),
+    Column("what", is_text=True),
+    Column("times"),
+    Column("detail", is_text=True, is_minor=True),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The figures of one moment."""
+
+    status: Mapping[str, Any]
+    metrics: Mapping[str, Sequence[Point]]
+    idle_share: Sequence[Point]
+    cost_micros: Sequence[Point]
+    ages: Sequence[Point]
+    spreads: Sequence[Spread]
+    branches: Sequence[Branch]
+    incidents: Sequence[Incident]
+    now_ms: int
+    join_string: str
+
+
+def render(figures: Training) -> str:
+    """The page."""
+    status = figures.status
+    return document(
+        "Training",
+        "/training",
+        figures.join_string,
+        strip(status, figures.now_ms),
+        live("health", _health(status), heading="Health"),
+        live("learning", _learning(figures), heading="Learning"),
+        live("pace", _pace(figures), heading="Pace"),
+        live("broadcast", _broadcast(figures), heading="Broadcasts"),
+        live("fleet", _fleet(status), heading="Fleet"),
+        live("incidents", _incidents(figures.incidents), heading="Incidents"),
+    )
+
+
+def _health(status: Mapping[str, Any]) -> Markup:
+    age, load = status["age"], status["load"]
+    facts = {
+        "learner idle in all": words.percent(status["learner_idle_share"]),
+        "work in vain": words.percent(status["in_vain_share"]),
+        "age of groups": f"mean {age['mean']:.1f}, p99 {age['p99']}, most {age['max']}",
+        "bound S": f"{status['staleness']} updates",
+        "a version every": f"{status['publish_every']} updates",
+        "late work longer by": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
+        "budget left": words.whole(status["budget_micros"]),
+    }
+    if load:
+        facts |= {
+            "update takes": words.seconds(load["train_s"]),
+            "broadcast takes": words.seconds(load["broadcast_s"]),
+            "a group takes": words.seconds(load["rollout_s"]),
+        }
+    ends = ", ".join(f"{words.whole(count)} {name}" for name, count in sorted(status["leases"].items()))
+    refused = ", ".join(f"{words.whole(count)} {code}" for code, count in sorted(status["rejected"].items()))
+    return el(
+        "div",
+        el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts"),
+        el("p", f"Leases: {ends or 'none yet'}. Refused: {refused or 'nothing'}.", class_="soft"),
+    )
+
+
+def _learning(figures: Training) -> Markup:
+    made = []
+    status = figures.status
+    for number, (name, points) in enumerate(figures.metrics.items()):
+        shown = name.replace("_", " ")
+        made.append(charts.lines(f"metric-{number}", shown, "update", {shown: points}, from_zero=name == REWARD))
+    before, after = status["accuracy_before"], status["accuracy_after"]
+    ends = [(0.0, before), (float(status["update"]), after)]
+    points = [(x, accuracy) for x, accuracy in ends if accuracy is not None]
+    made.insert(
+        1,
+        charts.lines(
+            "evaluation", "held-out accuracy", "update", {"accuracy": points}, tell=words.percent, from_zero=True
+        ),
+    )
+    return el("div", made, class_="charts")
+
+
+def _pace(figures: Training) -> Markup:
+    share, cost = {"idle share": figures.idle_share}, {"credit": figures.cost_micros}
+    return el(
+        "div",
+        charts.lines(
+            "idle", "share of its time that the learner waited", "update", share, tell=words.percent, from_zero=True
+        ),
+        charts.lines("cost", "credit for the groups of an update", "update", cost, from_zero=True),
+        charts.bars("ages", "groups trained on, by age in updates", "age", figures.ages),
+        class_="charts",
+    )
+
+
+def _broadcast(figures: Training) -> Markup:
+    curves = {
+        name: [(float(spread.version), value) for spread in figures.spreads if (value := take(spread)) is not None]
+        for name, take in (("median", attrgetter("median_s")), ("slowest", attrgetter("max_s")))
+    }
+    last = figures.status["broadcast"]
+    spread = charts.lines(
+        "t-bcast",
+        "from publication to the first token",
+        "version",
+        curves if any(curves.values()) else {},
+        tell=words.seconds,
+        from_zero=True,
+    )
+    return el(
+        "div",
+        el("div", spread, class_="charts"),
+        el("h3", f"Who had version {last['version']} from whom") if last else None,
+        tree.picture(last["version"], figures.branches) if last else None,
+    )
+
+
+def _fleet(status: Mapping[str, Any]) -> Any:
+    rows = [
+        [
+            node_link(one["node_id"], one["name"]),
+            "works" if one["works"] else "stands by",
+            words.figure(one["groups_per_s"]),
+            words.figure(one["cost_micros_per_s"]),
+            words.moment(one["since_ms"]),
+            one["reason"],
+        ]
+        for one in status["fleet"]
+    ]
+    working = [one for one in status["fleet"] if one["works"]]
+    spent = sum(one["cost_micros_per_s"] for one in working)
+    load = status["load"]
+    told = None
+    if working and load:
+        told = el(
+            "p", f"Together {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} a step."
+        )
+    return told, table("Who works and who stands by", FLEET_COLUMNS, rows, empty="Everybody works.")
+
+
+def _incidents(incidents: Sequence[Incident]) -> Markup:
+    rows = [
+        [
+            words.moment(one.ms),
+            node_link(one.node_id, one.name),
+            el("code", one.what),
+            words.whole(one.count),
+            words.line(one.detail),
+        ]
+        for one in incidents
+    ]
+    return table("What went wrong lately", INCIDENT_COLUMNS, rows, empty="Nothing went wrong.")

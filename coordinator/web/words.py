@@ -1,0 +1,99 @@
+"""How the pages write names, amounts and moments.
+
+- A node's name is a stranger's text: controls, direction marks and stacked accents go, and what is left is cut to a
+  readable length. Who has no name left is called by its nickname.
+- Amounts are millionths of the operator's unit. A dash is what is not known.
+"""
+
+import unicodedata
+from datetime import UTC, datetime
+
+from coordinator.web.html import Markup, el
+from protocol.nicknames import nickname
+
+NAME_MAX = 40
+LINE_MAX = 300
+ACCENTS_MAX = 2
+"""Marks on one letter: no language stacks more, and a hundred of them cover the lines around."""
+
+MARKS = ("Mn", "Me")
+UNREADABLE = frozenset({"Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+"""Direction marks and the other characters that show nothing or change what stands beside them."""
+
+BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters, by Unicode's word, that show nothing."""
+
+DASH = "–"
+
+
+def readable(name: str, node_id: str) -> str:
+    """The name to show for a node, on one line and never empty."""
+    shown = line(name, NAME_MAX)
+    is_nothing = all(unicodedata.category(character) in MARKS for character in shown)
+    return nickname(node_id) if is_nothing else shown
+
+
+def line(text: str, most: int = LINE_MAX) -> str:
+    """What a stranger wrote, on one line that reads from left to right."""
+    kept: list[str] = []
+    marks = 0
+    for character in text[: 8 * most]:
+        category = unicodedata.category(character)
+        marks = marks + 1 if category in MARKS else 0
+        if category == "Cc":
+            kept.append(" ")
+        elif category not in UNREADABLE and character not in BLANK and marks <= ACCENTS_MAX:
+            kept.append(character)
+    shown = " ".join("".join(kept).split())
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def whole(value: int) -> str:
+    """A whole number with its thousands apart."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def figure(value: float | None) -> str:
+    """Any number in about three digits."""
+    if value is None:
+        return DASH
+    return whole(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percent(share: float | None) -> str:
+    return DASH if share is None else f"{100 * share:.1f}\u202f%"
+
+
+def seconds(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}\u202fs"
+
+
+def size(size_bytes: int | None) -> str:
+    """Bytes in the unit that fits."""
+    if size_bytes is None:
+        return DASH
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f}\u202f{name}"
+    return str(size_bytes)
+
+
+def moment(moment_ms: int | None) -> Markup:
+    """A moment that scripts and screen readers understand, too."""
+    if moment_ms is None:
+        return el("span", DASH)
+    when = datetime.fromtimestamp(moment_ms / 1000, UTC)
+    return el("time", f"{when:%Y-%m-%d %H:%M:%S} UTC", datetime=when.isoformat(timespec="seconds"))
+
+
+def day(number: int) -> str:
+    """A day by its number since 1970."""
+    return f"{datetime.fromtimestamp(86_400 * number, UTC):%Y-%m-%d}"
+
+
+def ago(duration_ms: int) -> str:
+    """How long something is over, in the largest unit that fits."""
+    for unit_ms, name in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
+        if duration_ms >= unit_ms:
+            return f"{duration_ms // unit_ms}\u202f{name} ago"
+    return f"{max(0, duration_ms) // 1000}\u202fs ago"

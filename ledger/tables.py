@@ -1,0 +1,62 @@
+"""The tables of the ledger's store: what is kept, and what the database itself refuses.
+
+- Constraints stand behind the code: one row per effect and per content hash, no account but `outside` below zero.
+- Names are as long as the longest that `ledger.entry` makes.
+"""
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+_Index = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+"""On SQLite only an INTEGER primary key is the row id itself."""
+
+head_table = sa.Table(
+    "ledger_head",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+)
+entries_table = sa.Table(
+    "ledger_entries",
+    metadata,
+    sa.Column("index", _Index, primary_key=True, autoincrement=False),
+    sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
+    sa.Column("effect", sa.String(120), nullable=False, unique=True),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("recorded_ms", sa.BigInteger, nullable=False),
+)
+balances_table = sa.Table(
+    "ledger_balances",
+    metadata,
+    sa.Column("account", sa.String(80), primary_key=True),
+    sa.Column("micros", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("account = 'outside' OR micros >= 0", name="ledger_no_debt"),
+)
+claims_table = sa.Table(
+    "ledger_claims",
+    metadata,
+    sa.Column("claim_id", sa.String(64), primary_key=True),
+    sa.Column("node_id", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("amount_micros", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("entry_hash", sa.String(64), nullable=False),
+)
+tiles_table = sa.Table(
+    "ledger_tiles",
+    metadata,
+    sa.Column("level", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("width", sa.Integer, nullable=False),
+    sa.Column("hashes", sa.LargeBinary, nullable=False),
+)
+checkpoint_table = sa.Table(
+    "ledger_checkpoint",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("root", sa.LargeBinary, nullable=False),
+    sa.Column("note", sa.LargeBinary, nullable=False),
+)

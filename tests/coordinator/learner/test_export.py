@@ -1,0 +1,83 @@
+"""Policies out of a round: transformers loads them, and they say what the round's policy says."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.config import load
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from coordinator.round import Round
+from protocol.chunks import digest
+from protocol.errors import ConfigInvalid, NotFound, SwarmError
+from protocol.learning import Publication, Upload
+from tests.coordinator.learner.groups import UNEQUAL
+
+
+def export(*words: str) -> str:
+    result = CliRunner().invoke(app, ["export", *words])
+    if isinstance(result.exception, SwarmError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def round_file(policy_folder: Path, tmp_path: Path) -> Path:
+    """A round whose learner has made two updates."""
+    folder = tmp_path / "round" / "learner"
+    shutil.copytree(policy_folder, folder / "start")
+    policy = Policy(folder / "start", TrainSettings(learning_rate=1e-2))
+    for _ in range(2):
+        policy.train_step(UNEQUAL)
+    policy.save(folder / "checkpoint.pt")
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    return file
+
+
+def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> None:
+    said = export(str(round_file), str(tmp_path / "out"))
+    assert "after 2 updates" in said
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    made = model.generate(**tokenizer("1+2=", return_tensors="pt"), max_new_tokens=3, do_sample=False)
+    assert made.shape[1] > 4
+    weights = torch.load(round_file.parent / "round" / "learner" / "checkpoint.pt", weights_only=True)["weights"]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    round_ = Round(load(file, []))
+    shutil.copytree(policy_folder, round_.publisher.uploads / "1")
+    uploads = [Upload(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
+    round_.publisher.publish(Publication(version=1, update=0, files=tuple(uploads)))
+    round_.close()
+    export(str(file), str(tmp_path / "out"), "--version", "1")
+    for path in policy_folder.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(NotFound, match="not published"):
+        export(str(file), str(tmp_path / "other"), "--version", "2")
+
+
+def test_nothing_is_written_over(round_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigInvalid, match="there already"):
+        export(str(round_file), str(tmp_path / "out"))
+
+
+def test_a_round_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    (tmp_path / "round.toml").write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    with pytest.raises(SwarmError, match="no checkpoint"):
+        export(str(tmp_path / "round.toml"), str(tmp_path / "out"))
+    with pytest.raises(SwarmError, match="no round"):
+        export(str(tmp_path / "round.toml"), str(tmp_path / "out"), "--version", "3")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,124 @@
+"""Packed samples say what they would say apart: on every family, at every cut, with their gradients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CohereConfig, LlamaConfig, Qwen2Config
+
+from coordinator.learner.batch import Tensors, collate
+from coordinator.learner.forward import completion_logprobs, prepare
+from coordinator.learner.head import CHUNK_BYTES, selected_logprobs
+from coordinator.learner.settings import TrainSettings
+from protocol.errors import ConfigInvalid
+from tests.coordinator.learner.groups import UNEQUAL, group
+
+PLAIN = TrainSettings(learning_rate=0.0)
+SINGLE = (group(0, [19, 31], [([2], [-1.0], 1.0), ([3], [-1.0], 0.0)]),)
+"""Completions of one token: none of them is ever fed."""
+
+
+def qwen3(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def apart(model: Any, data: Tensors, row: int) -> torch.Tensor:
+    """What an unpadded forward pass says about one completion: [T]."""
+    prompt, length = data.prompts[data.owners[row]], int(data.lengths[row])
+    tokens = torch.cat([prompt, data.tokens[row, :length]])[None]
+    logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    chosen: torch.Tensor = logits.log_softmax(-1).gather(1, data.tokens[row, :length, None])[:, 0]
+    return chosen
+
+
+@pytest.mark.parametrize("groups", [UNEQUAL, UNEQUAL[:1], SINGLE], ids=["unequal", "one group", "single tokens"])
+def test_packing_changes_no_logprob_and_no_gradient(policy_folder: Path, groups: Any) -> None:
+    model, data = qwen3(policy_folder), collate(groups)
+    prepare(model, PLAIN)
+    everything = torch.arange(len(data.mask))
+    packed, _ = completion_logprobs(model, data, everything, PLAIN)
+    weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0)) * data.mask
+    (packed * weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    for row in everything.tolist():
+        expected = apart(model, data, row)
+        assert (packed[row, : len(expected)] - expected).abs().max() < 1e-5
+        assert torch.all(packed[row, len(expected) :] == 0)
+        (expected * weights[row, : len(expected)]).sum().backward()  # type: ignore[no-untyped-call]  # as above
+    for name, weight in model.named_parameters():
+        assert torch.allclose(gradients[name], weight.grad, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(tie_word_embeddings=False),
+        Qwen2Config(tie_word_embeddings=True),
+    ],
+    ids=["llama", "qwen2"],
+)
+def test_families_with_shared_key_heads(config: Any) -> None:
+    for name, value in SIZES.items():
+        setattr(config, name, value)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
+    prepare(model, PLAIN)
+    data = collate(UNEQUAL)
+    packed, _ = completion_logprobs(model, data, torch.tensor([0, 3, 5]), PLAIN)
+    for place, row in enumerate((0, 3, 5)):
+        expected = apart(model, data, row)
+        assert (packed[place, : len(expected)] - expected).abs().max() < 1e-5
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "head_dim": 8,
+    "eos_token_id": 2,
+}
+
+
+def test_a_model_whose_attention_slides_is_refused() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    config = Qwen2Config(**sizes, use_sliding_window=True, sliding_window=4096, max_window_layers=0)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
+    with pytest.raises(ConfigInvalid, match="slides"):
+        prepare(model, PLAIN)
+
+
+def test_a_model_whose_logits_are_not_a_plain_product_is_refused() -> None:
+    config = CohereConfig(**SIZES, logit_scale=0.25)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
+    with pytest.raises(ConfigInvalid, match="cannot train a cohere"):
+        prepare(model, PLAIN)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_head_in_chunks_is_log_softmax(monkeypatch: Any, temperature: float, chunks: int) -> None:
+    rows, vocabulary = 7, 11
+    monkeypatch.setattr("coordinator.learner.head.CHUNK_BYTES", CHUNK_BYTES if chunks == 1 else 4 * vocabulary * 3)
+    random = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(rows, 5, generator=random), torch.randn(vocabulary, 5, generator=random)
+    source, tokens = torch.tensor([0, 0, 0, 2, 3, 3, 5, 6, 6]), torch.tensor([1, 1, 4, 0, 10, 2, 3, 9, 9])
+    scale = torch.randn(len(source), generator=random)
+
+    def run(chunked: bool) -> tuple[torch.Tensor, ...]:
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        if chunked:
+            found, entropy = selected_logprobs(h, w, source, tokens, temperature=temperature, dtype=torch.float32)
+        else:
+            scores = (h @ w.T / temperature).log_softmax(-1)
+            found, entropy = scores[source, tokens], -(scores.exp() * scores).sum(-1)
+        (found * scale).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        assert h.grad is not None
+        assert w.grad is not None
+        return found.detach(), entropy.detach(), h.grad, w.grad
+
+    for ours, expected in zip(run(True), run(False), strict=True):
+        assert torch.allclose(ours, expected, atol=1e-5)

@@ -1,0 +1,83 @@
+"""Starting policies: folders of any family, in any number of files, and the hub's cache."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from coordinator.config import ModelSection
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from coordinator.learner.start import place
+from protocol.errors import ConfigInvalid
+from tests.coordinator.learner.groups import UNEQUAL
+from tests.tiny_policy import make_other_policy
+
+
+def test_a_sharded_llama_starts_trains_and_is_published(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        eos_token_id=2,
+    )
+    source = tmp_path / "source"
+    make_other_policy(source, config, dtype=torch.bfloat16, part_size="20KB")
+    assert len(list(source.glob("*.safetensors"))) > 1
+    (source / "modeling_own.py").write_text("raise SystemExit")
+    (source / "pytorch_model.bin").write_bytes(b"a pickle")
+    place(ModelSection(path=str(source)), tmp_path / "start", seed=0)
+    assert not list((tmp_path / "start").glob("*.py"))
+    assert not list((tmp_path / "start").glob("*.bin"))
+    policy = Policy(tmp_path / "start", TrainSettings(learning_rate=1e-3))
+    policy.train_step(UNEQUAL)
+    policy.save_hub(tmp_path / "version")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.bfloat16
+
+
+@pytest.fixture
+def hub_cache(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub's cache that holds one repository at one commit, and no network."""
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.parent.mkdir(parents=True)
+    shutil.copytree(policy_folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    for name, value in (("HF_HUB_CACHE", str(tmp_path / "hub")), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    return repository
+
+
+def test_a_policy_of_the_hub_comes_from_its_cache(hub_cache: Path, policy_folder: Path, tmp_path: Path) -> None:
+    place(ModelSection(path="hf://someone/tiny"), tmp_path / "start", seed=0)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "start" / name).read_bytes() == (policy_folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("hf://someone/else", "cannot be downloaded"),
+        ("hf://no name at all", "cannot be downloaded"),
+        ("nowhere", "has no config.json"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_named(hub_cache: Path, tmp_path: Path, path: str, said: str) -> None:
+    with pytest.raises(ConfigInvalid, match=said):
+        place(ModelSection(path=path), tmp_path / "start", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [("tokenizer.json", "no tokenizer.json"), ("model.safetensors", "no weights")]
+)
+def test_a_folder_that_lacks_something_is_refused(policy_folder: Path, tmp_path: Path, missing: str, said: str) -> None:
+    shutil.copytree(policy_folder, tmp_path / "source")
+    (tmp_path / "source" / missing).unlink()
+    with pytest.raises(ConfigInvalid, match=said):
+        place(ModelSection(path=str(tmp_path / "source")), tmp_path / "start", seed=0)

@@ -1,0 +1,30 @@
+"""Packages of npm for a test, by a folder's lock file, in a copy outside the tree; skipped where they cannot be had."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NODE_MAJOR_MIN = 20
+PATIENCE_S = 300
+UNREACHABLE = (
+    r"E(AI_AGAIN|CONNREFUSED|CONNRESET|HOSTUNREACH|NETUNREACH|NOTFOUND|TIMEDOUT|403|407|5\d\d)|ERR_SOCKET_TIMEOUT"
+)
+
+
+def install(source: Path, folder: Path) -> Path:
+    """The copied folder with its packages beside it."""
+    if not shutil.which("node") or not shutil.which("npm"):
+        pytest.skip("node and npm are not installed")
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.removeprefix("v").partition(".")[0]) < NODE_MAJOR_MIN:
+        pytest.skip(f"node is {version}; {NODE_MAJOR_MIN} or newer is needed")
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("node_modules"))
+    command = "npm ci --ignore-scripts --no-audit --no-fund --prefer-offline --fetch-retries=0 --fetch-timeout=20000"
+    installed = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+    if unreachable := re.search(rf"^npm \S+ code ({UNREACHABLE})$", installed.stderr, re.MULTILINE):
+        pytest.skip(f"npm's registry cannot be reached ({unreachable[1]})")
+    assert installed.returncode == 0, installed.stderr
+    return folder

@@ -1,0 +1,113 @@
+"""A round on PostgreSQL, served by two processes at once: nothing is given out, used or paid twice."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator import state
+from ledger import store
+from ledger.accounts import OUTSIDE
+from protocol import chunks
+from protocol.errors import NonceReplayed, NotFound
+from protocol.messages import Heartbeat, HeartbeatReply, Plan, PlanRequest, Transfer
+from protocol.signing import open_envelope
+from tests.ledger import postgres
+from tests.processes.light_node import Labourer, LightNode
+from tests.processes.programs import Swarm, free_address, script, until
+from tests.processes.rounds import Coordinator, Settings, operator_of
+
+pytestmark = pytest.mark.processes
+
+GROUPS = 60
+LABOURERS_EACH = 2
+SETTINGS: Settings = {
+    "sampling": {"samples_per_group": 2},
+    "staleness": {"max_updates": 100, "publish_every": 1},
+    "learner": {"groups_per_update": 4},
+    "leases": {"groups_per_request": 2},
+}
+BEAT = Heartbeat(
+    session="0" * 16,
+    version=1,
+    phase="idle",
+    tokens_per_s=1.0,
+    transfer=Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0),
+    blames=(),
+    reached=(),
+)
+
+
+class Doors:
+    """A launched round, and a second process beside it."""
+
+    def __init__(self, swarm: Swarm, policy: Path, postgres_url: str) -> None:
+        self.postgres_url = postgres_url
+        self.first = Coordinator(swarm, {**SETTINGS, "store": {"url": postgres_url}}).start()
+        self.operator = operator_of(swarm, self.first, policy)
+        self.operator.publish()
+        address = free_address()
+        command = [script("swarm-coordinator"), "api", str(self.first.folder), "--listen", address]
+        swarm.start("api", *command).said("Serving nodes")
+        _, _, round_id = self.first.join_string.partition("#")
+        self.join_strings = (self.first.join_string, f"http://{address}#{round_id}")
+
+
+@pytest.fixture(scope="module")
+def doors(swarm: Swarm, policy: Path) -> Iterator[Doors]:
+    if reason := postgres.missing():
+        pytest.skip(reason)  # there is nothing to share then
+    with postgres.cluster(durable=False) as url:
+        yield Doors(swarm, policy, url)
+
+
+def test_two_processes_lease_no_group_twice_and_credit_no_rollout_twice(doors: Doors) -> None:
+    crowd = [Labourer(join_string) for join_string in doors.join_strings for _ in range(LABOURERS_EACH)]
+    for labourer in crowd:
+        labourer.start()
+    until(f"{GROUPS} verdicts", lambda: sum(len(one.acknowledged) for one in crowd) >= GROUPS)
+    batch = doors.operator.client.batch(1)
+    for labourer in crowd:
+        labourer.finish()
+    heard = {lease: (sent, verdict) for one in crowd for lease, (sent, verdict) in one.acknowledged.items()}
+    assert {verdict.outcome for _, verdict in heard.values()} == {"accepted"}
+    assert all(one.acknowledged for one in crowd), "one of the doors gave nobody work"
+    assert len(batch.groups) == SETTINGS["learner"]["groups_per_update"]
+
+    engine = state.engine(doors.postgres_url)
+    with engine.connect() as connection:
+        leased = Counter(connection.execute(sa.text("SELECT group_no FROM leases")).scalars())
+        rollouts = connection.execute(sa.text("SELECT claim_id, credit_micros FROM rollouts")).all()
+        claims = connection.execute(sa.text("SELECT claim_id, amount_micros FROM ledger_claims")).all()
+        assert store.rebuild(connection) == []
+        balances = store.balances(connection)
+    engine.dispose()
+    assert set(leased.values()) == {1}
+    said = {chunks.digest(open_envelope("rollout", sent).payload): v.credit_micros for sent, v in heard.values()}
+    assert sorted(map(tuple, rollouts)) == sorted(map(tuple, claims)) == sorted(said.items())
+    assert balances[OUTSIDE] == -sum(micros for account, micros in balances.items() if account != OUTSIDE)
+
+
+def test_a_request_that_one_process_has_seen_is_refused_by_the_other(doors: Doors) -> None:
+    first, second = (LightNode(join_string, seed=b"7" * 32) for join_string in doors.join_strings)
+    first.register()
+    sealed = first.sealed("/v1/heartbeat", BEAT)
+    assert first.http.post("/v1/heartbeat", content=sealed).status_code == 200
+    replayed = second.http.post("/v1/heartbeat", content=sealed)
+    assert replayed.status_code == NonceReplayed.http_status
+    first.close()
+    second.close()
+
+
+def test_the_process_beside_hears_of_a_version_and_leaves_plans_to_the_first(doors: Doors) -> None:
+    node = LightNode(doors.join_strings[1])
+    node.register()
+    version = doors.operator.publish(update=1)
+    until("the news", lambda: node.call("/v1/heartbeat", BEAT, HeartbeatReply).newest_version == version)
+    with pytest.raises(NotFound, match="the process that leads"):
+        node.call("/v1/plan", PlanRequest(version=version), Plan)
+    assert node.http.get("/v1/learner/state").status_code == NotFound.http_status
+    assert node.http.get("/v1/status").json()["version"] == version
+    node.close()

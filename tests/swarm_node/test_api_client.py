@@ -1,0 +1,105 @@
+"""What a node does when its coordinator has too much to do."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from protocol import canonical
+from protocol.errors import Overloaded, Unreachable
+from protocol.messages import HeartbeatReply, LeaseReply, LeaseRequest, VersionRequest
+from protocol.signing import NodeKey
+from swarm_node.api_client import RETRY_AFTER_MAX_S, Coordinator
+from tests.swarm_node.web import Handler, Web, web
+
+LEASES, NEWS = "/v1/leases", "/v1/versions"
+
+
+class Scene:
+    """A coordinator that refuses until it has room, and a node's side of it."""
+
+    def __init__(self, server: Web) -> None:
+        self.server = server
+        self.coordinator = Coordinator(server.url, "a" * 64, NodeKey(b"1" * 32))
+        self.retry_after: str | None = "7"
+        self.error: dict[str, str] | None = Overloaded("Too much to do.").to_wire()
+        server.manner = self._answer
+
+    def _answer(self, request: Handler) -> None:
+        if self.retry_after is None:
+            reply = LeaseReply(leases=(), newest_version=1, reason="", retry_s=0.0)
+            news = HeartbeatReply(newest_version=1, heartbeat_s=1.0, finished=False)
+            return request.answer(200, (reply if request.path == LEASES else news).to_bytes())
+        body = b"<html>busy</html>" if self.error is None else canonical.encode(self.error)
+        return request.answer(503, body, Retry_After=self.retry_after)
+
+    async def lease(self) -> None:
+        await self.coordinator.lease(LeaseRequest(version=1, groups=1))
+
+    async def news(self) -> None:
+        await self.coordinator.newer_version(VersionRequest(newer_than=0))
+
+    def asked(self) -> int:
+        return self.server.asked.total()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with web(lambda _request: None) as server:
+        yield Scene(server)
+
+
+@pytest.mark.trio
+async def test_after_a_refusal_no_task_of_the_node_asks_before_retry_after_is_over(
+    scene: Scene, mock_clock: MockClock
+) -> None:
+    with pytest.raises(Overloaded):
+        await scene.lease()
+    scene.retry_after = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.lease)
+        nursery.start_soon(scene.news)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(6.9)
+        await wait_all_tasks_blocked(0.01)
+        assert scene.asked() == 1
+        mock_clock.jump(0.2)
+    assert scene.asked() == 3
+    await scene.lease()
+
+
+@pytest.mark.trio
+async def test_a_proxy_that_refuses_without_a_reason_is_heard_as_well(scene: Scene, mock_clock: MockClock) -> None:
+    scene.error = None
+    with pytest.raises(Unreachable):
+        await scene.lease()
+    scene.retry_after = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.lease)
+        mock_clock.jump(6.9)
+        await wait_all_tasks_blocked(0.01)
+        assert scene.asked() == 1
+        mock_clock.jump(0.2)
+    assert scene.asked() == 2
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("nonsense", ["", "soon", "-5", "1e9", "inf", "Wed, 21 Oct 2026 07:28:00 GMT", "²"])
+async def test_a_retry_after_that_is_no_number_of_seconds_keeps_nobody(scene: Scene, nonsense: str) -> None:
+    scene.retry_after = nonsense.encode().decode("latin-1")
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            await scene.lease()
+
+
+@pytest.mark.trio
+async def test_nobody_can_silence_a_node_for_a_day(scene: Scene, mock_clock: MockClock) -> None:
+    scene.retry_after = str(86_400)
+    with suppress(Overloaded):
+        await scene.lease()
+    scene.retry_after = None
+    mock_clock.jump(RETRY_AFTER_MAX_S + 1)
+    await scene.lease()
+    assert scene.asked() == 2

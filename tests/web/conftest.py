@@ -1,0 +1,5 @@
+"""The same fresh round as the coordinator's other tests have."""
+
+from tests.coordinator.conftest import world
+
+__all__ = ["world"]

@@ -1,0 +1,152 @@
+"""Standings, curves and histories out of a real store; words and elements out of any text."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import curves, history
+from coordinator.curves import Branch, Curves, thinned
+from coordinator.ranking import DAY_MS, HALF_LIFE_MS, Fold, Line, by_node, by_owner, wilson
+from coordinator.web import charts, tree, words
+from coordinator.web.board import Wish
+from coordinator.web.html import Markup, el
+from tests.coordinator.world import HONEST_TOKENS, World
+
+ANY_TEXT = st.text(st.characters(exclude_categories=[]))
+
+
+def lines(world: World, fold: Fold) -> dict[str, Line]:
+    def read(connection: object) -> list[Line]:
+        fold.read(connection)  # type: ignore[arg-type]  # the world's effects are untyped
+        return by_node(connection, fold, silent_after_ms=10_000, now_ms=world.now_ms)  # type: ignore[arg-type]  # the same
+
+    return {line.node_id: line for line in world.run(read)}
+
+
+class TestStandings:
+    def test_credit_counts_half_as_much_after_every_half_life(self, world: World) -> None:
+        key = world.join(1)
+        world.earn(key)
+        world.earn(key)
+        world.train(1)
+        assert lines(world, Fold())[key.node_id].score_micros == pytest.approx(2 * HONEST_TOKENS)
+        world.now_ms += 2 * HALF_LIFE_MS
+        line = lines(world, Fold())[key.node_id]
+        assert line.score_micros == pytest.approx(HONEST_TOKENS / 2)
+        assert line.posted_micros == 2 * HONEST_TOKENS
+        assert line.state == "silent"
+
+    def test_a_fold_that_goes_on_and_one_that_begins_anew_agree(self, world: World) -> None:
+        keys = [world.join(number) for number in (1, 2)]
+        kept = Fold()
+        for number in (1, 2, 3):
+            for key in keys:
+                world.earn(key)
+            world.train(number)
+            world.now_ms += DAY_MS
+            assert lines(world, kept) == lines(world, Fold())
+        anew = Fold()
+        lines(world, anew)
+        assert kept.days == anew.days
+        assert [day.groups for day in kept.days.values()] == [2, 2, 2]
+        assert {day.nodes for day in kept.days.values()} == {2}
+
+    def test_what_waits_in_escrow_is_told_and_does_not_rank(self, world: World) -> None:
+        rich, waits = world.join(1), world.join(2)
+        world.earn(rich)
+        world.earn(rich)
+        world.train(1)
+        world.earn(waits)
+        found = lines(world, Fold())
+        assert list(found) == [rich.node_id, waits.node_id]
+        assert found[waits.node_id].escrow_share == 1.0
+        assert found[waits.node_id].score_micros == 0
+
+    def test_an_owner_has_what_all_its_nodes_have(self, world: World) -> None:
+        keys = [world.join(number) for number in (1, 2)]
+        for key in keys:
+            world.earn(key)
+        world.train(1)
+        found = list(lines(world, Fold()).values())
+        shared = [replace(line, owner="them") for line in found]
+        (line,) = by_owner(shared)
+        assert (line.nodes, line.posted_micros, line.accepted) == (2, 2 * HONEST_TOKENS, 2)
+
+    @pytest.mark.parametrize(
+        ("won", "tried", "expected"), [(0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))]
+    )
+    def test_wilson_gives_the_published_intervals(self, won: int, tried: int, expected: tuple[float, float]) -> None:
+        assert wilson(won, tried) == pytest.approx(expected, abs=1e-3)
+        assert wilson(0, 0) is None
+
+    def test_history_leads_from_a_claim_to_its_entries(self, world: World) -> None:
+        key = world.join(1)
+        world.earn(key)
+        world.earn(key)
+        world.train(1)
+        claims = world.run(history.claims, key.node_id)
+        assert [(claim["state"], claim["entry"] < claim["settled_entry"]) for claim in claims] == [("posted", True)] * 2
+        (day,) = world.run(history.days, key.node_id)
+        assert (day["groups"], day["posted"], day["pending"]) == (2, 2 * HONEST_TOKENS, 0)
+
+
+class TestCurves:
+    def test_an_update_is_read_once_and_costs_what_its_groups_were_credited(self, world: World) -> None:
+        key = world.join(1)
+        kept = Curves()
+        for number in (1, 2):
+            world.earn(key)
+            world.earn(key)
+            world.train(number)
+            world.run(kept.read)
+            world.run(kept.read)
+        assert kept.cost_micros() == [(1, 2 * HONEST_TOKENS), (2, 2 * HONEST_TOKENS)]
+        assert kept.idle_share() == [(1, 0.25), (2, 0.25)]
+        assert world.run(curves.ages) == [(0, 2.0), (1, 2.0)]
+
+    @given(st.lists(st.floats(-1e9, 1e9), max_size=500))
+    def test_a_thinned_curve_keeps_its_end_and_stays_within_its_bounds(self, values: list[float]) -> None:
+        points = [(float(x), y) for x, y in enumerate(values)]
+        thin = thinned(points, 20)
+        assert len(thin) <= 20
+        assert [x for x, _ in thin[-1:]] == [x for x, _ in points[-1:]]
+        assert all(min(values) - 1e-3 <= y <= max(values) + 1e-3 for _, y in thin)
+
+    def test_a_chain_of_many_nodes_is_drawn(self) -> None:
+        branches = [Branch(str(number), "", str(number - 1) if number else "", 1) for number in range(150)]
+        assert tree.picture(1, branches).count("<circle") == 151
+
+    @pytest.mark.parametrize("points", [[], [(0.0, 0.0)], [(1.0, 5.0), (2.0, 5.0)], [(0.0, -1e300), (1.0, 1e300)]])
+    def test_any_finite_figures_make_a_chart(self, points: list[tuple[float, float]]) -> None:
+        made: list[Callable[[], Markup]] = [
+            lambda: charts.lines("a", "title", "x", {"y": points}),
+            lambda: charts.bars("a", "title", "x", points),
+        ]
+        assert all("nan" not in make() for make in made)
+
+
+class TestWords:
+    @given(ANY_TEXT)
+    def test_any_name_becomes_a_short_line_that_turns_nothing_around(self, name: str) -> None:
+        shown = words.readable(name, "id")
+        assert 0 < len(shown) <= words.NAME_MAX
+        assert shown == shown.strip()
+        assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\n\r\0")
+        shown.encode()
+
+    @given(ANY_TEXT, ANY_TEXT)
+    def test_no_text_leaves_its_element(self, text: str, attribute: str) -> None:
+        made = el("p", text, title=attribute)
+        inside = made.removeprefix("<p title=").removesuffix("</p>")
+        assert inside.count("<") == 0
+        assert inside.count('"') - text.count('"') == 2
+        assert inside.count(">") == 1
+
+    @given(st.dictionaries(st.sampled_from(["view", "sort", "q", "page"]), ANY_TEXT))
+    def test_any_query_is_a_wish_whose_link_means_the_same(self, query: dict[str, str]) -> None:
+        wish = Wish.parse(query)
+        assert wish.page >= 1
+        assert wish.link().startswith("/?")

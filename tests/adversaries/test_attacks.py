@@ -31,7 +31,6 @@ def unharmed(result: Result) -> bool:
         forging.OneToken,
         weights.Small,
         weights.SmallPrefilled,
-        weights.FourBits,
         choosing.EarlyEnd,
     ],
     ids=lambda attack: attack.__name__,

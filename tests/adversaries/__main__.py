@@ -2,7 +2,7 @@
 
 - `--groups N` that each attacker is given; `--secrets N` lotteries in which those play who wait; `--updates N` of the
   training; `--only NAME …` plays some attacks; `--skip-training` leaves the training out.
-- `QUICK=1` plays a few groups on a tiny policy that nobody trained, and leaves the training out.
+- `QUICK=1` plays a few groups on a tiny policy that nobody trained, and leaves out the training and those who wait.
 - The exit status is 0 if nobody gained, no honest node had a hard fault, and the training reached its goal.
 """
 
@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make adversaries", description=__doc__)
     quick = quick_from_environment()
     parser.add_argument("--groups", type=int, default=20 if quick else 200)
-    parser.add_argument("--secrets", type=int, default=1 if quick else 5)
+    parser.add_argument("--secrets", type=int, default=0 if quick else 5)
     parser.add_argument("--updates", type=int, default=120)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--skip-training", action="store_true")
@@ -88,7 +88,7 @@ def played(stage: Stage, only: Sequence[str], groups: int, secrets: int) -> Iter
     print(HEADING)
     strict = replace(stage, tolerance="torch/fp32/cpu")
     for attack in (*AT_ONCE, *PATIENT):
-        if only and attack.__name__ not in only:
+        if (only and attack.__name__ not in only) or (attack in PATIENT and not secrets):
             continue
         results = campaigns(attack, stage, groups, secrets)
         yield stage.tolerance, results

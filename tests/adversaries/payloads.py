@@ -85,6 +85,7 @@ class Hostile(Adversary):
         spoil, _ = SPOILT[name]
         verdict = self.send(self.key.seal("rollout", spoil(self, lease, said)))
         self.said.setdefault(name, set()).add(verdict.code)
+        self.arena.world.give_back(self.key, lease)  # of what names no lease, none has ended
 
 
 class FalseAccuser(Adversary):

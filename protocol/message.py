@@ -1,7 +1,7 @@
 """The base of every typed message: strict, frozen, and with exactly one byte form.
 
 - Unknown fields, missing fields and coerced types are refused: a message means one thing or nothing.
-- `from_bytes` checks size, then encoding, then schema, in that order.
+- `from_bytes` checks size, then whether it can be read, then the schema, then whether the bytes are the message's own.
 """
 
 from typing import Self

@@ -51,6 +51,7 @@ class Engine(StrEnum):
     AUTO = "auto"
     LLAMA = "llama"
     TORCH = "torch"
+    VLLM = "vllm"
 
 
 EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
@@ -58,6 +59,9 @@ ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engi
 DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
+VllmPythonOption = Annotated[
+    str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")
+]
 
 
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
@@ -80,6 +84,7 @@ def join(
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
+    vllm_python: VllmPythonOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
 ) -> None:
@@ -93,7 +98,7 @@ def join(
 
     _log_to_stderr(quiet)
     _check_settings(name or "-", price, listen, advertise)
-    options = Options(threads, device.value, dtype.value, gpu_layers)
+    options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
     choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
     me = identity.load_or_create(home / "node.key").key.node_id
     settings = agent.Settings(
@@ -172,6 +177,7 @@ def bench(
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
+    vllm_python: VllmPythonOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
     """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
@@ -190,7 +196,8 @@ def bench(
         if "://" in policy
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
-    choice = for_folder(engine.value, Options(threads, device.value, dtype.value, gpu_layers), subject.folder)
+    options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
+    choice = for_folder(engine.value, options, subject.folder)
     typer.echo(choice.why, err=True)
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
         shown = bar.add_task("sampling", total=groups * (batches + 1))

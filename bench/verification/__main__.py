@@ -5,6 +5,7 @@
 - `--parts honest …` measures some of it only.
 - `--calibrate FILE` measures the tolerances of every class, or of those of `--classes`, on prompts that no cell uses,
   and writes them there, beside those that ship.
+- `--vllm PYTHON` takes the classes of vLLM in besides, sampled by its engine child under that interpreter.
 - A cheat is judged twice, by the tolerances of torch/fp32/cpu and of torch/bf16/cpu: it would say that it belongs to
   the looser class.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trio
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, quick_from_environment
@@ -32,9 +34,11 @@ from coordinator.audit.scorer import Scorer
 from coordinator.audit.verdict import Outcome
 from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
 from protocol.rollout import Completion, pack_tokens, unpack_tokens
+from swarm_node.engine import vllm_command
+from swarm_node.engine.client import open_engine
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_engine import LlamaEngine
-from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
 SAMPLES = 16
@@ -42,6 +46,7 @@ CALIBRATION_GROUPS = 64
 CALIBRATION_FIRST, FIRST = 50_000, 60_000
 """Prompts: of the calibration, of the cells."""
 
+MODEL = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
 FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
 LLAMA = {"llama/fp32/cpu": "float32", "llama/fp16/cpu": "float16", "llama/q8_0/cpu": "q8_0"}
 CLASSES = (FP32, BF16, *LLAMA)
@@ -52,7 +57,8 @@ QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
 class Trial:
     """The policies and what is known of honest nodes."""
 
-    def __init__(self, folder: Path, quick: bool) -> None:
+    def __init__(self, folder: Path, quick: bool, vllm_python: str = "") -> None:
+        self.vllm = commands_of_vllm(vllm_python) if vllm_python else {}
         shape, small = (QUICK_SHAPE, QUICK_SHAPE) if quick else (SHAPE, DEFAULT_SHAPE)
         steps, updates = (30, 7) if quick else (240, 26)
         start = train(folder, seed=1, steps=steps, shape=shape)
@@ -69,18 +75,26 @@ class Trial:
         """Probe classes as honest nodes, and write what was found."""
         groups, scorer = self.groups(CALIBRATION_FIRST, CALIBRATION_GROUPS), scores(self.chain[-1])
         made = read(SHIPPED)
-        model = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in float32"
         for name in names:
             derived = derive(name, replayed(scorer, groups, self.honest(name, groups)))
-            made = made.with_class(derived, made=datetime.now(UTC).date(), model=model)
+            made = made.with_class(derived, made=datetime.now(UTC).date(), model=MODEL)
         path.write_text(made.model_dump_json(indent=2) + "\n")
 
     def honest(self, name: str, groups: Sequence[Group]) -> Said:
         """What an honest node of this class answers under the newest version."""
+        if name in self.vllm:
+            return by_child(self.vllm[name], self.chain[-1], groups, self.text)
         if name in LLAMA:
             return shipped(LlamaEngine(dtype=LLAMA[name]), self.chain[-1], groups, self.text)
         dtype = torch.float32 if name == FP32 else torch.bfloat16
         return generate(load(self.chain[-1], dtype), groups, self.text)
+
+
+def commands_of_vllm(python: str) -> dict[str, list[str]]:
+    """The child of each class that this vLLM has."""
+    device = vllm_command.probe(python).device
+    dtypes = {"fp32": "float32", "bf16": "bfloat16"}
+    return {f"vllm/{short}/{device}": vllm_command.command(python, 1, dtype) for short, dtype in dtypes.items()}
 
 
 def scores(folder: Path, dtype: torch.dtype = torch.float32) -> Scorer:
@@ -106,7 +120,7 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
         cell("bf16 node, fp32 replay", bf16, plain, BF16),
         cell("fp32 node, bf16 replay", honest, rough, BF16),
         cell("bf16 node, bf16 replay", bf16, rough, BF16),
-        *(cell(f"{name} node, fp32 replay", trial.honest(name, groups), plain, name) for name in LLAMA),
+        *(cell(f"{name} node, fp32 replay", trial.honest(name, groups), plain, name) for name in (*LLAMA, *trial.vllm)),
     ]
 
 
@@ -114,7 +128,31 @@ def shipped(engine: Engine, folder: Path, groups: Sequence[Group], text: Text) -
     """The same leases, answered by an engine that nodes run."""
     done = list[GroupDone]()
     engine.load(folder, 0)
-    requests = [
+    engine.generate(asked(groups, text), done.append)
+    return said_by(done)
+
+
+def by_child(command: list[str], folder: Path, groups: Sequence[Group], text: Text) -> Said:
+    """The same by an engine's child."""
+
+    async def sample() -> list[GroupDone]:
+        done = []
+        async with open_engine(command) as engine:
+            await engine.load(folder, 0)
+            await engine.submit(asked(groups, text))
+            while group := await engine.finished():
+                if isinstance(group, GroupFailed):
+                    raise RuntimeError(group.message)
+                if isinstance(group, GroupDone):
+                    done.append(group)
+        return done
+
+    return said_by(trio.run(sample))
+
+
+def asked(groups: Sequence[Group], text: Text) -> list[Request]:
+    """The leases of some groups, as an engine hears of them."""
+    return [
         Request(
             request_id=str(place),
             version=0,
@@ -126,14 +164,13 @@ def shipped(engine: Engine, folder: Path, groups: Sequence[Group], text: Text) -
         )
         for place, group in enumerate(groups)
     ]
-    engine.generate(requests, done.append)
+
+
+def said_by(done: list[GroupDone]) -> Said:
+    """What an engine answered, in the order of the groups."""
     return [
         tuple(
-            Completion(
-                unpack_tokens(row.tokens),
-                np.frombuffer(row.logprobs, "<f4"),
-                row.finish,
-            )
+            Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish)
             for row in group.samples
         )
         for group in sorted(done, key=lambda group: int(group.request_id))
@@ -216,13 +253,14 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep the policies here")
     parser.add_argument("--calibrate", type=Path, help="write tolerances and end")
     parser.add_argument("--classes", nargs="*", choices=CLASSES, default=CLASSES, help="calibrate these only")
+    parser.add_argument("--vllm", default="", help="the interpreter of vLLM's environment, to take its classes in")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with tempfile.TemporaryDirectory() as temporary:
-        trial = Trial(options.folder or Path(temporary), quick)
+        trial = Trial(options.folder or Path(temporary), quick, options.vllm)
         if options.calibrate:
-            trial.calibrate(options.calibrate, options.classes)
+            trial.calibrate(options.calibrate, [*options.classes, *trial.vllm])
             return 0
         return measure_all(trial, options, quick)
 
@@ -232,7 +270,7 @@ def measure_all(trial: Trial, options: argparse.Namespace, quick: bool) -> int:
     inputs = {"groups": options.groups, "cheating": options.cheating, "samples": SAMPLES, "parts": options.parts}
     bench = Bench("verification", inputs=inputs, quick=quick)
     tolerances = read(SHIPPED)
-    trial.tolerances = {name: tolerances.of(name) for name in CLASSES}
+    trial.tolerances = {name: tolerances.of(name) for name in (*CLASSES, *trial.vllm)}
     groups = trial.groups(FIRST, options.groups)
     cheating = groups[: options.cheating]
     print(HEADING)

@@ -7,6 +7,7 @@
 """
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +17,28 @@ from protocol.canary import FILE_NAME, Canary
 from protocol.errors import EngineFailed
 from swarm_node.engine.decoder import Decoder
 
+Scores = Callable[[Sequence[int]], NDArray[np.floating]]
+"""The log-probability of each token but the first [2, n - 1]: by prefill; and by decoding, from the third on."""
 
-def check(decoder: Decoder, folder: Path) -> None:
-    """Refuse a decoder that does not give the folder's canary."""
+
+def check(folder: Path, scores: Scores, *, vocab_size: int, tolerance_nats: float) -> None:
+    """Refuse a model that does not give the folder's canary, on the mean."""
     file = folder / FILE_NAME
     if not file.exists():
         return
     canary = Canary.from_value(json.loads(file.read_bytes()))
-    if (largest := max(canary.tokens)) >= decoder.vocab_size:
-        raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {decoder.vocab_size}.")
-    error = float(np.abs(score(decoder, canary.tokens) - np.array(canary.logprobs)).mean())
-    tolerance = decoder.canary_tolerance_nats
-    if not error <= tolerance:  # NaN is none of both
+    if (largest := max(canary.tokens)) >= vocab_size:
+        raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {vocab_size}.")
+    error = float(np.abs(scores(canary.tokens) - np.array(canary.logprobs)).mean())
+    if not error <= tolerance_nats:  # NaN is none of both
         raise EngineFailed(
-            f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance:g} allowed.",
+            f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance_nats:g} allowed.",
             hint="Its weights are damaged, or this engine reads them wrongly.",
         )
 
 
-def score(decoder: Decoder, tokens: tuple[int, ...]) -> NDArray[np.float32]:
-    """The log-probability of each token but the first [2, n - 1]: by prefill; and by decoding, from the third on."""
+def score(decoder: Decoder, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """A decoder's `Scores`."""
     decoder.clear()
     later = tokens[1:]
     prefixes = [tokens[:length] for length in range(1, len(tokens))]

@@ -12,15 +12,13 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 from protocol import limits
 from protocol.errors import EngineFailed, MalformedMessage
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, Failed, Ready, Said, frame
-from swarm_node.engine.session import Session
-
-if TYPE_CHECKING:
-    from swarm_node.engine.engine import Engine
+from swarm_node.engine.session import AnyEngine, Session
+from swarm_node.engine.vllm_command import environment
 
 COMMANDS_WAITING_MAX = 16
 """Commands read ahead; they are taken up between any two steps."""
@@ -32,7 +30,7 @@ ANSWERS_WAITING_MAX = 4 * limits.LEASES_PER_REQUEST_MAX
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the child until stdin ends."""
     parser = argparse.ArgumentParser(prog="swarm-node engine", description="Internal: the sampling engine's process.")
-    parser.add_argument("--engine", default="torch", choices=("torch", "llama"))
+    parser.add_argument("--engine", default="torch", choices=tuple(ENGINES))
     parser.add_argument("--threads", type=int, default=1, help="threads of one matrix product")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, or what this engine computes in")
@@ -43,7 +41,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     answers: queue.Queue[bytes] = queue.Queue(ANSWERS_WAITING_MAX)
     threading.Thread(target=_read_until_end, args=(sys.stdin.buffer, commands), daemon=True).start()
     try:
-        engine = _engine(options)
+        engine = ENGINES[options.engine](options)  # libraries are imported only now: stdin is already being watched
     except Exception as error:  # of a broken installation anything may come
         missing = EngineFailed(
             f"The engine {options.engine} does not start: {error}",
@@ -56,23 +54,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     _serve(engine, commands, lambda body: answers.put(frame(Answer(body=body))))
 
 
-def _engine(options: argparse.Namespace) -> "Engine":
-    """The engine that was asked for. Libraries are imported only now: stdin is already being watched."""
-    if options.engine == "llama":
-        from swarm_node.engine.llama_engine import LlamaEngine
-
-        layers = 0 if options.device == "cpu" else options.gpu_layers
-        return LlamaEngine(dtype=options.dtype, threads=options.threads, gpu_layers=layers)
-    import torch
-
-    from swarm_node.engine.torch_engine import TorchEngine
-
-    torch.set_num_threads(options.threads)
-    torch.set_num_interop_threads(1)
-    return TorchEngine(device=options.device, dtype=options.dtype)
-
-
-def _serve(engine: "Engine", commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
+def _serve(engine: AnyEngine, commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
     """Obey for ever."""
     session = Session(engine, answer)
     answer(Ready())
@@ -115,3 +97,31 @@ def _write(pipe: BinaryIO, answers: "queue.Queue[bytes]") -> None:
             pipe.flush()
     finally:
         os._exit(0)
+
+
+def _torch(options: argparse.Namespace) -> AnyEngine:
+    import torch
+
+    from swarm_node.engine.torch_engine import TorchEngine
+
+    torch.set_num_threads(options.threads)
+    torch.set_num_interop_threads(1)
+    return TorchEngine(device=options.device, dtype=options.dtype)
+
+
+def _llama(options: argparse.Namespace) -> AnyEngine:
+    from swarm_node.engine.llama_engine import LlamaEngine
+
+    layers = 0 if options.device == "cpu" else options.gpu_layers
+    return LlamaEngine(dtype=options.dtype, threads=options.threads, gpu_layers=layers)
+
+
+def _vllm(options: argparse.Namespace) -> AnyEngine:
+    """Runs where `vllm_command` says; the device is whatever that build of vLLM is for."""
+    os.environ.update(environment(options.threads))
+    from swarm_node.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(dtype=options.dtype)
+
+
+ENGINES: dict[str, Callable[[argparse.Namespace], AnyEngine]] = {"torch": _torch, "llama": _llama, "vllm": _vllm}

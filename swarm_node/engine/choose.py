@@ -1,19 +1,21 @@
 """Which engine samples on this machine, and why.
 
 - Engines are tried in the order of `ENGINES`; the first is taken that can run here and is not slower than a later one.
-- Nothing is imported to find out: that takes seconds, and may take a GPU's memory.
+- Nothing is imported to find out: that takes seconds, and may take a GPU's memory. Only vLLM, which lives in another
+  environment, is tried there, and only once its interpreter was named.
 - What a policy needs is known only when its folder is there. A policy that llama.cpp does not know goes to torch.
 - An engine that was named is taken, or refused with what it lacks.
 """
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine import qwen3_shape
+from swarm_node.engine import qwen3_shape, vllm_command
 from swarm_node.engine.policy_files import read_config
 
 AUTO = "auto"
@@ -26,6 +28,8 @@ class Options(NamedTuple):
     device: str = AUTO
     dtype: str = AUTO
     gpu_layers: int = -1
+    vllm_python: str = ""
+    """The interpreter of vLLM's environment."""
 
 
 class Machine(NamedTuple):
@@ -35,6 +39,8 @@ class Machine(NamedTuple):
     packages: frozenset[str]
     llama_offloads: bool
     """Whether llama.cpp was built for a GPU."""
+    find_vllm: Callable[[str], vllm_command.Found | str]
+    """What vLLM an interpreter has, or why none; takes 15 s."""
 
 
 class Candidate(NamedTuple):
@@ -47,6 +53,7 @@ class Candidate(NamedTuple):
     """Why another should go before it, unless it was asked for; nothing if none should."""
     because: Callable[[Machine], str]
     install: str
+    """How to get it, as a half sentence."""
     command: Callable[[Options], list[str]]
 
 
@@ -64,19 +71,20 @@ def choose(wanted: str, options: Options, machine: Machine, config: dict[str, An
     for name, candidate in ENGINES.items():
         if wanted not in (AUTO, name):
             continue
-        lacks = candidate.lacks(machine, options, config)
+        if options.dtype in candidate.dtypes:
+            lacks = candidate.lacks(machine, options, config)
+        else:
+            lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
         if wanted == AUTO and not lacks:
             lacks = candidate.yields(machine, options)
-        if options.dtype not in candidate.dtypes:
-            lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
         if not lacks:
             why = "it was asked for" if wanted == name else candidate.because(machine)
             others = "".join(f"; not {other}: {reason}" for other, reason in refused.items())
             return Choice(name, f"{name}: {why}{others}", candidate.command(options))
         refused[name] = lacks
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-    hint = " or ".join(f"`{ENGINES[name].install}`" for name in refused)
-    raise ConfigInvalid(f"No engine can sample here. {reasons}.", hint=f"Install one by {hint}, or choose another.")
+    hint = ", or ".join(ENGINES[name].install for name in refused)
+    raise ConfigInvalid(f"No engine can sample here. {reasons}.", hint=f"Install one: {hint}. Or choose another.")
 
 
 def for_folder(wanted: str, options: Options, folder: Path) -> Choice:
@@ -91,7 +99,15 @@ def for_folder(wanted: str, options: Options, folder: Path) -> Choice:
 def this_machine() -> Machine:
     """What can be seen without importing anything."""
     packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
-    return Machine(Path("/proc/driver/nvidia/version").exists(), packages, _llama_offloads())
+    return Machine(Path("/proc/driver/nvidia/version").exists(), packages, _llama_offloads(), _find_vllm)
+
+
+@cache  # the node asks at every version, and an environment stays as it is
+def _find_vllm(python: str) -> vllm_command.Found | str:
+    try:
+        return vllm_command.probe(python)
+    except ConfigInvalid as error:
+        return error.message.rstrip(".")
 
 
 def _llama_offloads() -> bool:
@@ -102,6 +118,17 @@ def _llama_offloads() -> bool:
         file.name.partition(".")[0].removeprefix("lib") for file in (Path(spec.origin).parent / "lib").iterdir()
     }
     return bool(backends & {f"ggml-{kind}" for kind in ("cuda", "hip", "metal", "musa", "sycl", "vulkan")})
+
+
+def _vllm_lacks(machine: Machine, options: Options, _config: dict[str, Any] | None) -> str:
+    if not options.vllm_python:
+        return "--vllm-python names no interpreter"
+    found = machine.find_vllm(options.vllm_python)
+    if isinstance(found, str):
+        return found
+    if options.device not in (AUTO, found.device):
+        return f"this vLLM runs on {found.device}, not on {options.device}"
+    return ""
 
 
 def _llama_lacks(machine: Machine, options: Options, config: dict[str, Any] | None) -> str:
@@ -135,12 +162,20 @@ def _own_command(name: str, options: Options) -> list[str]:
 
 
 ENGINES = {
+    "vllm": Candidate(
+        dtypes=frozenset({AUTO, "float32", "bfloat16"}),
+        lacks=_vllm_lacks,
+        yields=lambda _machine, _options: "",
+        because=lambda _machine: "--vllm-python names an environment where it works",
+        install=vllm_command.INSTALL,
+        command=lambda options: vllm_command.command(options.vllm_python, options.threads, options.dtype),
+    ),
     "llama": Candidate(
         dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),
         lacks=_llama_lacks,
         yields=_llama_yields,
         because=lambda machine: "llama-cpp-python is installed" + " and uses the GPU" * machine.llama_offloads,
-        install="pip install 'echo-swarm[llama]'",
+        install="`pip install 'echo-swarm[llama]'`",
         command=lambda options: _own_command("llama", options),
     ),
     "torch": Candidate(
@@ -148,7 +183,7 @@ ENGINES = {
         lacks=_torch_lacks,
         yields=lambda _machine, _options: "",
         because=lambda _machine: "torch is installed",
-        install="pip install 'echo-swarm[torch]'",
+        install="`pip install 'echo-swarm[torch]'`",
         command=lambda options: _own_command("torch", options),
     ),
 }

@@ -44,8 +44,8 @@ from swarm_node.engine.messages import (
     frame,
 )
 
-START_TIMEOUT_S = 120.0
-"""Importing torch takes 5 s of CPU; a laptop that is busy or wakes a cold disk needs patience."""
+START_TIMEOUT_S = 300.0
+"""Importing torch takes 5 s of CPU, vLLM 15; a laptop that is busy or wakes a cold disk needs patience."""
 
 ANSWER_TIMEOUT_S = 300.0
 """Between two answers: longer than any lease lives, and the largest policies are read from disk in this time."""

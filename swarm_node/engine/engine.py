@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,12 @@ class Engine(ABC):
             if decoder is None or rebuilt:
                 decoder = None  # before the next is made: two may not fit
                 decoder = self._build(folder, config)
-            canary.check(decoder, folder)
+            canary.check(
+                folder,
+                partial(canary.score, decoder),
+                vocab_size=decoder.vocab_size,
+                tolerance_nats=decoder.canary_tolerance_nats,
+            )
         except EngineFailed:
             raise
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it

@@ -6,11 +6,11 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from protocol.errors import EngineFailed, SwarmError
-from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import (
     Cancel,
     Cancelled,
@@ -18,10 +18,13 @@ from swarm_node.engine.messages import (
     Ended,
     Failed,
     Generate,
+    GroupDone,
     GroupFailed,
     GroupGrown,
     Load,
+    Loaded,
     Measure,
+    Measured,
     Request,
     Said,
 )
@@ -29,10 +32,28 @@ from swarm_node.engine.messages import (
 log = logging.getLogger(__name__)
 
 
+class AnyEngine(Protocol):
+    """What holds a policy and samples from it, be the loop ours or not."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to sample."""
+
+    def load(self, folder: Path, version: int) -> Loaded: ...
+
+    def add(self, request: Request) -> None: ...
+
+    def step(self) -> Sequence[GroupGrown | GroupDone | GroupFailed]: ...
+
+    def cancel(self, request_ids: Collection[str]) -> list[str]: ...
+
+    def measured(self) -> Measured: ...
+
+
 class Session:
     """One engine and whoever commands it."""
 
-    def __init__(self, engine: Engine, answer: Callable[[Said], None]) -> None:
+    def __init__(self, engine: AnyEngine, answer: Callable[[Said], None]) -> None:
         self._engine, self._answer = engine, answer
         self._waiting: deque[Load | Generate | Measure] = deque()
         self._unanswered: set[str] = set()

@@ -22,12 +22,13 @@ CANARY_TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 """Measured on sound weights: 2e-6 at worst in float32, 4e-2 in bf16. In an untrained model of two layers, a projection
 scaled by a tenth gives 8e-3, keys in the place of queries 0.16: bf16 shows only the grossest."""
 
-_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+"""As tolerances call them."""
 
 
 def numerics(device: torch.device, dtype: torch.dtype) -> str:
     """The class of what computes so."""
-    return f"torch/{_SHORT[dtype]}/{device.type}"
+    return f"torch/{SHORT_NAMES[dtype]}/{device.type}"
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from coordinator.offers import Draw
 from coordinator.policy_text import PolicyText
 from coordinator.state import set_fact
 from ledger.tables import claims_table
-from protocol.auditing import CaseFile, Cases, Judged
+from protocol.auditing import AuditCase, CaseFile, Cases, Judged
 from protocol.learning import Batch
 from protocol.lease import Lease
 from protocol.manifest import Sampler
@@ -153,7 +153,7 @@ class Arena:
         )
         return taken
 
-    def _judge(self, first: bytes, taken: Sequence[casework.AuditCase]) -> None:
+    def _judge(self, first: bytes, taken: Sequence[AuditCase]) -> None:
         version = Lease.from_bytes(first).version
         sampler = Sampler(temperature=1.0, max_new_tokens=self.stage.max_new_tokens)
         before = [version - 1] if version > 1 and self.policy(version - 1) != self.policy(version) else []

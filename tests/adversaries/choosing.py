@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from protocol.lease import Lease
 from protocol.rollout import unpack_tokens
 from tests.adversaries.nodes import Adversary, Samples
@@ -20,8 +22,8 @@ class BestOfMany(Adversary):
         for number in range(1, ATTEMPTS):
             attempts.append(arena.sample(arena.policy(lease.version), lease, seed=lease.seed ^ number))
         rewards = [arena.rewards(lease, attempt) for attempt in attempts]
-        best = [max(range(ATTEMPTS), key=lambda a, s=place: rewards[a][s]) for place in range(lease.samples)]
-        chosen = [attempts[attempt][place] for place, attempt in enumerate(best)]
+        best = np.argmax(rewards, axis=0)  # the leased one, where none is better
+        chosen = [attempts[attempt][place] for place, attempt in enumerate(best.tolist())]
         return arena.prefilled(lease, [unpack_tokens(sample.tokens).tolist() for sample in chosen])
 
 

@@ -60,7 +60,7 @@ class Predicting(Sleeper):
         first, *rest = super().forge(lease, said)
         logprobs = np.frombuffer(first.logprobs, "<f4")
         variants = (
-            (first.model_copy(update={"logprobs": pack_logprobs(logprobs - 1e-6 * nudge)}), *rest)
+            (first.model_copy(update={"logprobs": pack_logprobs((logprobs - 1e-6 * nudge).tolist())}), *rest)
             for nudge in range(VARIANTS_MAX)
         )
         unseen = (

@@ -7,6 +7,7 @@
 import json
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from coordinator.api.shared import KEEP_S
 from coordinator.learner.client import CoordinatorClient
 from ledger import store
 from protocol.lease import OPEN
@@ -66,7 +68,12 @@ class Coordinator:
         return self
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get("/v1/status").raise_for_status().json()
+        return self._fresh("/v1/status")
+
+    def _fresh(self, path: str) -> dict[str, Any]:
+        """What the coordinator says now, and not what it computed for whoever asked a moment before."""
+        time.sleep(KEEP_S)
+        found: dict[str, Any] = self.http.get(path).raise_for_status().json()
         return found
 
     def reaches(self, what: str, least: int) -> None:
@@ -102,7 +109,7 @@ class Coordinator:
 
     def leaderboard(self) -> dict[str, dict[str, Any]]:
         """The rows by node id."""
-        rows = self.http.get("/v1/leaderboard").raise_for_status().json()["nodes"]
+        rows = self._fresh("/v1/leaderboard")["nodes"]
         return {row["node_id"]: row for row in rows}
 
     @contextmanager

@@ -27,6 +27,7 @@ KEYS = [
     "max_staleness",
     "age",
     "in_vain_share",
+    "audit",
     "credit_micros_per_update",
     "fleet",
     "alarm",
@@ -90,6 +91,8 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
     assert {name: micros for name, micros in summary["credits_by_node"].items() if micros} == posted_by_name(
         swarm.folder / "whole"
     )
+    assert summary["audit"]["share"] > 0
+    assert set(summary["audit"]["verdicts"]) <= {"pass", "soft"}
     assert "held-out accuracy" in program.output
     assert "publication to first token" in program.output
     assert "Traceback" not in program.log

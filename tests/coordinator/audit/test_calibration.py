@@ -30,12 +30,15 @@ def test_few_probes_are_refused() -> None:
         derive("a/b/c", [honest(999)] * 10)
 
 
-def test_the_shipped_file_knows_the_classes_of_the_shipped_engine() -> None:
+def test_the_shipped_file_knows_the_classes_of_the_shipped_engines() -> None:
     shipped = read(SHIPPED)
     torch, llama = {"torch/fp32/cpu", "torch/bf16/cpu"}, {"llama/fp32/cpu", "llama/fp16/cpu", "llama/q8_0/cpu"}
-    assert {entry.name for entry in shipped.classes} == torch | llama
-    assert shipped.of("torch/fp32/cpu").margin.far < shipped.of("torch/bf16/cpu").margin.far
-    assert shipped.of("llama/fp32/cpu").margin == shipped.of("torch/fp32/cpu").margin
+    vllm = {"vllm/fp32/cpu", "vllm/bf16/cpu"}
+    assert {entry.name for entry in shipped.classes} == torch | llama | vllm
+    for engine in ("torch", "vllm"):
+        assert shipped.of(f"{engine}/fp32/cpu").margin.far < shipped.of(f"{engine}/bf16/cpu").margin.far
+    for engine in ("llama", "vllm"):
+        assert shipped.of(f"{engine}/fp32/cpu").margin == shipped.of("torch/fp32/cpu").margin
     assert shipped.of("llama/fp16/cpu").mean_error < shipped.of("llama/q8_0/cpu").mean_error
     with pytest.raises(AuditFailed, match="torch/fp32/cpu"):
         shipped.of("vllm/fp8/cuda")

@@ -25,7 +25,7 @@ from swarm_node.engine.messages import (
 DEADLINE_S = 120.0
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=["llama", "torch"])
 def child(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     command = ENGINES[request.param].command(Options())
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,20 +1,24 @@
 """Which engine is taken for which machine, and what is said of it."""
 
+import sys
 from typing import Any
 
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine.choose import Machine, Options, choose
+from swarm_node.engine.choose import Machine, Options, choose, this_machine
+from swarm_node.engine.vllm_command import Found
 
 QWEN = {"model_type": "qwen3"}
 BOTH = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
 TORCH = frozenset({"torch", "transformers"})
 LLAMA = frozenset({"llama_cpp", "gguf"})
+VLLMS: dict[str, Found | str] = {"/vllm/python": Found("0.32.0", "cuda"), "/broken/python": "it has no module vllm"}
+"""By interpreter; another one, or none, must not be asked for."""
 
 
 def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: bool = False) -> Machine:
-    return Machine(nvidia, packages, llama_offloads)
+    return Machine(nvidia, packages, llama_offloads, VLLMS.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,11 @@ def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: b
         (machine(BOTH, nvidia=True, llama_offloads=True), Options(), QWEN, "llama", "uses the GPU"),
         (machine(LLAMA, nvidia=True), Options(), QWEN, "llama", "installed"),
         (machine(BOTH), Options(device="cuda"), QWEN, "torch", "has no GPU"),
+        (machine(BOTH), Options(), QWEN, "torch", "not vllm: --vllm-python names no interpreter"),
+        (machine(BOTH), Options(vllm_python="/vllm/python"), QWEN, "vllm", "names an environment where it works"),
+        (machine(BOTH), Options(vllm_python="/broken/python"), QWEN, "torch", "not vllm: it has no module vllm"),
+        (machine(BOTH), Options(device="cpu", vllm_python="/vllm/python"), QWEN, "torch", "runs on cuda, not on cpu"),
+        (machine(LLAMA), Options(dtype="q8_0", vllm_python="/unasked"), QWEN, "llama", "does not compute in q8_0"),
     ],
 )
 def test_the_first_engine_that_fits_is_taken(
@@ -57,6 +66,24 @@ def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
         choose("llama", Options(), machine(TORCH), QWEN)
     assert "echo-swarm[llama]" in refused.value.hint
     assert "echo-swarm[torch]" not in refused.value.hint
+
+
+def test_vllm_by_name_is_taken_or_refused_with_what_it_lacks() -> None:
+    choice = choose("vllm", Options(vllm_python="/vllm/python"), machine(BOTH), QWEN)
+    assert (choice.why, choice.command[0]) == ("vllm: it was asked for", "/vllm/python")
+    with pytest.raises(ConfigInvalid, match="vllm: --vllm-python names no interpreter") as refused:
+        choose("vllm", Options(), machine(BOTH), QWEN)
+    assert "pip install vllm" in refused.value.hint
+    with pytest.raises(ConfigInvalid, match="vllm: it has no module vllm"):
+        choose("vllm", Options(vllm_python="/broken/python"), machine(BOTH), QWEN)
+
+
+def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:
+    first, second = this_machine(), this_machine()
+    reason = first.find_vllm(sys.executable)
+    assert isinstance(reason, str)
+    assert "No module named 'vllm'" in reason
+    assert second.find_vllm(sys.executable) is reason
 
 
 def test_with_nothing_installed_the_next_step_is_said() -> None:

@@ -87,7 +87,7 @@ async def test_load_generate_measure_and_cancel(policy: Path) -> None:
         assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["llama", "torch"])
 async def test_kill_9_in_mid_generation_is_named_and_the_next_request_finds_a_new_child(
     name: str, policy: Path
 ) -> None:
@@ -130,7 +130,8 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
                 await engine.submit([request("early")])
             assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
             assert (await engine.load(foreign, 2)).numerics == "torch/bf16/cpu"
-            assert "torch: torch is installed; not llama: the policy is 'llama', not a plain Qwen3" in caplog.text
+            assert "engine torch: torch is installed; " in caplog.text
+            assert "; not llama: the policy is 'llama', not a plain Qwen3" in caplog.text
             await engine.submit([request("a", version=2)])
             assert await ends(engine) == ["a"]
 

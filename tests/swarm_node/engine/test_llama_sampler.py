@@ -11,9 +11,10 @@ from swarm_node.engine.llama_sampler import PART, NumpyLogits
 
 def expected(logits: np.ndarray, temperature: float, uniform: float) -> tuple[int, float]:
     scores = logits / np.float32(temperature)
-    weights = np.exp(scores - scores.max())
+    shifted = scores - scores.max()
+    weights = np.exp(shifted)
     token = pick(weights, uniform)
-    return token, float(np.log(weights[token] / weights.sum(dtype=np.float64)))
+    return token, float(shifted[token] - np.log(weights.sum(dtype=np.float64)))  # a tiny weight has lost its digits
 
 
 @settings(max_examples=60, deadline=None)

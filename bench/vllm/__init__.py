@@ -1,0 +1,1 @@
+"""Our vLLM child against vLLM itself."""

@@ -1,0 +1,249 @@
+"""Samples groups with vLLM, which batches them by itself: what `session` needs of an engine.
+
+- Each sample is a request of its own to vLLM, since each draws by its own number. A group is handed out when its last
+  sample has ended.
+- A swap copies the new weights into the model that is there; another configuration costs vLLM's whole start.
+- Out of memory: vLLM is made anew for half as many samples at once, and what ran is started over; its tokens depend on
+  the seed alone. What does not fit even alone fails by name.
+- After any other failure in a step nobody knows what vLLM still holds: the process ends, and the agent starts another.
+- Log-probabilities are those of the distribution drawn from, that is at the request's temperature.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import EngineFailed
+from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
+from swarm_node.engine import canary
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.engine.policy_files import read_config, read_generation_config
+from swarm_node.engine.vllm_model import ROWS_MAX, Drawn, VllmModel
+
+log = logging.getLogger(__name__)
+
+Answered = GroupDone | GroupFailed
+
+
+@dataclass(eq=False)
+class Running:
+    """A sample that vLLM draws."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = False
+
+
+@dataclass(eq=False)
+class Group:
+    """A request on its way."""
+
+    request: Request
+    prompt: list[int]
+    samples: list[Running] = field(default_factory=list)
+    first_token_at: float | None = None
+
+    @property
+    def complete(self) -> bool:
+        return all(sample.finished for sample in self.samples)
+
+
+class VllmEngine:
+    """Holds one policy and samples from it."""
+
+    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX) -> None:
+        self._dtype, self._rows = dtype, rows
+        self._model: VllmModel | None = None
+        self._config: dict[str, Any] = {}
+        self._ends: set[int] = set()
+        self._folder, self._version = Path(), -1
+        self._groups: dict[str, Group] = {}
+        self._samples: dict[str, tuple[Group, Running]] = {}
+        """What vLLM has not ended, by the names that it knows."""
+        self._spent = _nothing_spent()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to sample."""
+        return bool(self._groups)
+
+    def load(self, folder: Path, version: int) -> Loaded:
+        """Take a policy folder's weights, into the model that is there if the configuration is the same."""
+        if self.busy:
+            raise EngineFailed("A version cannot be swapped while its samples are drawn.")
+        started = time.monotonic()
+        # Gone until everything has worked: nothing is ever sampled from half of a version.
+        model, self._model = self._model, None
+        try:
+            config = read_config(folder)
+            ends = end_tokens(config, read_generation_config(folder))
+            rebuilt = model is None or config != self._config or not model.swap(folder)
+            if model is None or rebuilt:
+                if model is not None:
+                    model.close()  # before the next is made: two may not fit
+                model = VllmModel(folder, self._dtype, rows=self._rows)
+            canary.check(folder, model.score, vocab_size=model.vocab_size, tolerance_nats=model.canary_tolerance_nats)
+        except Exception as error:  # nobody can list what garbage in a folder does to those who read it
+            if model is not None:
+                model.close()
+            if isinstance(error, EngineFailed):
+                raise
+            raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}"[:1000]) from error
+        self._model, self._config, self._folder, self._version = model, config, folder, version
+        self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses one that cannot be drawn
+        seconds = time.monotonic() - started
+        return Loaded(parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, if the policy can do what it asks for."""
+        model, prompt = self._loaded(), unpack_tokens(request.prompt).tolist()
+        if request.version != self._version:
+            raise EngineFailed(f"A request for version {request.version}, while version {self._version} is loaded.")
+        if max(prompt) >= model.vocab_size:
+            raise EngineFailed(f"The prompt has token {max(prompt)}, the vocabulary only {model.vocab_size}.")
+        if len(prompt) + request.max_new_tokens > model.positions_max:
+            raise EngineFailed(
+                f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
+                f"{model.positions_max} positions."
+            )
+        if request.prefixes:
+            raise EngineFailed("With vLLM a sample that somebody else began cannot be gone on with.")
+        group = Group(request, prompt)
+        self._groups[request.request_id] = group
+        self._begin(group)
+
+    def step(self) -> list[Answered]:
+        """Let samples in, and draw a token for every one that runs; the groups that this ended."""
+        started, begun = time.monotonic(), self._begun()
+        try:
+            drawn = self._step()
+            if drawn is None:
+                return self._start_over()
+        except Exception:  # nobody can list them, and vLLM may be in any state now, its device, too
+            log.exception("vLLM failed in a step")
+            os._exit(1)
+        now = time.monotonic()
+        for one in drawn:
+            self._note(one, now)
+        self._count(now - started, begun)
+        return [self._end(group) for group in list(self._groups.values()) if group.complete]
+
+    def cancel(self, request_ids: Collection[str]) -> list[str]:
+        """Forget those of these requests that are here; which they were."""
+        gone = [self._groups.pop(name) for name in list(self._groups) if name in request_ids]
+        for group in gone:
+            self._abort(group)
+        return [group.request.request_id for group in gone]
+
+    def measured(self) -> Measured:
+        """What was sampled since this was last asked for."""
+        spent, self._spent = self._spent, _nothing_spent()
+        return Measured(**spent)
+
+    def _loaded(self) -> VllmModel:
+        if self._model is None:
+            raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
+        return self._model
+
+    def _step(self) -> list[Drawn] | None:
+        """What vLLM drew; None if memory did not suffice. What the failed step held is free again by then."""
+        try:
+            return self._loaded().step()
+        except Exception as error:  # several types say that memory has ended
+            if not _out_of_memory(error):
+                raise
+            return None
+
+    def _begin(self, group: Group) -> None:
+        """Give all samples of a group to vLLM; the first of them tells when tokens come."""
+        model = self._loaded()
+        group.samples = [Running() for _ in range(group.request.samples)]
+        for number, sample in enumerate(group.samples):
+            name = model.add(group.request, number, group.prompt, self._ends, stream=number == 0)
+            self._samples[name] = group, sample
+
+    def _note(self, drawn: Drawn, now: float) -> None:
+        """Keep what was drawn."""
+        group, sample = self._samples[drawn.sample_id]
+        group.first_token_at = group.first_token_at or now
+        sample.tokens += drawn.tokens
+        sample.logprobs += drawn.logprobs
+        if drawn.finished:
+            sample.finished = True
+            del self._samples[drawn.sample_id]
+
+    def _end(self, group: Group) -> Answered:
+        """What became of a group whose samples have ended."""
+        request = group.request
+        del self._groups[request.request_id]
+        if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
+            self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
+            return _failed(group, "The policy gives probabilities that are no numbers.")
+        self._spent["prompt_tokens"] += len(group.prompt)
+        self._spent["first_tokens"] += len(group.samples)
+        self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.samples)
+        samples = tuple(
+            Sample(
+                tokens=pack_tokens(sample.tokens),
+                logprobs=pack_logprobs(sample.logprobs),
+                finish="stop" if sample.tokens[-1] in self._ends else "length",
+            )
+            for sample in group.samples
+        )
+        ago_s = time.monotonic() - (group.first_token_at or time.monotonic())
+        return GroupDone(request_id=request.request_id, samples=samples, first_token_ago_s=ago_s)
+
+    def _begun(self) -> list[Group]:
+        return [group for group in self._groups.values() if group.first_token_at is not None]
+
+    def _count(self, seconds: float, begun: Collection[Group]) -> None:
+        """Charge a step to prompts and to decoding by the tokens that it computed: vLLM does both at once."""
+        prompts = sum(len(one.prompt) * len(one.samples) for one in self._begun() if one not in begun)
+        decoded = sum(not sample.finished for group in begun for sample in group.samples)
+        share = prompts / (prompts + decoded) if prompts else 0.0
+        self._spent["prefill_s"] += share * seconds
+        self._spent["decode_s"] += (1 - share) * seconds
+
+    def _abort(self, group: Group) -> None:
+        names = [name for name, (owner, _) in self._samples.items() if owner is group]
+        if self._model is not None:
+            self._model.abort(names)
+        for name in names:
+            del self._samples[name]
+
+    def _start_over(self) -> list[Answered]:
+        """Out of memory: begin everything anew, fewer samples at once."""
+        answers: list[Answered] = []
+        at_once = min(self._rows, len(self._samples))
+        if at_once == 1:
+            hint = "Free some, or let another machine sample this policy."
+            first = self._groups.pop(next(iter(self._groups)))
+            answers = [_failed(first, "There is not enough memory for one sample.", hint)]
+        self._rows = max(1, at_once // 2)
+        log.warning("out of memory; from now on %d samples at once", self._rows)
+        self._samples.clear()
+        self._loaded().close()
+        self._model = VllmModel(self._folder, self._dtype, rows=self._rows)
+        for group in self._groups.values():
+            group.first_token_at = None
+            self._begin(group)
+        return answers
+
+
+def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:
+    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
+
+
+def _nothing_spent() -> dict[str, Any]:
+    return {"prompt_tokens": 0, "first_tokens": 0, "prefill_s": 0.0, "later_tokens": 0, "decode_s": 0.0}
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; on the CPU torch has no type of its own for that."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "allocate memory" in str(error) or "bad_alloc" in str(error)

@@ -1,0 +1,43 @@
+"""vLLM's environment is not ours: what it sees of ours, and what is said of one that does not work."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigInvalid
+from swarm_node.engine import foreign, vllm_command
+
+
+def run(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A module under an interpreter that sees no installed package, as far as we can say."""
+    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    command = [sys.executable, "-P", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_our_rooms_are_found_without_anything_that_is_installed_beside_them() -> None:
+    done = run("-S", foreign.__file__, "swarm_node.engine.vllm_probe")
+    assert done.returncode == 1
+    assert "ModuleNotFoundError: No module named 'vllm'" in done.stderr
+
+
+def test_packages_of_the_same_names_in_that_environment_are_not_ours(tmp_path: Path) -> None:
+    for room in foreign.ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('somebody else')")
+    assert run("-c", "import protocol", path=tmp_path).stderr == "somebody else\n"
+    done = run(foreign.__file__, "swarm_node.engine.child", "--help", path=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [("/nowhere/python", "does not run"), (sys.executable, "No module named 'vllm'"), ("/bin/false", "exit code 1")],
+)
+def test_an_interpreter_without_a_vllm_that_works_is_refused_with_what_it_takes(python: str, message: str) -> None:
+    with pytest.raises(ConfigInvalid, match=message) as caught:
+        vllm_command.probe(python)
+    assert "pip install vllm" in caught.value.hint

@@ -1,0 +1,1 @@
+"""The vLLM engine for real, in the environment that `make test-vllm` makes; without it these tests are skipped."""

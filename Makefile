@@ -23,7 +23,7 @@ LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-trl check lint clean screenshots
+.PHONY: help setup demo test adversaries test-vllm test-trl check lint clean screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 
 screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
 	@$(BIN)/python -P -m tests.web.screenshots $(ROUND)
+
+adversaries: $(STAMP)  ## every attack in the arena, as a table, and a training among hostile nodes; QUICK=1 for a short run
+	@QUICK='$(QUICK)' $(BIN)/python -P -m tests.adversaries $(ARGS)
 
 test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of its own
 	@.venv-trl/bin/python -m pytest tests/trl $(ARGS)

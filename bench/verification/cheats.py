@@ -116,6 +116,6 @@ def quantised(model: Any, bits: int) -> Any:
     model, steps = copy.deepcopy(model), 2 ** (bits - 1) - 1
     with torch.no_grad():
         for matrix in (parameter for parameter in model.parameters() if parameter.ndim == 2):
-            scale = matrix.abs().amax(1, keepdim=True) / steps
+            scale = (matrix.abs().amax(1, keepdim=True) / steps).clamp_min(torch.finfo(matrix.dtype).tiny)
             matrix.copy_((matrix / scale).round().clamp(-steps, steps) * scale)
     return model

@@ -49,7 +49,8 @@ def share(app: web.Application) -> None:
 
     def shared(look: Callable[[sa.Connection, int], dict[str, Any]]) -> Shared[bytes]:
         def read(connection: sa.Connection) -> bytes:
-            return json.dumps(look(connection, now_ms() - here.silent_after_ms)).encode()
+            moment_ms = now_ms()
+            return json.dumps({"as_of_ms": moment_ms} | look(connection, moment_ms - here.silent_after_ms)).encode()
 
         return Shared(lambda: here.database.read(read))
 

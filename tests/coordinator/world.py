@@ -113,6 +113,7 @@ class World:
         over_issue: int = 0,
         rules: Rules = NO_AUDITS,
         epoch_groups: int = 256,
+        master: bytes = bytes(32),
         postgres_url: str = "",
     ) -> None:
         self.where: Path | str = postgres_url or folder / "state.db"
@@ -133,7 +134,7 @@ class World:
             over_issue=over_issue,
             hourly_budget_micros=hourly_budget_micros,
         )
-        self.audits = AuditTerms(bytes(32), rules, epoch_groups=epoch_groups)
+        self.audits = AuditTerms(master, rules, epoch_groups=epoch_groups)
         self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward, self.audits)
         self._numbers = count(1)
         self.draw = Draw(

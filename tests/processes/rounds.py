@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from coordinator.api.shared import KEEP_S
 from coordinator.learner.client import CoordinatorClient
 from ledger import store
 from protocol.lease import OPEN
@@ -72,9 +71,13 @@ class Coordinator:
 
     def _fresh(self, path: str) -> dict[str, Any]:
         """What the coordinator says now, and not what it computed for whoever asked a moment before."""
-        time.sleep(KEEP_S)
-        found: dict[str, Any] = self.http.get(path).raise_for_status().json()
-        return found
+        asked_ms = time.time_ns() // 1_000_000
+
+        def look() -> dict[str, Any]:
+            found: dict[str, Any] = self.http.get(path).raise_for_status().json()
+            return found if found["as_of_ms"] >= asked_ms else {}
+
+        return until(f"{path} anew", look)
 
     def reaches(self, what: str, least: int) -> None:
         """Wait until the status counts so far; a coordinator that is away for a moment is waited for."""

@@ -1,0 +1,35 @@
+"""Every attack that is played, in the order of the table."""
+
+from tests.adversaries import choosing, forging, leasing, payloads, telling, waiting, weights
+from tests.adversaries.nodes import Adversary
+
+AT_ONCE: tuple[type[Adversary], ...] = (
+    forging.Canned,
+    forging.OldWork,
+    forging.SentTwice,
+    forging.Copied,
+    forging.OneToken,
+    weights.Stale,
+    weights.StalePrefilled,
+    weights.Small,
+    weights.SmallPrefilled,
+    weights.FourBits,
+    weights.FourBitsPrefilled,
+    weights.EightBits,
+    weights.EightBitsPrefilled,
+    choosing.BestOfMany,
+    choosing.EarlyEnd,
+    choosing.Padded,
+    choosing.CherryPicker,
+    leasing.Griefer,
+    leasing.Braggart,
+    leasing.PriceRaiser,
+    payloads.Hostile,
+    payloads.FalseAccuser,
+    telling.Teller,
+    waiting.Whitewasher,
+)
+"""Those that cheat from their first group on."""
+
+PATIENT: tuple[type[waiting.Sleeper], ...] = (waiting.Sleeper, waiting.RareSleeper, waiting.Predicting)
+"""Those that cheat when little is audited; what they gain is chance, so they are played with several secrets."""

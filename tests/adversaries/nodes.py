@@ -1,0 +1,118 @@
+"""Who works in the arena: an honest node, and one that cheats whenever its plan says so."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from coordinator.audit.trust import Finding
+from protocol.errors import OwnerBanned
+from protocol.lease import Lease
+from protocol.messages import Verdict
+from protocol.rollout import RolloutClaim, Sample
+from protocol.signing import NodeKey
+from tests.coordinator.world import PRICE, ROUND
+
+if TYPE_CHECKING:
+    from tests.adversaries.arena import Arena
+
+Samples = tuple[Sample, ...]
+
+
+class Node:
+    """An honest node."""
+
+    wants: ClassVar[int] = 4
+    """Groups that it asks for in a turn."""
+
+    def __init__(self, arena: "Arena", number: int) -> None:
+        self.arena = arena
+        self.number = number
+        self.keys = [arena.world.join(number, PRICE)]
+        """All that it had; the last one works."""
+        self.banned = False
+        self.given = 0
+        """Leases that it had."""
+        self.accepted = 0
+        self.cheated: set[str] = set()
+        """Leases that it did not work for."""
+        self.noticed_after: int | None = None
+        """How many cheats it had sent when the first was found."""
+        self.hard_faults = 0
+        self.codes: list[str] = []
+        """Why answers were rejected."""
+
+    @property
+    def key(self) -> NodeKey:
+        return self.keys[-1]
+
+    def ask(self) -> tuple[Lease, ...]:
+        """Leases to work on in this turn."""
+        try:
+            world, version = self.arena.world, self.arena.version
+            leases = world.offer(self.key, version=version, groups=self.wants, continues=True).leases
+        except OwnerBanned:
+            self.banned = True
+            return ()
+        self.given += len(leases)
+        return leases
+
+    def weights(self, lease: Lease) -> Path | None:
+        """The policy folder that it samples a lease with; None if it samples nothing."""
+        return self.arena.policy(lease.version)
+
+    def work(self, lease: Lease, said: Samples) -> None:
+        """Answer a lease, of which its weights have made this."""
+        self.submit(lease, said)
+
+    def submit(self, lease: Lease, samples: Samples) -> Verdict:
+        return self.send(self.key.seal("rollout", self.claim(lease, samples)))
+
+    def claim(self, lease: Lease, samples: Samples) -> bytes:
+        claim = RolloutClaim(
+            round_id=ROUND, lease_id=lease.lease_id, version=lease.version, seed=lease.seed, samples=samples
+        )
+        return claim.to_bytes()
+
+    def send(self, envelope: bytes) -> Verdict:
+        verdict = self.arena.world.submit(self.key, envelope)
+        self.accepted += verdict.outcome == "accepted"
+        if verdict.outcome == "rejected":
+            self.codes.append(verdict.code)
+            self._was_noticed()
+        return verdict
+
+    def hear(self, finding: Finding) -> None:
+        """What an audit found of one of its claims."""
+        if finding == "hard":
+            self.hard_faults += 1
+            self._was_noticed()
+
+    def _was_noticed(self) -> None:
+        if self.noticed_after is None:
+            self.noticed_after = len(self.cheated)
+
+
+class Adversary(Node):
+    """A node that forges what it is asked for, always or as `cheats` says."""
+
+    attack: ClassVar[str]
+    """What it is called in the table."""
+
+    def cheats(self, lease: Lease) -> bool:
+        """Whether to cheat with this lease."""
+        return True
+
+    def forge(self, lease: Lease, said: Samples) -> Samples:
+        """What to send for a lease."""
+        raise NotImplementedError
+
+    def work(self, lease: Lease, said: Samples) -> None:
+        if self.cheats(lease):
+            forged = self.forge(lease, said)
+            worked = self.weights(lease) == self.arena.policy(lease.version) and _tokens(forged) == _tokens(said)
+            self.cheated.update([] if worked else [lease.lease_id])
+            said = forged
+        self.submit(lease, said)
+
+
+def _tokens(samples: Samples) -> list[bytes]:
+    return [sample.tokens for sample in samples]

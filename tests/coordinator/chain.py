@@ -2,6 +2,7 @@
 
 import ast
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,10 @@ from typing import Any
 from eth_account import Account
 from eth_tester import EthereumTester, PyEVMBackend
 from eth_tester.exceptions import TransactionFailed, TransactionNotFound
+
+sys.setrecursionlimit(1000)
+"""As Python has it. Importing py-evm makes it 100,000 for the whole process, in which JSON that nests deeply then ends
+the interpreter, where other tests want it refused."""
 
 OPERATOR = Account.from_key("0x" + "00" * 31 + "01")
 """The first account of eth-tester's chain; it is rich."""

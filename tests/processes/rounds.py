@@ -67,9 +67,9 @@ class Coordinator:
         return self
 
     def status(self) -> dict[str, Any]:
-        return self._fresh("/v1/status")
+        return self.fresh("/v1/status")
 
-    def _fresh(self, path: str) -> dict[str, Any]:
+    def fresh(self, path: str) -> dict[str, Any]:
         """What the coordinator says now, and not what it computed for whoever asked a moment before."""
         asked_ms = time.time_ns() // 1_000_000
 
@@ -112,7 +112,7 @@ class Coordinator:
 
     def leaderboard(self) -> dict[str, dict[str, Any]]:
         """The rows by node id."""
-        rows = self._fresh("/v1/leaderboard")["nodes"]
+        rows = self.fresh("/v1/leaderboard")["nodes"]
         return {row["node_id"]: row for row in rows}
 
     @contextmanager

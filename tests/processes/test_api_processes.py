@@ -109,5 +109,5 @@ def test_the_process_beside_hears_of_a_version_and_leaves_plans_to_the_first(doo
     with pytest.raises(NotFound, match="the process that leads"):
         node.call("/v1/plan", PlanRequest(version=version), Plan)
     assert node.http.get("/v1/learner/state").status_code == NotFound.http_status
-    assert node.http.get("/v1/status").json()["version"] == version
+    until("the status to know it", lambda: node.http.get("/v1/status").json()["version"] == version)
     node.close()

@@ -29,6 +29,10 @@ from protocol.ids import ChunkId
 from protocol.learning import Publication, Upload
 from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
 
+KEPT_FOR_AUDITS = 4
+"""How many times as many versions are kept at most while auditors are behind: a claim whose version is gone is
+pardoned unseen, and a disk must not fill for an auditor that never comes."""
+
 
 class Publisher:
     """Publishes the versions of one round."""
@@ -77,10 +81,13 @@ class Publisher:
         self._metadata.add_manifest(publication.version, data, self._keep, utc_now())
         return manifest, chunks.digest(data)
 
-    def forget_old(self, newest: int) -> None:
-        """Delete uploads and chunks that no version still in use needs."""
+    def forget_old(self, newest: int, *, audited: int | None = None) -> None:
+        """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for."""
+        oldest = newest - self._keep + 1
+        if audited is not None:
+            oldest = min(oldest, max(audited, newest - KEPT_FOR_AUDITS * self._keep + 1))
         wanted: set[str] = set()
-        for version in range(max(1, newest - self._keep + 1), newest + 1):
+        for version in range(max(1, oldest), newest + 1):
             if manifest := self.manifest(version):
                 wanted.update(manifest.chunk_sizes())
         for blob in self.blobs.glob("??/*"):

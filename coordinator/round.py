@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, lottery, publish
+from coordinator import broadcasts, lottery, publish, standings
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.trust import Rules
@@ -204,7 +204,8 @@ class Round:
             )
             log.info("published version=%d update=%d", manifest.version, manifest.update)
             await self.look()
-            await asyncio.to_thread(self.publisher.forget_old, publication.version)
+            audited = await self.database.read(standings.oldest_waiting)
+            await asyncio.to_thread(self.publisher.forget_old, publication.version, audited=audited)
 
     async def look(self) -> None:
         """See what is new in the store, and wake those who wait for it."""

@@ -68,6 +68,11 @@ def backlog(connection: sa.Connection) -> int:
     return connection.execute(sa.select(sa.func.count()).select_from(audits).where(WAITS)).scalar_one()
 
 
+def oldest_waiting(connection: sa.Connection) -> int | None:
+    """The oldest version under which a claim waits to be replayed."""
+    return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS)).scalar()
+
+
 def owners_at_work(connection: sa.Connection) -> Counter[str]:
     """Groups of each owner that are leased, or accepted and not yet trained on."""
     leased = sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id)

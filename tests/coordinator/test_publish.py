@@ -131,6 +131,21 @@ def test_chunks_of_versions_in_use_are_kept_and_older_ones_deleted(press: Press)
     assert press.publisher.read_file(3, "f") == b"3"
 
 
+def test_versions_that_audits_wait_for_are_kept_but_not_without_end(press: Press) -> None:
+    for version in range(1, 11):
+        press.publish(version, {"f": b"%d" % version})
+    press.publisher.forget_old(10, audited=5)
+    assert press.publisher.read_file(5, "f") == b"5"
+    with pytest.raises(FileNotFoundError):
+        press.publisher.read_file(4, "f")
+    press.publisher.forget_old(10, audited=12)  # one that is audited already takes nothing away
+    assert press.publisher.read_file(9, "f") == b"9"
+    press.publish(11, {"f": b"11"})
+    press.publisher.forget_old(17, audited=5)
+    with pytest.raises(FileNotFoundError):
+        press.publisher.read_file(9, "f")
+
+
 def test_an_upload_under_way_is_not_forgotten(press: Press) -> None:
     press.publish(1, {"f": b"1"})
     press.upload(2, {"f": b"2"})

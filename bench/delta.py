@@ -6,6 +6,7 @@
 - Run: a Qwen3 of 27 million parameters, sampled by the nodes' engine and trained by the learner's GRPO at the learning
   rate of RL, published every kappa updates by the coordinator's publisher, and rebuilt by a node that holds the version
   before. The reward is the share of digits in an answer: an untrained model can earn it, so every update has a signal.
+- Adapters: the same model with LoRA, whose versions are adapters beside a base, against its merged weights as patches.
 - Bytes are exact. The time to reach a node is what its link takes for the bytes, plus what was measured for the rest.
 """
 
@@ -36,13 +37,15 @@ from protocol.learning import Publication, TrainingGroup, TrainingSample, Upload
 from protocol.limits import CHUNK_MAX_BYTES
 from protocol.manifest import PolicyManifest, Sampler
 from protocol.rollout import pack_tokens, unpack_tokens
-from protocol.tasks import task
+from protocol.tasks import stand_in
 from swarm_node import assemble
 from swarm_node.blobs import BlobStore
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
 LEARNING_RATE = 1e-6
+LORA_LEARNING_RATE, LORA_RANK = 1e-5, 16
+"""Adapters begin at zero and take larger steps."""
 KAPPA = 3
 GROUPS, SAMPLES, TOKENS = 4, 8, 12
 SHAPE = Shape(hidden=512, layers=8, heads=8, intermediate=1536)
@@ -103,10 +106,10 @@ def measure_codec(bench: Bench, size_bytes: int, rounds: int) -> None:
 
 
 class Run:
-    """A learner, a publisher and one node, in one folder."""
+    """A learner, a publisher and one node, in one folder; a learner of adapters publishes these, or merged weights."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, shape: Shape, *, lora_rank: int = 0, merged: bool = False) -> None:
+        self._folder, self._adapters = folder, lora_rank > 0 and not merged
         tokenizer = make_tokenizer()
         model = make_model(tokenizer, seed=0, shape=shape)
         model.config.initializer_range = 0.02  # of models of that size; the narrow default is wider
@@ -114,9 +117,11 @@ class Run:
         fresh: Any = Qwen3ForCausalLM(model.config)
         fresh.to(torch.bfloat16).save_pretrained(folder / "start")
         tokenizer.save_pretrained(folder / "start")
-        self._tokenizer, self._task = tokenizer, task("arithmetic", seed=0)
+        self._tokenizer = tokenizer
         self._digits = {tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
-        self.policy = Policy(folder / "start", TrainSettings(learning_rate=LEARNING_RATE, warmup_updates=1))
+        rate = LORA_LEARNING_RATE if lora_rank else LEARNING_RATE
+        settings = TrainSettings(learning_rate=rate, warmup_updates=1, lora_rank=lora_rank)
+        self.policy = Policy(folder / "start", settings)
         self._engine = TorchEngine()
         self._publisher = Publisher(
             folder=folder,
@@ -137,14 +142,18 @@ class Run:
         requests = {str(number): self._request(number) for number in range(first, first + GROUPS)}
         self._engine.generate(list(requests.values()), groups.append)
         return self.policy.train_step([self._reward(one, requests[one.request_id]) for one in groups]).metrics[
-            "reward_mean"
+            "reward/mean"
         ]
 
     def publish(self) -> tuple[PolicyManifest, float]:
         """Upload and publish the policy as it stands; the seconds it took to cut, encode, verify and sign."""
         self.version += 1
         folder = self._publisher.uploads / str(self.version)
-        self.policy.save_hub(folder)
+        if self._adapters:
+            self.policy.save_base(folder)
+            self.policy.save_adapter(folder)
+        else:
+            self.policy.save_hub(folder)
         files = tuple(
             Upload(path=path.name, digest=chunks.digest(path.read_bytes())) for path in sorted(folder.iterdir())
         )
@@ -168,7 +177,7 @@ class Run:
         return sum(manifest.chunk_sizes_for(bases).values()), seconds, same
 
     def _request(self, number: int) -> Request:
-        prompt = self._tokenizer.encode(self._task.prompt(number), add_special_tokens=False)
+        prompt = self._tokenizer.encode(stand_in("arithmetic", number), add_special_tokens=False)
         return Request(
             request_id=str(number),
             version=self.version,
@@ -217,6 +226,25 @@ def measure_run(bench: Bench, folder: Path, shape: Shape, versions: int) -> Iter
     bench.goal("20 times fewer bytes than full, in every version", full / largest, at_least=20.0)
 
 
+def measure_adapters(bench: Bench, folder: Path, shape: Shape, versions: int) -> Iterator[str]:
+    """The same learner of adapters, whose versions are adapters, and merged weights as patches."""
+    for case in ("adapter", "merged"):
+        run = Run(folder / case, shape, lora_rank=LORA_RANK, merged=case == "merged")
+        full, _, same = run.follow(run.publish()[0])
+        for _ in range(versions):
+            for _ in range(KAPPA):
+                run.train()
+            manifest, publish_s = run.publish()
+            fetched, rebuild_s, equal = run.follow(manifest)
+            same = same and equal
+            bench.measure(f"LoRA, {case}: bytes", fetched / 1e6, unit="MB")
+            bench.measure(f"LoRA, {case}: full / version", full / fetched, unit="×")
+            bench.measure(f"LoRA, {case}: publish", publish_s, unit="s")
+            bench.measure(f"LoRA, {case}: rebuild", rebuild_s, unit="s")
+            yield f"LoRA, {case}: version {run.version}: {fetched / 1e3:.0f} kB"
+        bench.check(f"every version of adapters, {case}, has the bytes of the learner's", same)
+
+
 def main() -> int:
     """Measure, print and judge."""
     quick = quick_from_environment()
@@ -226,7 +254,9 @@ def main() -> int:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     measure_codec(bench, size_bytes, rounds)
     with tempfile.TemporaryDirectory() as folder:
-        for line in measure_run(bench, Path(folder), shape, versions):
+        for line in measure_run(bench, Path(folder) / "run", shape, versions):
+            print(line, flush=True)
+        for line in measure_adapters(bench, Path(folder), shape, versions):
             print(line, flush=True)
     return bench.finish()
 

@@ -129,7 +129,7 @@ class Ours:
             )
         ]
         metrics = self._policy.train_step(groups).metrics
-        return metrics["loss"], metrics["gradient_norm"]
+        return metrics["loss"], metrics["learner/grad_norm"]
 
 
 class Trl:

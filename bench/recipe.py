@@ -26,9 +26,10 @@ from coordinator.learner.policy import Policy
 from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
 from coordinator.policy_text import PolicyText
+from coordinator.prompts import TRAIN, Source
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_tokens, unpack_tokens
-from protocol.tasks import Task, task
+from protocol.tasks.arithmetic import Arithmetic
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
@@ -41,11 +42,14 @@ DELAY = 2
 class Round:
     """One seed: its policy, its versions on disk, and a swarm of one."""
 
-    def __init__(self, config: Config, seed: int, folder: Path) -> None:
-        self._config, self._seed, self._folder = config, seed, folder
-        self._task: Task = task(config.task.name, seed=seed)
-        start = folder / "start"
-        make_policy(start, seed=seed)
+    def __init__(
+        self, config: Config, seed: int, folder: Path, *, delay: int = DELAY, start: Path | None = None
+    ) -> None:
+        self._config, self._seed, self._folder, self._delay = config, seed, folder, delay
+        self._task = Arithmetic(seed)
+        if start is None:
+            start = folder / "start"
+            make_policy(start, seed=seed)
         self._policy = Policy(start, train_settings(config))
         self._text = PolicyText(lambda name: (start / name).read_bytes(), self._task, config.sampling.max_new_tokens)
         (self._end,) = self._text.bounds.end_tokens
@@ -56,14 +60,14 @@ class Round:
 
     def warm_start(self) -> None:
         warm_start(self._policy.model, self._task, self._text.encode, self._end, lambda *_: None)
-        self._publish()
+        self.publish()
 
     def accuracy(self) -> float:
-        return accuracy(self._policy.model, self._task.held_out(), self._text.encode, self._end)
+        return accuracy(self._policy.model, self._task.problems("held_out"), self._text.encode, self._end)
 
     def generate(self) -> list[TrainingGroup]:
         """The next batch, sampled from the version that a swarm would have by now."""
-        due = max(0, self._policy.update - DELAY)
+        due = max(0, self._policy.update - self._delay)
         update = max(version for version in self._versions if version <= due)
         self._engine.load(self._versions[update], update)
         size = self._config.learner.groups_per_update
@@ -77,19 +81,21 @@ class Round:
         step = self._policy.train_step(groups)
         self.max_distance = max(self.max_distance, *step.distances.values())
         if self._policy.update % self._config.staleness.kappa == 0:
-            self._publish()
+            self.publish()
 
-    def _publish(self) -> None:
+    def publish(self) -> Path:
+        """The folder of the policy as it stands, which rollouts may now come from."""
         update = self._policy.update
         self._versions[update] = self._folder / str(update)
         self._policy.save_hub(self._versions[update])
+        return self._versions[update]
 
     def _request(self, number: int, update: int) -> Request:
         sampling = self._config.sampling
         return Request(
             request_id=str(number),
             version=update,
-            prompt=pack_tokens(self._text.prompt(number)),
+            prompt=pack_tokens(self._text.prompt(Source(TRAIN, number))),
             seed=self._seed << 32 | number,
             samples=sampling.samples_per_group,
             max_new_tokens=sampling.max_new_tokens,
@@ -97,12 +103,13 @@ class Round:
         )
 
     def _reward(self, group: GroupDone, prompt: bytes, update: int) -> TrainingGroup:
-        asked = unpack_tokens(prompt).tolist()
         samples = tuple(
             TrainingSample(
                 tokens=sample.tokens,
                 logprobs=sample.logprobs,
-                reward=self._text.reward(asked, unpack_tokens(sample.tokens).tolist()),
+                reward=self._text.reward(
+                    Source(TRAIN, int(group.request_id)), unpack_tokens(sample.tokens).tolist()
+                ).score,
             )
             for sample in group.samples
         )

@@ -39,6 +39,9 @@ WAITS_TOO_LONG = 2
 
 MICROS = 1_000_000
 
+NO_SAMPLERS = ("mirroring", "resting")
+"""Phases in which a node gives nothing, whatever it could."""
+
 SECONDS_MIN = 1e-3
 """No group takes less."""
 
@@ -98,7 +101,9 @@ def candidates(connection: sa.Connection, config: Config, *, silent_after_ms: in
     alive = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
     half_life_s = config.fleet.half_life_s
     done = _work(connection, now_ms - int(1000 * HALF_LIVES_SEEN * half_life_s))
-    here = sa.select(nodes).where(nodes.c.node_id.in_(alive), nodes.c.phase != "mirroring").order_by(nodes.c.node_id)
+    here = (
+        sa.select(nodes).where(nodes.c.node_id.in_(alive), nodes.c.phase.not_in(NO_SAMPLERS)).order_by(nodes.c.node_id)
+    )
     rate_of = partial(measured_rate, now_s=now_ms / 1000, half_life_s=half_life_s)
     fastest = max([1 / max(groups.seconds, SECONDS_MIN), *(rate_of(0.0, work) for work in done.values())])
     found = []
@@ -191,6 +196,7 @@ def _groups(connection: sa.Connection) -> Groups | None:
     lately = (
         sa.select(rollouts.c.tokens, leases.c.ended_ms - leases.c.issued_ms)
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
+        .where(leases.c.group_no >= 0)
         .order_by(leases.c.ended_ms.desc())
         .limit(GROUPS_SEEN)
     )

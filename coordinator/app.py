@@ -4,22 +4,46 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator import activation, leases, registry
-from coordinator.api import auditor, events, learner, ledger, nodes, pages, public, stats
+from coordinator import activation, evaluations, leases, local_nodes, registry, tls
+from coordinator.api import (
+    auditor,
+    events,
+    learner,
+    ledger,
+    metrics,
+    nodes,
+    openapi,
+    operator,
+    pages,
+    planning,
+    probes,
+    public,
+    stats,
+)
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
 from coordinator.config import Config
+from coordinator.data.kinds import reward_spec
+from coordinator.prompts import problem_of
+from coordinator.rewards.scorer import Scorer
 from coordinator.round import Round, join_string, now_ms
 from ledger.book import BookBroken
 from protocol.errors import ConfigInvalid
 from protocol.messages import Peer
+from protocol.tasks import Judging
+
+if TYPE_CHECKING:
+    from coordinator.screen import Show
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +63,24 @@ def build(round_: Round) -> web.Application:
     app[ROUND] = round_
     app[WATCH] = Watch(round_)
     app.cleanup_ctx.append(app[WATCH].run)
-    for room in (nodes, ledger, public, pages, events, stats, *([learner, auditor] if round_.leads else [])):
-        app.add_routes(room.routes)
+    metrics.measure(app)
+    rooms = (
+        nodes,
+        ledger,
+        public,
+        metrics,
+        pages,
+        events,
+        stats,
+        probes,
+        *([learner, auditor, operator, planning] if round_.leads else []),
+    )
+    tables = [room.routes for room in rooms]
+    for table in tables:
+        app.add_routes(table)
+    openapi.serve(app, tables)
     public.share(app)
+    probes.share(app)
     return app
 
 
@@ -52,14 +91,24 @@ def make_runner(round_: Round) -> web.AppRunner:
     )
 
 
-async def run(config: Config, *, with_learner: bool, with_auditor: bool, announce: Callable[[str], None]) -> None:
-    """Serve the round until it is told to stop."""
+async def run(
+    config: Config,
+    *,
+    with_learner: bool,
+    with_auditor: bool,
+    announce: Callable[[str], None],
+    show: "Show | None" = None,
+) -> None:
+    """Serve the round until it is told to stop, and show it where somebody looks."""
     round_ = Round(config)
     stop = _told_to_stop()
     runner = make_runner(round_)
     await runner.setup()
     try:
+        secure = tls.context(config)
         await _listen(runner, config.round.listen)
+        if secure:
+            await _listen(runner, config.round.tls_listen, secure)
         announce(f"Leaderboard: http://{config.round.listen}")
         announce(f"Join with:   swarm-node join {join_string(config, round_.round_id)}")
         async with asyncio.TaskGroup() as group:
@@ -70,12 +119,20 @@ async def run(config: Config, *, with_learner: bool, with_auditor: bool, announc
                 group.create_task(every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
                 group.create_task(_seeder(round_)),
             ]
+            if secure:
+                tasks.append(group.create_task(every(tls.RELOAD_S, lambda: tls.reload(secure, config))))
             if round_.mirror:
                 tasks.append(group.create_task(round_.mirror.run()))
+            if not isinstance(round_.task, Judging):
+                scorer = Scorer(round_, reward_spec(config), partial(problem_of, round_.task), now_ms)
+                tasks.append(group.create_task(scorer.run()))
             if with_learner:
                 tasks.append(group.create_task(_learner(round_)))
             if with_auditor:
                 tasks.append(group.create_task(_auditor(round_)))
+            tasks += [group.create_task(_local_node(round_, home)) for home in local_nodes.homes(config)]
+            if show:
+                tasks.append(group.create_task(_shown(show, runner.app)))
             await stop.wait()
             for task in tasks:
                 task.cancel()
@@ -112,10 +169,10 @@ def _told_to_stop() -> asyncio.Event:
     return stop
 
 
-async def _listen(runner: web.AppRunner, address: str) -> None:
+async def _listen(runner: web.AppRunner, address: str, secure: SSLContext | None = None) -> None:
     host, _, port = address.rpartition(":")
     try:
-        await web.TCPSite(runner, host, int(port)).start()
+        await web.TCPSite(runner, host, int(port), ssl_context=secure).start()
     except (OSError, OverflowError, ValueError) as error:
         raise ConfigInvalid(
             f"Cannot listen on {address}: {error}.",
@@ -140,6 +197,21 @@ async def _sweep(round_: Round) -> None:
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)
     await round_.database.run(registry.forget_nonces, now_ms())
+    if round_.config.eval.every or await round_.database.read(evaluations.is_running):
+        await _look_at_evaluations(round_)
+
+
+async def _look_at_evaluations(round_: Round) -> None:
+    """End what cannot be finished, keep the best version, and write down what is known."""
+    ended = await round_.database.run(
+        evaluations.sweep,
+        round_.evaluation_terms,
+        alive_since_ms=now_ms() - round_.silent_after_ms,
+        now_ms=now_ms(),
+    )
+    for number in ended:
+        log.warning("evaluation=%d ended before all its problems were answered", number)
+    await round_.best.look()
 
 
 async def _steer(round_: Round) -> None:
@@ -172,8 +244,24 @@ async def _seeder(round_: Round) -> None:
 
 
 async def _learner(round_: Round) -> None:
-    command = [script("swarm-coordinator"), "learner", str(round_.folder)]
+    command = [script("swarm-coordinator"), "learner", str(round_.folder), "--child"]
     await keep_running("learner", command, log_file=round_.folder / "logs" / "learner.log")
+
+
+async def _local_node(round_: Round, home: Path) -> None:
+    join = f"http://{round_.config.round.listen}#{round_.round_id}"
+    command = local_nodes.command(round_.config, home, join)
+    await keep_running(home.name, command, log_file=round_.folder / "logs" / f"local-{home.name}.log")
+
+
+async def _shown(show: "Show", app: web.Application) -> None:
+    """Draw what anybody is told at `/v1/status`."""
+
+    async def look() -> Mapping[str, Any]:
+        told: dict[str, Any] = json.loads(await app[public.STATUS].get())
+        return told
+
+    await show(look)
 
 
 async def _auditor(round_: Round) -> None:

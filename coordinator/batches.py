@@ -9,15 +9,16 @@
 """
 
 from collections import Counter
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from coordinator import continuation, escrow, standings
+from coordinator import continuation, escrow, marks, standings
 from coordinator import leases as lease_table
 from coordinator.lottery import AuditTerms
-from coordinator.tables import batches, leases, nodes, rollouts
+from coordinator.tables import batches, leases, nodes, parts, rollouts
 from protocol.errors import OutOfOrder
 from protocol.learning import Batch, Earlier, Report, TrainingGroup, TrainingSample
 from protocol.lease import Lease
@@ -40,7 +41,8 @@ def get(
         .where(rollouts.c.batch == number)
         .order_by(rollouts.c.group_no)
     ).mappings()
-    return Batch(number=number, groups=tuple(_group(connection, row) for row in chosen.all()))
+    groups = tuple(group(connection, row) for row in chosen.all())
+    return Batch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
 
 
 def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, now_ms: int) -> bool:
@@ -63,8 +65,9 @@ def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, no
 
 def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
     """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
-    left = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.state == "buffered")).scalars().all()
-    connection.execute(sa.update(rollouts).where(rollouts.c.state == "buffered").values(state="unused"))
+    waiting = rollouts.c.state.in_(marks.WAITING)
+    left = connection.execute(sa.select(rollouts.c.claim_id).where(waiting)).scalars().all()
+    connection.execute(sa.update(rollouts).where(waiting).values(state="unused"))
     escrow.used(connection, list(left), terms=audits, now_ms=now_ms)
     return len(left)
 
@@ -103,6 +106,16 @@ def _choose(connection: sa.Connection, size: int, share: float) -> list[tuple[st
     return chosen
 
 
+def _credit_micros(connection: sa.Connection, number: int) -> int:
+    """What the groups of a batch were credited with, parts included."""
+    wholes = sa.select(rollouts.c.claim_id).where(rollouts.c.batch == number)
+    credited = (
+        sa.select(sa.func.sum(rollouts.c.credit_micros)).where(rollouts.c.batch == number),
+        sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole.in_(wholes)),
+    )
+    return sum(int(connection.execute(query).scalar() or 0) for query in credited)
+
+
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
     """Take groups out of the buffer whose policy is older than the oldest update allowed."""
     stale = connection.execute(
@@ -117,19 +130,23 @@ def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerm
     escrow.used(connection, dropped, terms=audits, now_ms=now_ms)
 
 
-def _group(connection: sa.Connection, row: Any) -> TrainingGroup:
+def group(connection: sa.Connection, row: Any) -> TrainingGroup:
     """A stored rollout as the learner needs it, with what it went on from."""
     lease = Lease.from_bytes(row["offer"])
     claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
     rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
     told = continuation.chain(connection, row["continues"])
+    drawn = _drawn(claim, row["sampled"])
     samples = tuple(
         TrainingSample(
             tokens=b"".join(part.tokens for part in (*begun, sample)),
             logprobs=b"".join(part.logprobs for part in (*begun, sample)),
             reward=reward,
+            sampled=sampled,
         )
-        for *begun, sample, reward in zip(*(one.samples for one in told), claim.samples, rewards, strict=True)
+        for *begun, sample, reward, sampled in zip(
+            *(one.samples for one in told), claim.samples, rewards, drawn, strict=True
+        )
     )
     earlier = tuple(
         Earlier(claim_id=one.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in one.prefixes)) for one in told
@@ -141,3 +158,11 @@ def _group(connection: sa.Connection, row: Any) -> TrainingGroup:
         samples=samples,
         earlier=earlier,
     )
+
+
+def _drawn(claim: RolloutClaim, sampled: bytes | None) -> list[bytes]:
+    """For each sample which of its tokens were drawn; empty where all were."""
+    if sampled is None:
+        return [b""] * len(claim.samples)
+    ends = list(accumulate(len(sample.tokens) // 4 for sample in claim.samples))
+    return [sampled[start:end] for start, end in pairwise([0, *ends])]

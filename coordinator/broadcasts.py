@@ -74,10 +74,13 @@ def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | No
 
 
 def summary(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any] | None:
-    """T_bcast of the version to be shown, over those of its nodes that it has reached; none before the first."""
+    """T_bcast of the version to be shown; none before the first."""
     version = shown_version(connection, alive_since_ms=alive_since_ms)
-    if version is None:
-        return None
+    return None if version is None else spread(connection, version)
+
+
+def spread(connection: sa.Connection, version: int) -> dict[str, Any] | None:
+    """T_bcast of a version, over those of its nodes that it has reached; none before the first, or long after."""
     ended = connection.execute(
         sa.select(_since_publication(ENDED_MS))
         .join_from(broadcasts, versions, versions.c.version == broadcasts.c.version)
@@ -86,6 +89,8 @@ def summary(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]
     )
     seconds: list[float | None] = list(ended.scalars())
     reached_s = sorted(took_s for took_s in seconds if took_s is not None)
+    if not reached_s:
+        return None
     return {
         "version": version,
         "nodes": len(seconds),

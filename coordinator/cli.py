@@ -2,19 +2,35 @@
 
 import asyncio
 import json
-import logging
 import os
 import socket
 import sys
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coordinator import cli_audit, cli_keys, cli_payout, cli_planning
+from coordinator import (
+    cli_audit,
+    cli_backup,
+    cli_config,
+    cli_eval,
+    cli_init,
+    cli_keys,
+    cli_nodes,
+    cli_payout,
+    cli_planning,
+    cli_policy,
+    cli_samples,
+    cli_status,
+    cli_task,
+    cli_upgrade,
+    logs,
+)
 from coordinator.config import Config, load
-from protocol.errors import ConfigInvalid, SwarmError, Unreachable, named
+from protocol.errors import ConfigInvalid, SwarmError, named
 
 app = typer.Typer(
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
@@ -23,9 +39,37 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_config.app, name="config")
+app.add_typer(cli_nodes.app, name="nodes")
 app.add_typer(cli_audit.app, name="audit")
 app.add_typer(cli_payout.app, name="payout")
+app.add_typer(cli_eval.app, name="eval")
+app.add_typer(cli_samples.app, name="samples")
+app.add_typer(cli_task.app, name="task")
+app.add_typer(cli_policy.app, name="policy")
 app.command()(cli_audit.calibrate)
+
+
+def say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"echo-swarm {metadata.version('echo-swarm')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say the version, and end.")
+]
+
+
+@app.callback()
+def program(
+    version: Version = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log objects, one a line, in place of text.")] = False,
+) -> None:
+    """Options of all commands."""
+    if log_json:
+        os.environ[logs.VARIABLE] = "json"  # learner and auditor inherit it
+
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
 Settings = Annotated[
@@ -35,18 +79,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes w
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
-@app.command(epilog=EXIT_CODES)
-def init(config_file: ConfigFile, settings: Settings) -> None:
-    """Make a round's keys, store and deposit, and print the join string for its nodes.
-
-    Take keys/root.pem of the round's folder offline afterwards: it is needed only to change the other keys.
-    """
-    from coordinator.round import Round, join_string
-
-    config = load(config_file, settings)
-    round_ = Round(config)
-    round_.close()
-    typer.echo(join_string(config, round_.round_id))
+app.command(epilog=EXIT_CODES)(cli_init.init)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -56,17 +89,20 @@ def launch(
     learner: Annotated[bool, typer.Option(help="Start the learner here, too.")] = True,
     auditor: Annotated[bool, typer.Option(help="Start an auditor here, too.")] = True,
     quiet: Quiet = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Log lines only, on a terminal, too.")] = False,
 ) -> None:
     """Run a round until Ctrl-C; launching again continues where it stopped.
 
     The first launch makes keys and store, as `init` does. Then it prints the join string for nodes and the address
-    of the leaderboard.
+    of the leaderboard. On a terminal, what `status` says stands below the log and is kept up to date.
     """
     from coordinator import app as coordinator
+    from coordinator import screen
 
-    _log_to_stderr(quiet)
+    logs.to_stderr(quiet)
     config = load(config_file, settings)
-    asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo))
+    show = None if plain or quiet or logs.are_objects() else screen.for_launch()
+    asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -82,59 +118,11 @@ def api(
     """
     from coordinator import app as coordinator
 
-    _log_to_stderr(quiet)
+    logs.to_stderr(quiet)
     asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
 
 
-@app.command(epilog=EXIT_CODES)
-def status(
-    config_file: ConfigFile,
-    settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")] = False,
-) -> None:
-    """Ask the running coordinator where its round stands."""
-    import httpx
-
-    config = load(config_file, settings)
-    try:
-        found = httpx.get(f"http://{config.round.listen}/v1/status", timeout=10).json()
-    except (httpx.HTTPError, json.JSONDecodeError) as error:
-        raise Unreachable(
-            f"No coordinator answers at {config.round.listen} ({error}).", hint="Launch it first."
-        ) from error
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    typer.echo(
-        f"{found['phase']}: update {found['update']} of {found['max_updates']}, version {found['version']} "
-        f"on {found['nodes_up_to_date']} of {found['nodes_alive']} nodes, "
-        f"learner idle {found['learner_idle_share']:.0%}, rejected {sum(found['rejected'].values())}"
-    )
-    if last := found["broadcast"]:
-        typer.echo(
-            f"version {last['version']}, from publication to the first token: median {last['median_s']:.2f} s, "
-            f"p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, on {last['reached']} of {last['nodes']} nodes"
-        )
-    age = found["age"]
-    typer.echo(
-        f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}), "
-        f"in vain {found['in_vain_share']:.1%}, a version every {found['publish_every']} updates"
-    )
-    for one in found["unfinished_by"]:
-        typer.echo(
-            f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
-        )
-    audit = found["audit"]
-    verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
-    typer.echo(
-        f"audited {audit['share']:.1%} of the claims: {verdicts}; {audit['waiting']} wait for an auditor, "
-        f"{audit['unsettled']} for their settlement"
-    )
-    if found["alarm"]:
-        typer.echo(f"ALARM {found['alarm']}")
-    for one in found["fleet"]:
-        part = "works" if one["works"] else "stands by"
-        typer.echo(f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}")
+app.command(epilog=EXIT_CODES)(cli_status.status)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -174,11 +162,15 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
     settings: Settings,
     version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as peft has it.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The version with the best evaluation.")] = False,
 ) -> None:
     """Write the policy as a folder in hub format, which transformers and others load as it is."""
     from coordinator.learner.export import export as write
 
-    update = write(load(config_file, settings), folder, version=version)
+    if best and version:
+        raise ConfigInvalid("--best and --version name different policies.", hint="Give one of them.")
+    update = write(load(config_file, settings), folder, version=version, adapter=adapter, best=best)
     typer.echo(f"{folder}: the policy after {update} updates")
 
 
@@ -207,6 +199,9 @@ def demo(
     raise typer.Exit(asyncio.run(demonstration.run(options)))
 
 
+app.command(epilog=EXIT_CODES)(cli_upgrade.upgrade)
+app.command(epilog=EXIT_CODES)(cli_backup.backup)
+app.command(epilog=EXIT_CODES)(cli_backup.restore)
 app.command(epilog=EXIT_CODES)(cli_planning.plan)
 app.command(epilog=EXIT_CODES)(cli_planning.simulate)
 
@@ -224,7 +219,7 @@ def auditor(
     from coordinator.audit.auditor import run
     from coordinator.children import leave_with_parent
 
-    _log_to_stderr(quiet=False)
+    logs.to_stderr(quiet=False)
     if child:
         leave_with_parent()
     if source.is_dir():
@@ -234,13 +229,36 @@ def auditor(
     run(config, "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}")
 
 
-@app.command(hidden=True)
-def learner(folder: Annotated[Path, typer.Argument(help="The round's folder.")]) -> None:
-    """The learner's process, started by `launch`."""
+@app.command()
+def learner(
+    source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
+    settings: Settings,
+    coordinator: Annotated[str, typer.Option(help="Address of the coordinator; by default round.listen.")] = "",
+    token: Annotated[Path | None, typer.Option(help="File with the operator's token; by default the folder's.")] = None,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+) -> None:
+    """Train the round's policy, as a client of its coordinator; `launch` starts one, unless told `--no-learner`.
+
+    On other machines than the coordinator's it needs a copy of the file and of `operator.token`, and a round.directory
+    for its checkpoints, which all machines that train share. torchrun starts it as several ranks.
+    """
+    from coordinator.children import leave_with_parent, script
+    from coordinator.learner import launch
+
+    logs.to_stderr(quiet=False)
+    if child:
+        leave_with_parent()
+    if source.is_dir():
+        config = Config.model_validate_json((source / "resolved.json").read_text())
+    else:
+        config = load(source, settings)
+    if config.learner.processes > 1 and not launch.is_rank():
+        words = [word for word in sys.argv[1:] if word != "--child"]
+        sys.exit(launch.launch([script("swarm-coordinator"), *words, "--child"], config))
     from coordinator.learner.loop import run
 
-    _log_to_stderr(quiet=False)
-    run(Config.model_validate_json((folder / "resolved.json").read_text()))
+    url = coordinator or f"http://{config.round.listen}"
+    run(config, url, token or config.round.directory / "operator.token")
 
 
 def main() -> None:
@@ -252,14 +270,3 @@ def main() -> None:
     except SwarmError as error:
         typer.echo(f"swarm-coordinator: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
-
-
-def _log_to_stderr(quiet: bool) -> None:
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    for noisy in ("httpx", "httpcore", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -43,7 +43,9 @@ def replay(
     source: Annotated[Path, typer.Argument(help="The round's TOML file, or a folder made by `audit export`.")],
     settings: Settings,
     claim: Annotated[str, typer.Argument(help="The claim's id; an exported folder holds only one.")] = "",
-    tolerance: Annotated[str, typer.Option(help="Class of the node: engine/dtype/device.")] = DEFAULT_CLASS,
+    tolerance: Annotated[
+        str, typer.Option(help="Class to judge by, where the lease names none: engine/dtype/device.")
+    ] = DEFAULT_CLASS,
     neighbours: Neighbours = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report, for scripts.")] = False,
 ) -> None:

@@ -2,13 +2,17 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import load
-from coordinator.fleet import Rules
+from coordinator.config import Config, load
+from protocol.errors import NotFound, Unreachable
+
+if TYPE_CHECKING:
+    from coordinator.sim.scenario import Scenario
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file: S, kappa and groups per update are its own.")]
 Settings = Annotated[
@@ -30,6 +34,13 @@ TrainS = Annotated[float, _number("Seconds of one update.", least=1e-3)]
 GroupS = Annotated[float, _number("Seconds in which a node samples a group.", least=1e-6)]
 AtOnce = Annotated[int, typer.Option(min=1, help="Groups that a node samples together in that time.")]
 Gamma = Annotated[float, _number("Throughput to keep, as a multiple of the least that is enough.")]
+SourceMbit = Annotated[float, _number("The seeder's uplink, Mbit/s.", least=1e-3)]
+NodeMbit = Annotated[float, _number("A node's downlink, Mbit/s.", least=1e-3)]
+LoadS = Annotated[float, _number("Seconds from the last byte to the first token.")]
+Continue = Annotated[bool, typer.Option("--continue/--no-continue", help="Go on with what lost nodes have told.")]
+SpreadOption = Annotated[
+    float, _number("How unlike nodes are in speed, price, links and broadcast: a log-normal's sigma.", most=3)
+]
 NodePrice = Annotated[float, _number("What a node costs an hour.")]
 LearnerPrice = Annotated[float, _number("What the learner costs an hour.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
@@ -38,15 +49,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scri
 def plan(
     config_file: ConfigFile,
     settings: Settings,
-    train_s: TrainS,
-    group_s: GroupS,
+    live: Annotated[bool, typer.Option("--live", help="Plan by what the running round has measured.")] = False,
+    train_s: Annotated[float | None, _number("Seconds of one update.", least=1e-3)] = None,
+    group_s: Annotated[float | None, _number("Seconds in which a node samples a group.", least=1e-6)] = None,
     at_once: AtOnce = 1,
     broadcast_s: Annotated[float | None, _number("T_bcast, if known; else it follows from size and links.")] = None,
     size_mb: Annotated[float, _number("Megabytes of a version as it travels.")] = 0.0,
-    source_mbit: Annotated[float, _number("The seeder's uplink, Mbit/s.", least=1e-3)] = 1000.0,
-    node_mbit: Annotated[float, _number("A node's downlink, Mbit/s.", least=1e-3)] = 100.0,
+    source_mbit: SourceMbit = 1000.0,
+    node_mbit: NodeMbit = 100.0,
     node_up_mbit: Annotated[float | None, _number("A node's uplink, Mbit/s; else as its downlink.", least=1e-3)] = None,
-    load_s: Annotated[float, _number("Seconds from the last byte to the first token.")] = 0.0,
+    load_s: LoadS = 0.0,
     node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
     gamma: Gamma = 1.1,
@@ -67,10 +79,17 @@ def plan(
 
     `visible` is admission on the version that each node holds, as `launch` runs it; `overlap` is ECHO-2's own rule,
     whose nodes wait while a version is under way. Below come the same for other S, and with one input changed.
+
+    With `--live` nothing need be given: the running round is asked what its updates, broadcasts and nodes take.
     """
     from coordinator import planning
 
     config = load(config_file, settings)
+    if live:
+        _plan_live(config, gamma, learner_price, as_json=as_json)
+        return
+    if train_s is None or group_s is None:
+        raise typer.BadParameter("--train-s and --group-s are needed, or --live for a round that runs")
     found = planning.report(
         planning.Inputs(
             staleness=config.staleness.max_updates,
@@ -94,6 +113,28 @@ def plan(
     typer.echo(json.dumps(found, indent=2) if as_json else planning.text(found))
 
 
+def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: bool) -> None:
+    """The same from what a running coordinator has measured."""
+    import httpx
+
+    from coordinator import live_plan
+
+    address = f"http://{config.round.listen}"
+    try:
+        token = (config.round.directory / "operator.token").read_text()
+        answer = httpx.get(f"{address}/v1/measured", headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        answer.raise_for_status()
+    except (httpx.HTTPError, OSError) as error:
+        raise Unreachable(
+            f"No coordinator of this round answers at {address} ({error}).", hint="Launch it first."
+        ) from error
+    measured = answer.json()
+    if measured["load"] is None:
+        raise NotFound("Nothing is measured yet.", hint="Wait for the learner's second update.")
+    found = live_plan.report(live_plan.live(measured, measured["gamma"] or gamma, learner_price))
+    typer.echo(json.dumps(found, indent=2) if as_json else live_plan.text(found))
+
+
 def simulate(
     config_file: ConfigFile,
     settings: Settings,
@@ -103,55 +144,68 @@ def simulate(
     updates: Annotated[int, typer.Option(min=1, help="How many updates are played through.")] = 100,
     at_once: AtOnce = 1,
     broadcast_s: Annotated[float, _number("From publication to a node's first token.")] = 0.0,
+    size_mb: Annotated[float, _number("Megabytes of a version: its way over the links is played, too.")] = 0.0,
+    source_mbit: SourceMbit = 1000.0,
+    node_mbit: NodeMbit = 100.0,
+    node_up_mbit: Annotated[float, _number("A node's uplink, Mbit/s, on average.", least=1e-3)] = 20.0,
+    load_s: LoadS = 0.0,
     gamma: Annotated[float | None, _number("In place of `fleet.gamma`; 0 lets every node work.")] = None,
     node_price: NodePrice = 0.0,
     learner_price: LearnerPrice = 0.0,
-    spread: Annotated[
-        float,
-        _number("How unlike nodes are in speed, price and broadcast: a log-normal's sigma.", most=3),
-    ] = 0.3,
+    spread: SpreadOption = 0.3,
     lengths: Annotated[float, _number("The same, of how long groups are.", most=3)] = 0.5,
+    foresight: Annotated[float, _number("How much of that is expected when a prompt comes up.", most=1)] = 0.0,
     stay_s: Annotated[float | None, _number("How long a node stays on average.", least=1e-3)] = None,
+    preempt_s: Annotated[float | None, _number("How long until it is preempted, on average.", least=1e-3)] = None,
     away_s: Annotated[float, _number("How long until another comes in its place.", least=1e-3)] = 3600.0,
+    liars: Annotated[float, _number("Share of nodes that forge, and boast.", most=1)] = 0.0,
+    continues: Annotated[
+        bool, typer.Option("--continue/--no-continue", help="Go on with what lost nodes have told.")
+    ] = True,
     overlap: Annotated[bool, typer.Option("--overlap", help="Admit as ECHO-2 does.")] = False,
     seed: Annotated[int, typer.Option(help="Decides everything that is drawn; the same seed is the same run.")] = 0,
+    svg: Annotated[Path | None, typer.Option(help="Draw the run into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play a round through under a virtual clock, with the real admission, capacity model and fleet.
+    """Play a round through under a virtual clock, with the real admission, leases, capacity model, fleet and trees.
 
     Nodes, learner and network only take time here: nothing is sampled, trained or sent. Use it to see what a setting
     does in a swarm that is not there yet: how long the learner waits, how old its rollouts are, what was in vain.
     """
-    from coordinator.sim import report
-    from coordinator.sim.scenario import Pool, Scenario
-    from coordinator.sim.world import Simulation
+    from coordinator.sim.scenario import Links, Pool, scenario_of
 
-    config = load(config_file, settings)
-    scenario = Scenario(
-        staleness=config.staleness.max_updates,
-        kappa=config.staleness.publish_every,
-        groups_per_update=config.learner.groups_per_update,
+    comings = {"stay_s": _or_ever(stay_s), "preempt_s": _or_ever(preempt_s), "away_s": away_s, "liars": liars}
+    pool = Pool(nodes, group_s, at_once, spread, lengths, foresight, node_price, spread, **comings)
+    scenario = scenario_of(
+        load(config_file, settings),
+        pool,
         updates=updates,
         train_s=train_s,
         broadcast_s=broadcast_s,
         broadcast_spread=spread,
-        lease_s=config.leases.timeout_s,
-        admission="overlap" if overlap else "visible",
-        gamma=config.fleet.gamma if gamma is None else gamma,
-        rules=Rules(config.fleet.window_s, config.fleet.margin, config.fleet.dwell_s),
+        links=Links(size_mb, source_mbit, node_mbit, node_up_mbit, spread, load_s),
         learner_price_per_hour=learner_price,
+        continues=continues,
         seed=seed,
-        pool=Pool(
-            nodes=nodes,
-            group_s=group_s,
-            at_once=at_once,
-            speed_spread=spread,
-            length_spread=lengths,
-            price_per_hour=node_price,
-            price_spread=spread,
-            stay_s=math.inf if stay_s is None else stay_s,
-            away_s=away_s,
-        ),
     )
-    found = report.figures(scenario, Simulation(scenario).run())
+    if overlap:
+        scenario = replace(scenario, admission="overlap")
+    if gamma is not None:
+        scenario = replace(scenario, gamma=gamma)
+    _play(scenario, svg, as_json=as_json)
+
+
+def _or_ever(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
+
+
+def _play(scenario: "Scenario", svg: Path | None, *, as_json: bool) -> None:
+    """Run, tell, and draw where that is wanted."""
+    from coordinator.sim import report
+    from coordinator.sim.world import Simulation
+
+    outcome = Simulation(scenario).run()
+    found = report.figures(scenario, outcome)
     typer.echo(json.dumps(found, indent=2) if as_json else report.text(scenario, found))
+    for path in report.draw(outcome, svg) if svg is not None else ():
+        typer.echo(f"drawn: {path}", err=True)

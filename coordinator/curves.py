@@ -19,10 +19,10 @@ from coordinator.broadcasts import ENDED_MS
 from coordinator.tables import batches, broadcasts, nodes, receipts, rollouts, uploads, versions
 
 POINTS_MAX = 100
-METRICS_MAX = 12
+METRICS_MAX = 24
 """Figures of the learner that get a curve: what comes first in the alphabet, the reward before all."""
 
-REWARD = "reward_mean"
+REWARD = "reward/mean"
 TREE_NODES_MAX = 150
 
 Point = tuple[float, float]

@@ -205,6 +205,7 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         accepted -= stale * samples
     return {
         "seed": seed,
+        "outcome": status["detail"],
         "accuracy_before": status["accuracy_before"],
         "accuracy_after": status["accuracy_after"],
         "versions": status["version"],
@@ -228,7 +229,11 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
 
 def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
     table = Table(title="What happened", show_header=False, min_width=60)
-    table.add_row("held-out accuracy", f"{summary['accuracy_before']:.1%} → {summary['accuracy_after']:.1%}")
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    if before is not None and after is not None:
+        table.add_row("held-out accuracy", f"{before:.1%} → {after:.1%}")
+    else:
+        table.add_row("outcome", summary["outcome"])
     table.add_row("policy versions", str(summary["versions"]))
     table.add_row("chunk bytes from peers", f"{summary['bytes_from_peers'] / 1e6:.1f} MB")
     table.add_row("chunk bytes from the origin", f"{summary['bytes_from_origin'] / 1e6:.1f} MB")

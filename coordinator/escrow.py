@@ -7,8 +7,9 @@
 - A claim is used when it was trained on, or is not needed any more.
 - The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim
   whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
-- A hard fault voids its claim and has all that is in the owner's escrow audited. A second one bans the owner: what no
-  audit found right is void, their groups leave the buffer, their leases end, and the prompts are offered again.
+- A hard fault voids its claim and the window before it: as many of the owner's unaudited groups as stay unpaid at its
+  rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the buffer; the
+  prompts are offered again. A second fault bans the owner: what no audit found right is void, and its leases end.
 - A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
   whole groups: behind a part worth one token nothing is safe.
 - A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
@@ -22,7 +23,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import continuation, lottery, standings
+from coordinator import continuation, evaluations, lottery, marks, standings
 from coordinator import leases as lease_table
 from coordinator.audit import trust
 from coordinator.audit.trust import Finding
@@ -33,6 +34,7 @@ from coordinator.tables import trust as trust_table
 from ledger import store
 from ledger.book import BookBroken, Outcome
 from ledger.entry import Post, Verdict, Void
+from ledger.tables import claims_table
 from protocol import chunks
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
@@ -43,8 +45,26 @@ log = logging.getLogger(__name__)
 WRONG = "replay_mismatch"
 """Why the claim of a hard fault is void."""
 
+FORFEITED = "escrow_forfeited"
+"""Why the window before it is."""
+
 PROVEN: tuple[Finding, ...] = ("pass", "soft")
 """What leaves a claim worth its money."""
+
+UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.settled
+"""What waits for its window to close."""
+
+_admit = sa.insert(audits)
+
+_NO_PLACE = 2**62
+"""Behind every claim."""
+
+_unseen = (
+    sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
+    .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+    .where(audits.c.owner == sa.bindparam("of"), audits.c.place < sa.bindparam("before"), UNSEEN)
+    .order_by(audits.c.place.desc())
+)
 
 
 def admit(
@@ -53,29 +73,49 @@ def admit(
     claim_id: str,
     lease: Lease,
     *,
+    worth_micros: int,
     groups: int = 1,
     terms: AuditTerms,
     now_ms: int,
 ) -> None:
     """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
     owner = standings.owner_of(connection, node)
-    rate = trust.rate_ppm(standings.of(connection, owner), terms.rules)
+    rate = _rate_ppm(connection, owner, worth_micros, terms)
     epoch, drawn = lottery.draw(connection, claim_id, rate, terms)
-    connection.execute(
-        sa.insert(audits).values(
-            claim_id=claim_id,
-            lease_id=lease.lease_id,
-            node_id=node,
-            owner=owner,
-            groups=groups,
-            place=standings.count(connection, owner, groups),
-            version=lease.version,
-            epoch=epoch,
-            rate_ppm=rate,
-            why="drawn" if drawn else "",
-        )
-    )
+    claimed = {
+        "claim_id": claim_id,
+        "lease_id": lease.lease_id,
+        "node_id": node,
+        "owner": owner,
+        "groups": groups,
+        "place": standings.count(connection, owner, groups),
+        "version": lease.version,
+        "epoch": epoch,
+        "rate_ppm": rate,
+        "why": "drawn" if drawn else "",
+    }
+    connection.execute(_admit, claimed)
     lottery.turn(connection, terms, now_ms)
+
+
+def _rate_ppm(connection: sa.Connection, owner: str, worth_micros: int, terms: AuditTerms) -> int:
+    """How likely the owner's next claim is audited, if it is worth so much."""
+    standing = standings.of(connection, owner)
+    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules))
+    held_micros = sum(row.amount_micros for row in window)
+    return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros)
+
+
+def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[Any]:
+    """The owner's last so many unpaid groups before a place that nobody looked at, the latest first."""
+    found: list[Any] = []
+    if groups:
+        for row in connection.execute(_unseen, {"of": owner, "before": before}):
+            found.append(row)
+            groups -= row.groups
+            if groups <= 0:
+                break
+    return found
 
 
 def bar(connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int) -> None:
@@ -114,7 +154,7 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     proven = [row for row in waiting if row.finding in PROVEN]
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
     unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
-    if not get_fact(connection, "finished", False):
+    if first < len(waiting) or not get_fact(connection, "finished", False):
         held = trust.level(standing, terms.rules) == "held"
         unproven = [] if held else _closed(unproven, trust.window(standing, terms.rules))
     posted = [row for row in unproven if row.used]
@@ -147,20 +187,19 @@ def judge(
     """Take a verdict; False if the claim does not wait for one."""
     waits = (audits.c.claim_id == claim_id) & WAITS
     values = {"finding": finding, "report": report, "judged_ms": now_ms}
-    columns = (audits.c.owner, audits.c.groups)
+    columns = (audits.c.owner, audits.c.groups, audits.c.place)
     row = connection.execute(sa.update(audits).where(waits).values(**values).returning(*columns)).first()
     if row is None:
         return False
     owner, touched = row.owner, {row.owner}
     verdict = Verdict(claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report))
     store.append(connection, verdict, now_ms)
-    standing = trust.found(standings.of(connection, owner), finding, terms.rules, row.groups)
+    before = standings.of(connection, owner)
+    standing = trust.found(before, finding, terms.rules, row.groups)
     standings.put(connection, owner, standing)
     if finding == "hard":
-        touched |= _retract(connection, [claim_id])
-        _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
-        escrowed = (audits.c.owner == owner) & (audits.c.why == "") & ~audits.c.settled
-        connection.execute(sa.update(audits).where(escrowed).values(why="fault"))
+        window = _window(connection, owner, row.place, trust.window(before, terms.rules))
+        touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], now_ms)
         if trust.level(standing, terms.rules) == "banned":
             touched |= _ban(connection, owner, now_ms)
     for each in sorted(touched):
@@ -168,11 +207,31 @@ def judge(
     return True
 
 
+def _blame(connection: sa.Connection, owner: str, claim_id: str, window: list[str], now_ms: int) -> set[str]:
+    """Void a claim and the window before it, and have all else that is unseen audited; whose claims that touches."""
+    suspect = (audits.c.owner == owner) & ~audits.c.settled & audits.c.finding.is_(None)
+    open_claims = connection.execute(sa.select(audits.c.claim_id).where(suspect)).scalars().all()
+    touched = _retract(connection, [claim_id, *window, *open_claims], now_ms)
+    _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
+    _end(connection, [Void(claim_id=one, reason_code=FORFEITED) for one in reversed(window)], now_ms)
+    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(window)).values(fault=claim_id))
+    connection.execute(sa.update(audits).where(suspect & (audits.c.why == "")).values(why="fault"))
+    return touched
+
+
+def ban(connection: sa.Connection, owner: str, *, terms: AuditTerms, now_ms: int) -> bool:
+    """Ban an owner by the operator's order; False if they were banned before."""
+    if not standings.ban(connection, owner, now_ms):
+        return False
+    for touched in sorted(_ban(connection, owner, now_ms)):
+        settle(connection, touched, terms, now_ms)
+    return True
+
+
 def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     """End all that an owner has under way; whose claims that touches."""
-    here = trust_table.c.owner == owner
-    connection.execute(sa.update(trust_table).where(here).values(banned_ms=now_ms))
-    log.warning("owner=%s banned after %d hard faults", owner, trust.FAULTS_TO_BAN)
+    standings.ban(connection, owner, now_ms)
+    log.warning("owner=%s banned", owner)
     touched = _forfeit(connection, owner, now_ms)
     theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == owner)
     held = lease_table.IS_OPEN & leases.c.node_id.in_(theirs)
@@ -187,7 +246,7 @@ def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches."""
     open_claims = (audits.c.owner == owner) & ~audits.c.settled
     names = connection.execute(sa.select(audits.c.claim_id).where(open_claims)).scalars().all()
-    touched = _retract(connection, names)
+    touched = _retract(connection, names, now_ms)
     proven = audits.c.finding.in_(PROVEN)
     connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
     unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))
@@ -196,17 +255,20 @@ def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     return touched
 
 
-def _retract(connection: sa.Connection, claims: Iterable[str]) -> set[str]:
-    """Take the groups of claims out of the buffer and offer their prompts again; whose work that was.
+def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> set[str]:
+    """Take the groups of claims out of what waits or is measured, and offer their prompts again; whose work that was.
 
     Those that were trained on stay where they are.
     """
     wholes = {continuation.whole_of(connection, claim_id) for claim_id in claims}
-    buffered = rollouts.c.claim_id.in_(wholes) & (rollouts.c.state == "buffered")
+    kept = (*marks.WAITING, evaluations.MEASURED)
+    buffered = rollouts.c.claim_id.in_(wholes) & rollouts.c.state.in_(kept)
     columns = (rollouts.c.claim_id, rollouts.c.group_no)
     taken = connection.execute(sa.update(rollouts).where(buffered).values(state="retracted").returning(*columns)).all()
     for row in taken:
         lease_table.reopen(connection, row.group_no)
+        if row.group_no < 0:
+            evaluations.note(connection, row.group_no, now_ms)
     return _use(connection, [row.claim_id for row in taken])
 
 

@@ -7,7 +7,7 @@
 import sqlalchemy as sa
 
 from coordinator import continuation, registry
-from coordinator.escrow import WRONG
+from coordinator.escrow import FORFEITED, WRONG
 from coordinator.tables import audits, leases
 from ledger.book import ClaimState
 from ledger.tables import claims_table
@@ -15,6 +15,7 @@ from protocol import limits
 from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import OwnerBanned, UnknownLease
 from protocol.ids import NodeId
+from protocol.lease import Lease
 
 
 def explain(
@@ -28,7 +29,7 @@ def explain(
     rows = connection.execute(
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
-            audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.report,
+            audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.report, audits.c.fault,
             claims_table.c.state.label("money"),
         )
         .outerjoin_from(leases, audits, audits.c.lease_id == leases.c.lease_id)
@@ -39,8 +40,9 @@ def explain(
     ).mappings().all()  # fmt: skip
     if message.about and not rows:
         raise UnknownLease("No such lease or claim is this node's.", hint="`swarm-node why` lists the last ones.")
+    judged_as = Lease.from_bytes(rows[0]["offer"]).judged_as if message.about else ""
     return Explanations(
-        tolerance=tolerance,
+        tolerance=judged_as or tolerance,
         tolerances=tolerances if message.about else b"",
         explanations=tuple(
             _explained(row, continuation.signed(connection, row["lease_id"]) if message.about else None) for row in rows
@@ -52,7 +54,8 @@ def _explained(row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | Non
     """One lease, with what was leased and signed if that is given."""
     rollout, told = signed if signed and row["claim_id"] else (b"", ())
     void = row["money"] == ClaimState.VOIDED.value
-    reason = (WRONG if row["finding"] == "hard" else OwnerBanned.code) if void else ""
+    taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
+    reason = taken if void else ""
     waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
     return Explanation(
         lease_id=row["lease_id"],

@@ -59,7 +59,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, private: bool = False
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
 class Batch:
@@ -82,13 +82,13 @@ class Batch:
 
     def commit(self) -> None:
         with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
-            list(threads.map(_sync, self._pending.values()))
+            list(threads.map(sync, self._pending.values()))
             folders = {path.parent for path in self._pending}
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
             for path, temporary in self._pending.items():
                 temporary.replace(path)
-            list(threads.map(_sync, folders | {folder.parent for folder in folders}))
+            list(threads.map(sync, folders | {folder.parent for folder in folders}))
 
 
 @contextmanager
@@ -136,7 +136,7 @@ class ArrivingFile:
         self._temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make a file's bytes durable, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
     try:

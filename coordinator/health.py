@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator import marks, scoring
 from coordinator.capacity import VISIBLE, Load, least_staleness
 from coordinator.tables import batches, leases, rollouts
 from protocol.errors import StaleVersion
@@ -24,6 +25,10 @@ UPDATES_LATELY = 32
 IDLE_MAX = 0.1
 IN_VAIN_MAX = 0.1
 
+LENGTH_BIAS_MAX = 1.5
+LATE_MIN = 0.02
+"""Where fewer groups than this come too late, their lengths say little and teach little."""
+
 IN_BUFFER = "stale_in_buffer"
 SURPLUS = "surplus"
 
@@ -32,13 +37,14 @@ ADVICE = {
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
     IN_BUFFER: "raise staleness.max_updates",
     SURPLUS: "lower leases.over_issue",
+    marks.GIVEN_UP: "mend the reward; the incidents on the training page say what went wrong",
 }
 
 
 def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[str, Any]:
     """What is told of the round's health."""
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection)
-    trained = ages.total()
+    trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     return {
         "age": {
@@ -48,10 +54,23 @@ def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[s
         },
         "in_vain": dict(in_vain),
         "in_vain_share": share,
-        "length_bias": _length_bias(connection),
+        "length_bias": bias,
         "learner_idle_share_lately": idle_share,
-        "alarm": alarm(asked, kappa, idle_share, in_vain, share),
+        "verifier": verifier,
+        "alarm": verifier_alarm(verifier)
+        or alarm(asked, kappa, idle_share, in_vain, share)
+        or _bias_alarm(bias, in_vain, trained),
     }
+
+
+def verifier_alarm(verifier: dict[str, Any]) -> str:
+    """Nothing else matters while no group can be judged; empty if groups are."""
+    if not verifier.get("down"):
+        return ""
+    return (
+        f"No rewards: {verifier['reason']} Groups wait, and are not lost. Mend the reward: it is tried again every "
+        "few seconds."
+    )
 
 
 def alarm(asked: Load | None, kappa: int, idle_share: float, in_vain: Counter[str], in_vain_share: float) -> str:
@@ -63,6 +82,17 @@ def alarm(asked: Load | None, kappa: int, idle_share: float, in_vain: Counter[st
         advice = ADVICE.get(most, "docs/protocol.md says what this code means")
         return f"{in_vain_share:.0%} of the work is in vain, most of it as {most}: {advice}."
     return ""
+
+
+def _bias_alarm(bias: float | None, in_vain: Counter[str], trained: int) -> str:
+    """Long answers are thrown away more often than short ones; empty if they are not."""
+    late = sum(in_vain[why] for why in (State.EXPIRED.value, StaleVersion.code, IN_BUFFER))
+    if bias is None or bias <= LENGTH_BIAS_MAX or late < LATE_MIN * (late + trained):
+        return ""
+    return (
+        f"Groups that come too late take {bias:.1f} times as long as those that are trained on, so the policy "
+        "is taught to be short: raise staleness.max_updates or leases.timeout_s."
+    )
 
 
 def percentile(ages: Counter[int], share: float) -> int:
@@ -106,6 +136,7 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
         (State.EXPIRED.value, leases, State.EXPIRED.value),
         (IN_BUFFER, rollouts, "stale"),
         (SURPLUS, rollouts, SURPLUS),
+        (marks.GIVEN_UP, rollouts, marks.GIVEN_UP),
     )
     for name, table, state in ends:
         here = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)

@@ -9,10 +9,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator import marks
 from coordinator.ranking import DAY_MS
 from coordinator.tables import blames, nodes, rejections, rollouts
 from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table
+from protocol.errors import VerifierFailed
 from protocol.ids import NodeId
 
 DAYS_SHOWN = 60
@@ -86,7 +88,7 @@ class Incident:
 
 
 def incidents(connection: sa.Connection) -> list[Incident]:
-    """What went wrong lately, the newest first: refusals by node and code, and peers that were accused."""
+    """What went wrong lately, the newest first: refusals by node and code, accused peers, failed rewards."""
     refused = connection.execute(
         sa.select(rejections, rejections.c.count.label("times"), nodes.c.name)
         .outerjoin(nodes, nodes.c.node_id == rejections.c.node_id)
@@ -105,4 +107,14 @@ def incidents(connection: sa.Connection) -> list[Incident]:
     for row in accused:
         detail = f"Sent bytes {row.got[:16]}… as chunk {row.chunk[:16]}…."
         found.append(Incident(row.recorded_ms, row.accused, row.name or "", "wrong_chunk", 1, detail))
+    unjudged = connection.execute(
+        sa.select(rollouts.c.accepted_ms, rollouts.c.node_id, rollouts.c.marks, nodes.c.name)
+        .outerjoin(nodes, nodes.c.node_id == rollouts.c.node_id)
+        .where(rollouts.c.state == marks.GIVEN_UP)
+        .order_by(rollouts.c.accepted_ms.desc())
+        .limit(INCIDENTS_SHOWN)
+    )
+    for row in unjudged:
+        detail = f"No fault of the node's, which is paid. {row.marks.get(marks.GIVEN_UP, '')}"
+        found.append(Incident(row.accepted_ms, row.node_id, row.name or "", VerifierFailed.code, 1, detail))
     return sorted(found, key=lambda one: -one.ms)[:INCIDENTS_SHOWN]

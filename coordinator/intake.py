@@ -4,7 +4,9 @@ Cheap before costly, and each step has its own error:
 
 1. size and form of the envelope, 2. signature, 3. the lease exists and is the signer's, 4. not answered before,
 5. still open and in time, 6. not too stale, 7. the claim repeats the lease, 8. tokens and log-probabilities are
-possible, 9. the reward, computed here from the tokens alone.
+possible, 9. the reward, computed here from the tokens alone, where the task is built in. An episode is played again in
+step 8, and step 9 is what its environment says. The operator's own rewards may hang or fail: these are computed after
+acceptance (`coordinator.scoring`), which is what a node is paid for.
 
 - Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
   not at all.
@@ -18,15 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import sqlalchemy as sa
 
-from coordinator import continuation, escrow
+from coordinator import continuation, escrow, evaluations, foresight, marks, prompts
 from coordinator import leases as lease_table
 from coordinator.continuation import Told
 from coordinator.dispatch import is_stale
 from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
+from coordinator.prompts import Source
 from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
@@ -44,8 +46,9 @@ from protocol.errors import (
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Event, Lease
 from protocol.messages import LeaseProgress, LeaseProgressReply, Verdict
-from protocol.rollout import PolicyBounds, RolloutClaim, check_claim, unpack_tokens, whole_tokens
+from protocol.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
 from protocol.signing import open_envelope
+from protocol.tasks import Reward
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Judge:
     round_id: str
     terms: Terms
     bounds: PolicyBounds
-    reward: Callable[[list[int], list[int]], float]
-    """From the tokens of a prompt and a completion."""
+    reward: Callable[[Source, list[int]], Reward] | None
+    """Of a problem and the tokens of a completion; None where that takes a process, after acceptance."""
     audits: AuditTerms
 
 
@@ -112,18 +115,17 @@ def _accept(
     policy_update = connection.execute(_policy_update, {"version": lease.version}).scalar_one()
     learner_update = lease_table.latest_batch(connection)
     bound = judge.terms.staleness
-    if not row["surplus"] and is_stale(
-        staleness=bound, policy_update=policy_update, learner_update=learner_update
-    ):  # (6)
+    is_extra = row["surplus"] or row["group_no"] < 0  # the learner does not wait for it
+    late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
+    if late and not is_extra:  # (6)
         raise StaleVersion(
             f"Version {lease.version} is {learner_update - policy_update} updates old; {bound} are allowed.",
             hint="Sample faster or take smaller leases.",
         )
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
-    prompt = unpack_tokens(lease.prompt).tolist()
-    whole = whole_tokens(lease, completions)
-    rewards = np.array([judge.reward(prompt, sample.tolist()) for sample in whole], dtype="<f4")  # (9)
-    tokens = sum(len(item.tokens) for item in completions)
+    whole, source = whole_tokens(lease, completions), prompts.source_of(connection, row["group_no"])
+    rewards = _rewards(completions, whole, source, judge)  # (9)
+    tokens = sum(item.paid_tokens for item in completions)
     told = continuation.chain(connection, row["continues"])
     credit = _credit(connection, node, claim_id, lease, tokens, told, now_ms)
     accepted = {
@@ -132,15 +134,35 @@ def _accept(
         "policy_update": policy_update,
         "tokens": tokens,
         "credit_micros": credit,
-        "rewards": rewards.tobytes(),
+        "sampled": b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None,
+        **rewards,
         "envelope": envelope,
         "accepted_ms": now_ms,
     }
     _store(connection, row, accepted, judge, now_ms)
-    _enter(connection, node, claim_id, lease, told, judge, now_ms)
-    if row["surplus"]:
+    if judge.terms.lookahead:
+        foresight.note(connection, lease.prompt, max(len(sample) for sample in whole))
+    _enter(connection, node, claim_id, lease, credit, told, judge, now_ms)
+    if is_extra:
         escrow.used(connection, [claim_id], terms=judge.audits, now_ms=now_ms)
+    if row["group_no"] < 0:
+        evaluations.note(connection, row["group_no"], now_ms)
     return _verdict("accepted", claim.lease_id, tokens, credit)
+
+
+def _rewards(
+    completions: Sequence[Completion], whole: Sequence[Tokens], source: Source, judge: Judge
+) -> dict[str, Any]:
+    """What each sample earns: what its episode came to, or what the task says of its tokens, if that is built in."""
+    rewards = []
+    for said, tokens in zip(completions, whole, strict=True):
+        if said.transcript:
+            rewards.append(said.transcript.reward)
+        elif judge.reward:
+            rewards.append(judge.reward(source, tokens.tolist()))
+        else:
+            return marks.unknown(len(whole))  # `coordinator.scoring` has them judged
+    return marks.stored(rewards)
 
 
 def _store(
@@ -149,7 +171,8 @@ def _store(
     """Keep a rollout for the learner; one whose group was answered by another before is only paid."""
     surplus, lease_id = lease["surplus"], lease["lease_id"]
     place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
-    state = "surplus" if surplus else "buffered"
+    scored = evaluations.MEASURED if lease["group_no"] < 0 else "buffered"
+    state = "surplus" if surplus else scored if judge.reward else marks.UNSCORED
     connection.execute(_accepted, {"state": state, **place, **accepted})
     lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
     continuation.forget(connection, [lease_id])
@@ -162,14 +185,17 @@ def _enter(
     node: NodeId,
     claim_id: ClaimId,
     lease: Lease,
+    credit_micros: int,
     told: Sequence[Told],
     judge: Judge,
     now_ms: int,
 ) -> None:
     """Into escrow with a rollout, and with the parts that it went on from."""
-    escrow.admit(connection, node, claim_id, lease, terms=judge.audits, now_ms=now_ms)
+    common: dict[str, Any] = {"terms": judge.audits, "now_ms": now_ms}
+    escrow.admit(connection, node, claim_id, lease, worth_micros=credit_micros, **common)
     for one in told:
-        escrow.admit(connection, one.node_id, one.claim_id, one.lease, groups=0, terms=judge.audits, now_ms=now_ms)
+        worth = one.pending.amount_micros
+        escrow.admit(connection, one.node_id, one.claim_id, one.lease, worth_micros=worth, groups=0, **common)
     escrow.bar(connection, [one.node_id for one in told], terms=judge.audits, now_ms=now_ms)
 
 
@@ -215,7 +241,7 @@ def _credit(
         amount_micros=credit,
     )
     owed = credit + sum(one.pending.amount_micros for one in told)
-    if store.balances(connection).get(BUDGET, 0) < owed:
+    if store.balance(connection, BUDGET) < owed:
         raise BudgetExhausted("The round's budget does not cover this rollout.")
     store.append(connection, pending, now_ms)
     continuation.credit(connection, claim_id, told, now_ms)

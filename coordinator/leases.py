@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator import continuation, sizing
+from coordinator.config import Config
 from coordinator.tables import batches, groups, leases, nodes
 from ledger.entry import amount
 from protocol.ids import NodeId
@@ -39,6 +40,9 @@ _move = (
     .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("ended"))
 )
 _set_group = sa.update(groups).where(groups.c.group_no == sa.bindparam("group")).values(state=sa.bindparam("new"))
+_others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
+_in_vain = sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true())
+_allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
 _latest_batch = sa.select(sa.func.max(batches.c.batch))
 
 
@@ -60,6 +64,14 @@ class Terms:
     """Most that may be spent in any hour; 0 is no limit."""
     max_owner_share: float = 1.0
     """Of what may be under way."""
+    lookahead: int = 0
+    """Groups of which a node gets those that suit its pace; 0: the oldest."""
+    buffered_max: int = 0
+    """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
+    classes: tuple[str, ...] = ()
+    """What nodes may compute with, each judged by its own tolerances; if none is named, all are judged as one class."""
+    evaluation_share: float = 0.25
+    """Of the nodes at work that measure while others sample for the learner."""
     audit_backlog_max: int = 512
     """Claims that may wait for an auditor before no more are taken."""
 
@@ -68,9 +80,9 @@ class Terms:
         """How many leases nobody may pass."""
         return LEASES_HELD_FACTOR * self.groups_per_request
 
-    def max_cost_micros(self, price: int) -> int:
-        """The dearest honest answer to one lease."""
-        return amount(self.samples_per_group * self.max_new_tokens, price)
+    def max_cost_micros(self, price: int, samples: int = 0) -> int:
+        """The dearest honest answer to one lease, of so many samples if not of a group's usual number."""
+        return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
 
 
 def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
@@ -85,6 +97,27 @@ def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | 
     if terms is not None and after not in OPEN:
         _learn(connection, row.node_id, event, terms)
     return True
+
+
+def terms_of(config: Config) -> Terms:
+    """What leases go by."""
+    return Terms(
+        staleness=config.staleness.max_updates,
+        groups_per_update=config.learner.groups_per_update,
+        groups_per_request=config.leases.groups_per_request,
+        samples_per_group=config.sampling.samples_per_group,
+        max_new_tokens=config.sampling.max_new_tokens,
+        timeout_ms=int(config.leases.timeout_s * 1000),
+        newcomer_leases=config.leases.newcomer_leases,
+        over_issue=config.leases.over_issue,
+        hourly_budget_micros=config.fleet.budget_micros_per_hour,
+        max_owner_share=config.audit.max_owner_share,
+        classes=config.audit.classes,
+        audit_backlog_max=config.audit.backlog_max,
+        lookahead=config.leases.lookahead,
+        buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
+        evaluation_share=config.eval.share,
+    )
 
 
 def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
@@ -121,8 +154,7 @@ def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Ter
 
 def answered(connection: sa.Connection, lease_id: str, group_no: int) -> None:
     """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
-    here = (leases.c.group_no == group_no) & (leases.c.lease_id != lease_id)
-    connection.execute(sa.update(leases).where(here, IS_OPEN).values(surplus=True))
+    connection.execute(_in_vain, {"group": group_no, "lease": lease_id})
     set_group(connection, group_no, "accepted")
 
 
@@ -145,9 +177,8 @@ def latest_batch(connection: sa.Connection) -> int:
 
 def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:
     """A lease ended: its node may hold more from now on, or fewer."""
-    here = nodes.c.node_id == node
-    allowance = connection.execute(sa.select(nodes.c.lease_allowance).where(here)).scalar()
+    allowance = connection.execute(_allowance, {"node": node}).scalar()
     before = terms.newcomer_leases if allowance is None else allowance
     after = sizing.allowance_after(before, event, most=terms.held_max)
     if after != allowance:
-        connection.execute(sa.update(nodes).where(here).values(lease_allowance=after))
+        connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(lease_allowance=after))

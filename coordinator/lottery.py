@@ -31,6 +31,16 @@ class AuditTerms:
     """Of a batch, and of what is under way."""
 
 
+# Built once: making a statement costs more than running it, and these run for every rollout.
+_drawing = sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing")
+_count = (
+    sa.update(epochs)
+    .where(epochs.c.state == "drawing")
+    .values(claims=epochs.c.claims + 1)
+    .returning(epochs.c.epoch, epochs.c.secret_digest)
+)
+
+
 def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
     """Open the first epoch of a round; once."""
     if connection.execute(sa.select(epochs.c.epoch).limit(1)).first() is None:
@@ -40,8 +50,7 @@ def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
 
 def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool]:
     """The epoch of a claim, and whether it is drawn."""
-    epoch, secret_digest, _ = _open(connection)
-    connection.execute(sa.update(epochs).where(epochs.c.epoch == epoch).values(claims=epochs.c.claims + 1))
+    epoch, secret_digest = connection.execute(_count).one()
     return epoch, drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
 
 
@@ -75,8 +84,7 @@ def is_over(connection: sa.Connection, epoch: int) -> bool:
 
 
 def _open(connection: sa.Connection) -> tuple[int, str, int]:
-    here = sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing")
-    return tuple(connection.execute(here).one())
+    return tuple(connection.execute(_drawing).one())
 
 
 def _next(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:

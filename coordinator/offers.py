@@ -1,6 +1,7 @@
 """What a node is offered: which groups, how many, and where it goes on, as effects.
 
-- The oldest open groups go first; a new one is made only when none is open.
+- The oldest open groups go first; a new one is made only when none is open. With `Terms.lookahead` a node gets, of a
+  window of groups, those whose expected length suits its pace (`coordinator.lengths`).
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
 - A node that stands by (`coordinator.activation`) gets none; nor does anybody while auditors are too far behind.
@@ -12,16 +13,30 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator import continuation, publish, registry, sizing, standings, stragglers
+from coordinator import (
+    continuation,
+    foresight,
+    lengths,
+    measuring,
+    prompts,
+    publish,
+    registry,
+    sizing,
+    standings,
+    stragglers,
+)
 from coordinator.continuation import Told
-from coordinator.dispatch import admissible_groups, is_stale
+from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
 from coordinator.leases import IS_OPEN, Terms, expire, latest_batch, reopen, set_group
+from coordinator.prompts import Source
 from coordinator.state import get_fact
 from coordinator.tables import groups, leases, nodes, parts, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import amount
 from protocol import limits
+from protocol.episode import Episode
+from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
 from protocol.lease import Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason
@@ -34,6 +49,7 @@ RETRY_S: dict[Reason, float] = {
     "ahead": 0.0,
     "busy": 0.25,
     "old_version": 1.0,
+    "numerics": 10.0,
     "standby": 5.0,
     "budget": 10.0,
     "audits": 1.0,
@@ -43,17 +59,37 @@ RETRY_S: dict[Reason, float] = {
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
-_unfinished = sa.select(sa.func.count()).select_from(groups).where(groups.c.state.in_(("leased", "accepted")))
+_is_trained_on = groups.c.group_no >= 0
+_unfinished = (
+    sa.select(sa.func.count()).select_from(groups).where(groups.c.state.in_(("leased", "accepted")), _is_trained_on)
+)
 _held_by = sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
 _reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
-_newest_group = sa.select(sa.func.max(groups.c.group_no))
+_allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
+_lately = (
+    sa.select(leases.c.issued_ms, leases.c.ended_ms)
+    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.ACCEPTED.value)
+    .order_by(leases.c.ended_ms.desc())
+    .limit(sizing.MEASURED_MAX)
+)
 _fits = sa.case(
     (groups.c.begun_version == sa.bindparam("version", type_=sa.Integer), 0), (groups.c.begun.is_(None), 1), else_=2
 )
 _waiting = (
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-    .where(groups.c.state == "open")
+    .where(groups.c.state == "open", _is_trained_on)
     .order_by(_fits, groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_these = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(
+    groups.c.group_no.in_(sa.bindparam("numbers", expanding=True))
+)
+_begun_here = (
+    sa.select(groups.c.group_no)
+    .where(
+        groups.c.state == "open", _is_trained_on, groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
+    )
+    .order_by(groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
 _give_lease = sa.insert(leases)
@@ -63,10 +99,14 @@ _give_lease = sa.insert(leases)
 class Draw:
     """Where prompts and random values come from."""
 
-    prompt: Callable[[int], list[int]]
-    """The prompt's tokens of a group number."""
+    prompt: Callable[[Source], list[int]]
+    """The tokens of a problem's prompt."""
     lease_id: Callable[[], str]
     seed: Callable[[], int]
+    episode: Callable[[Source], Episode | None] | None = None
+    """What the samples of a group about this problem play, where the round's task is an environment."""
+    environment: str = ""
+    """Its name."""
 
 
 def offer(
@@ -75,10 +115,15 @@ def offer(
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
     standings.require_allowed(connection, node)
+    _require_plays(message, draw.environment)
     expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
     count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
-    groups = _take_groups(connection, count, message.version if message.continues else None)
+    measured, stays, alone = _measure(connection, node, message, reason, price, terms, draw, now_ms)
+    if measured:
+        message = message.model_copy(update={"groups": message.groups - len(measured)})
+        count = 0 if alone or not message.groups else min(count, message.groups)
+    groups = _take_groups(connection, count, message.version if message.continues else None, node, terms, draw)
     if reason == "ahead" and terms.over_issue:
         late = stragglers.late_groups(
             connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
@@ -86,8 +131,18 @@ def offer(
         hands = min(message.groups, _free_hands(connection, node, terms), _affordable(connection, terms, price, now_ms))
         groups = [(group_no, None, None) for group_no in late[:hands]]
         reason = "" if groups else reason
-    given = _give(connection, node, groups, message, price, terms, draw, now_ms)
-    return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason])
+    given = measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
+    reason = "" if given else reason
+    return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason], stays=stays)
+
+
+def _require_plays(message: LeaseRequest, environment: str) -> None:
+    """Refuse a node that could not play what it would be given."""
+    if environment and environment not in message.environments:
+        raise UnknownEnvironment(
+            f"This round plays {environment!r}, which this node's engine cannot.",
+            hint="Update echo-swarm, or start the node with `--engine torch` or `--engine llama`.",
+        )
 
 
 def _how_many(
@@ -96,6 +151,8 @@ def _how_many(
     """The number of groups a node may take now, or why it may take none."""
     if get_fact(connection, "finished", False):
         return 0, "finished"
+    if terms.classes and message.numerics not in terms.classes:
+        return 0, "numerics"
     if not registry.works(connection, node):
         return 0, "standby"
     if standings.backlog(connection) >= terms.audit_backlog_max:
@@ -106,19 +163,12 @@ def _how_many(
         staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
     ):
         return 0, "old_version"
-    admissible = admissible_groups(
-        staleness=terms.staleness,
-        groups_per_update=terms.groups_per_update,
-        visible_update=visible_update,
-        issued_groups=learner_update * terms.groups_per_update + _unfinished_groups(connection),
+    unfinished = _unfinished_groups(connection)
+    window = _window(terms, visible_update, learner_update, 0)
+    admissible = min(
+        _window(terms, visible_update, learner_update, unfinished),
+        _share_left(connection, node, window, terms.max_owner_share),
     )
-    window = admissible_groups(
-        staleness=terms.staleness,
-        groups_per_update=terms.groups_per_update,
-        visible_update=visible_update,
-        issued_groups=learner_update * terms.groups_per_update,
-    )
-    admissible = min(admissible, _share_left(connection, node, window, terms.max_owner_share))
     if not admissible:
         return 0, "ahead" if message.version >= newest else "old_version"
     free_hands = _free_hands(connection, node, terms)
@@ -128,6 +178,44 @@ def _how_many(
     if not affordable:
         return 0, "budget"
     return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
+
+
+def _measure(
+    connection: sa.Connection,
+    node: NodeId,
+    message: LeaseRequest,
+    reason: Reason,
+    price: int,
+    terms: Terms,
+    draw: Draw,
+    now_ms: int,
+) -> tuple[list[Lease], bool, bool]:
+    """Leases of groups that are measured; whether the node shall stay with its version, and gets nothing besides."""
+    if reason not in ("", *measuring.NOT_NEEDED):
+        return [], False, False
+    asked = min(message.groups, terms.groups_per_request)
+    part = measuring.part(connection, node, message.version, asked, reason, terms.evaluation_share)
+    if part is None:
+        return [], False, False
+    affordable = _affordable(connection, terms, price, now_ms, part.samples)
+    hands = min(part.most, _free_hands(connection, node, terms), affordable)
+    taken = measuring.take(connection, part.evaluation, hands, message.version if message.continues else None)
+    given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
+    return given, part.stays and bool(given) and measuring.is_left(connection, part.evaluation), part.alone
+
+
+def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: int) -> int:
+    """How many groups may start beside so many that are under way or wait."""
+    if terms.buffered_max:
+        return room_in_buffer(
+            buffered_max=terms.buffered_max, groups_per_update=terms.groups_per_update, unfinished_groups=unfinished
+        )
+    return admissible_groups(
+        staleness=terms.staleness,
+        groups_per_update=terms.groups_per_update,
+        visible_update=visible_update,
+        issued_groups=learner_update * terms.groups_per_update + unfinished,
+    )
 
 
 def _unfinished_groups(connection: sa.Connection) -> int:
@@ -145,14 +233,9 @@ def _free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
 
 def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
     """How many leases the node may hold by what became of those that it had."""
-    allowance = connection.execute(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == node)).scalar()
-    lately = (
-        sa.select(leases.c.issued_ms, leases.c.ended_ms)
-        .where(leases.c.node_id == node, leases.c.state == State.ACCEPTED)
-        .order_by(leases.c.ended_ms.desc())
-        .limit(sizing.MEASURED_MAX)
-    )
-    in_time = sizing.groups_in_time(connection.execute(lately).all(), timeout_ms=terms.timeout_ms)
+    allowance = connection.execute(_allowance, {"node": node}).scalar()
+    lately = connection.execute(_lately, {"node": node}).all()
+    in_time = sizing.groups_in_time(lately, timeout_ms=terms.timeout_ms)
     return min(
         terms.held_max,
         terms.newcomer_leases if allowance is None else allowance,
@@ -169,9 +252,9 @@ def _share_left(connection: sa.Connection, node: NodeId, window: int, share: flo
     return max(0, standings.share_of(window, share, len(at_work)) - at_work[owner])
 
 
-def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int) -> int:
+def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int, samples: int = 0) -> int:
     """How many more leases the free budget, and what is left of the hour's, cover at their dearest."""
-    max_cost = terms.max_cost_micros(price)
+    max_cost = terms.max_cost_micros(price, samples)
     if not max_cost:
         return 2**31
     free = store.balance(connection, BUDGET)
@@ -199,6 +282,7 @@ def _give(
     terms: Terms,
     draw: Draw,
     now_ms: int,
+    samples: int = 0,
 ) -> list[Lease]:
     """A lease of each group, as long as they fit into a message: where others stopped, if this node can go on."""
     given: list[Lease] = []
@@ -212,7 +296,9 @@ def _give(
         if lease is None:
             if told:
                 continuation.forget(connection, [one.lease.lease_id for one in told])
-            lease, begun = _begin(group_no, version, draw, price, terms, now_ms), None
+            source = prompts.source_of(connection, group_no)
+            lease, begun = _begin(source, samples, version, draw, price, terms, now_ms), None
+        lease = lease.model_copy(update={"judged_as": message.numerics if terms.classes else ""})
         room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
         if room_bytes < 0:
             reopen(connection, group_no, begun)
@@ -223,7 +309,7 @@ def _give(
 
 
 def _take_groups(
-    connection: sa.Connection, count: int, version: int | None
+    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw
 ) -> list[tuple[int, str | None, int | None]]:
     """So many groups that nobody works on, each with the lease that left its work and the version of that.
 
@@ -231,27 +317,42 @@ def _take_groups(
     """
     if not count:
         return []
-    found = connection.execute(_waiting, {"version": version, "count": count})
+    if terms.lookahead:
+        numbers = _fitting(connection, count, version, node, terms, draw)
+        found = connection.execute(_these, {"numbers": numbers})
+    else:
+        found = connection.execute(_waiting, {"version": version, "count": count})
     taken = [(row.group_no, row.begun, row.begun_version) for row in found]
     for group_no, _, _ in taken:
         set_group(connection, group_no, "leased")
-    newest = connection.execute(_newest_group).scalar()
-    first = 0 if newest is None else newest + 1
-    fresh = list(range(first, first + count - len(taken)))
-    if fresh:
-        connection.execute(sa.insert(groups), [{"group_no": number, "state": "leased"} for number in fresh])
+    fresh = prompts.make_groups(connection, count - len(taken))
     return taken + [(number, None, None) for number in fresh]
 
 
-def _begin(group_no: int, version: int, draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease:
+def _fitting(
+    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw
+) -> list[int]:
+    """So many open groups: those that this node can go on with, then those that suit its pace."""
+    begun = list(connection.execute(_begun_here, {"version": version, "count": count}).scalars())
+    left = count - len(begun)
+    if not left:
+        return begun
+    window = foresight.window_of(connection, max(left, terms.lookahead), draw.prompt)
+    speed = foresight.speed(connection, node)
+    waiting = [one for one in window if one.group_no not in begun]
+    return begun + lengths.pick(waiting, left, speed=speed, window=terms.lookahead)
+
+
+def _begin(source: Source, samples: int, version: int, draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease:
     return Lease(
         lease_id=draw.lease_id(),
         version=version,
         seed=draw.seed(),
-        samples=terms.samples_per_group,
-        prompt=pack_tokens(draw.prompt(group_no)),
+        samples=samples or terms.samples_per_group,
+        prompt=pack_tokens(draw.prompt(source)),
         price_micros_per_mtok=price,
         expires_ms=now_ms + terms.timeout_ms,
+        episode=draw.episode(source) if draw.episode else None,
     )
 
 
@@ -260,8 +361,9 @@ def _go_on(told: list[Told], draw: Draw, price: int, terms: Terms, now_ms: int) 
     if not told:
         return None
     last = told[-1]
-    left = terms.samples_per_group * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
-    if sum(one.pending.amount_micros for one in told) + amount(left, price) > terms.max_cost_micros(price):
+    samples = last.lease.samples
+    left = samples * terms.max_new_tokens - sum(len(prefix.tokens) // 4 for prefix in last.prefixes)
+    if sum(one.pending.amount_micros for one in told) + amount(left, price) > terms.max_cost_micros(price, samples):
         return None
     change = {
         "lease_id": draw.lease_id(),
@@ -287,7 +389,7 @@ def _store(
         "node_id": node,
         "continues": begun,
         "state": State.OFFERED.value,
-        "max_cost_micros": terms.max_cost_micros(lease.price_micros_per_mtok),
+        "max_cost_micros": terms.max_cost_micros(lease.price_micros_per_mtok, lease.samples),
         "offer": lease.to_bytes(),
         "issued_ms": now_ms,
         "expires_ms": lease.expires_ms,

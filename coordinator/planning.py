@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from coordinator.capacity import OVERLAP, VISIBLE, Load, least_staleness, staleness_bound
+from coordinator.config.modes import ModeName
 from coordinator.topology import NodeLinks, fluid_bound_s
 
 RULES = {"visible": VISIBLE, "overlap": OVERLAP}
@@ -138,6 +139,42 @@ def sensitivity(inputs: Inputs) -> dict[str, Plan]:
     return {**changed, "S is one larger": plan(replace(inputs, staleness=inputs.staleness + 1))}
 
 
+@dataclass(frozen=True)
+class Way:
+    """What one mode of a round comes to with a given pool."""
+
+    mode: ModeName
+    nodes: int
+    step_s: float
+    idle: float
+    age_max: int
+    in_vain: float
+    """Share of what is sampled, at the most: by a pool that never pauses."""
+    cost_per_update: float
+
+
+def ways(inputs: Inputs, nodes: int) -> list[Way]:
+    """The modes beside each other: the same nodes, or, `colocated`, one like them on the learner's own device."""
+    load, rate = inputs.load(nodes), nodes * inputs.node_rate
+    kappa = inputs.kappa or VISIBLE.kappa(load)
+    in_turns = replace(load, staleness=0)
+    # On one machine nothing travels.
+    at_home = replace(in_turns, broadcast_s=inputs.load_s)
+    step_s = VISIBLE.period_s(load, kappa, rate) / kappa
+    in_vain = max(0.0, 1.0 - inputs.groups_per_update / (rate * step_s))
+    return [
+        _way(inputs, "echo2", nodes, step_s, inputs.staleness, 0.0),
+        _way(inputs, "push-pull", nodes, step_s, inputs.staleness, in_vain),
+        _way(inputs, "sequential", nodes, VISIBLE.period_s(in_turns, 1, rate), 0, 0.0),
+        _way(inputs, "colocated", 0, VISIBLE.period_s(at_home, 1, inputs.node_rate), 0, 0.0),
+    ]
+
+
+def _way(inputs: Inputs, mode: ModeName, nodes: int, step_s: float, age_max: int, in_vain: float) -> Way:
+    hourly = inputs.learner_price_per_hour + nodes * inputs.node_price_per_hour
+    return Way(mode, nodes, step_s, 1 - inputs.train_s / step_s, age_max, in_vain, hourly * step_s / HOUR_S)
+
+
 def report(inputs: Inputs, nodes: int | None) -> dict[str, Any]:
     """Everything at once, for scripts."""
     here = {rule: asdict(plan(inputs, rule)) for rule in ("visible", "overlap")}
@@ -149,6 +186,7 @@ def report(inputs: Inputs, nodes: int | None) -> dict[str, Any]:
         "least_staleness": least_staleness(inputs.load(here["visible"]["nodes"] or 1)),
         "by_staleness": [asdict(plan(replace(free, staleness=bound))) for bound in shown],
         "sensitivity": {name: asdict(found) for name, found in sensitivity(inputs).items()},
+        "modes": [asdict(way) for way in ways(inputs, max(1, nodes or here["visible"]["nodes"] or 1))],
         "bubble": {"nodes": nodes, "share": bubble(inputs, nodes)} if nodes is not None else None,
     }
 
@@ -168,6 +206,15 @@ def text(found: dict[str, Any]) -> str:
         "",
         f"{'if':<36} {_HEADINGS}",
         *(f"{name:<36} {_row(one)}" for name, one in found["sensitivity"].items()),
+        "",
+    ]
+    lines += [
+        f"{'mode':<10} {'nodes':>6} {'s/update':>9} {'idle':>6} {'oldest':>6} {'in vain':>8} {'cost/update':>11}",
+        *(
+            f"{way['mode']:<10} {way['nodes'] or 'one':>6} {way['step_s']:>9.4g} {way['idle']:>6.1%} "
+            f"{way['age_max']:>6} {way['in_vain']:>8.0%} {way['cost_per_update']:>11.4g}"
+            for way in found["modes"]
+        ),
         "",
     ]
     if here["nodes"] is None:

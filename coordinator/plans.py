@@ -7,7 +7,7 @@
 - Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from coordinator import topology
 from coordinator.topology import SOURCE, NodeLinks, Topology
@@ -27,6 +27,8 @@ class Plans:
         self._version = 0
         self._topology: Topology | None = None
         self._addresses: dict[NodeId, str] = {}
+        self._also: Mapping[NodeId, tuple[str, ...]] = {}
+        """Where else some of them can be dialled."""
         self._probes: dict[NodeId, NodeId] = {}
         self._looked_ms = 0
 
@@ -36,10 +38,17 @@ class Plans:
         return not planned or now_ms >= self._looked_ms + PLANNED_FOR_MS
 
     def update(
-        self, version: int, live: dict[NodeId, str], source_up: float, nodes: list[NodeLinks], now_ms: int
+        self,
+        version: int,
+        live: dict[NodeId, str],
+        source_up: float,
+        nodes: list[NodeLinks],
+        now_ms: int,
+        *,
+        also: Mapping[NodeId, tuple[str, ...]] | None = None,
     ) -> None:
         """Take note of who is alive: plan a new version, or fit changes into the plan there is."""
-        self._addresses, self._looked_ms = live, now_ms
+        self._addresses, self._also, self._looked_ms = live, also or {}, now_ms
         if self._topology is None or self._version != version:
             self._version, self._topology = version, topology.plan(source_up, nodes)
             self._probes = _deal_probes(version, live, self._topology.dialable)
@@ -61,8 +70,9 @@ class Plans:
                 if seeder is not None:
                     peers.append(seeder.model_copy(update={"stripes": tuple(stripes)}))
             elif name in self._addresses:
-                address = self._addresses[NodeId(name)] if name in plan.dialable else ""
-                peers.append(Peer(peer_id=name, address=address, kind="peer", stripes=tuple(stripes)))
+                known = self._at_address(name) if name in plan.dialable else None
+                peer = known or Peer(peer_id=name, address="", kind="peer")
+                peers.append(peer.model_copy(update={"stripes": tuple(stripes)}))
         calls = [] if node in plan.dialable else plan.children(node)
         probe = self._at_address(self._probes.get(node, ""))
         return Plan(
@@ -78,7 +88,8 @@ class Plans:
     def _at_address(self, name: str) -> Peer | None:
         """Where to dial a node, if it is alive and names an address."""
         address = self._addresses.get(NodeId(name))
-        return Peer(peer_id=name, address=address, kind="peer") if address else None
+        also = self._also.get(NodeId(name), ())
+        return Peer(peer_id=name, address=address, also=also, kind="peer") if address else None
 
 
 def _deal_probes(version: int, live: dict[NodeId, str], dialable: Set[str]) -> dict[NodeId, NodeId]:

@@ -4,7 +4,8 @@ Order, each step durable before the next and harmless to repeat: chunks → mani
 A version exists for dispatch only when the last step is done, so no lease names a version that nobody can fetch.
 
 - The chunks of a version are synced together, and no chunk has its name before: a name stands for whole bytes.
-- The learner uploads into `uploads/<version>/`; names and digests are checked against its own list. Uploads are not
+- The learner uploads into `uploads/<version>/`; names and digests are checked against its own list. What it does not
+  upload must be unchanged since the version before: the base of adapters is sent once. Uploads are not
   synced: one that a power cut took is missed at publication.
 - The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
   where they are gone or damaged, the next version is published in full.
@@ -60,6 +61,8 @@ class Publisher:
 
     def publish(self, publication: Publication) -> tuple[PolicyManifest, str]:
         """Cut, describe and sign an uploaded version; returns the manifest and its digest."""
+        for upload in publication.files:
+            self._keep_upload(publication.version, upload)
         if not self._chosen_size_bytes:
             paths = [self.uploads / str(publication.version) / upload.path for upload in publication.files]
             total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
@@ -80,6 +83,16 @@ class Publisher:
         data = manifest.to_bytes()
         self._metadata.add_manifest(publication.version, data, self._keep, utc_now())
         return manifest, chunks.digest(data)
+
+    def unchanged(self, version: int) -> tuple[Upload, ...]:
+        """The files of the version before that need no second upload if they are this one's, too."""
+        before = self.manifest(version - 1)
+        folder = self.uploads / str(version - 1)
+        return tuple(
+            Upload(path=entry.path, digest=entry.digest)
+            for entry in (before.files if before else ())
+            if (folder / entry.path).is_file()
+        )
 
     def forget_old(self, newest: int, *, audited: int | None = None) -> None:
         """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for."""
@@ -117,17 +130,41 @@ class Publisher:
             data = b"".join(delta.apply(data, self._join(patch.chunks), base_digest=patch.base_digest))
         return data
 
+    def write_folder(self, version: int, folder: Path) -> int | None:
+        """Make a version's folder from its chunks; its update, or None if they are not kept any more."""
+        manifest = self.manifest(version)
+        if manifest is None:
+            return None
+        beside = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        try:
+            for entry in manifest.files:
+                (beside / entry.path).write_bytes(self.read_file(version, entry.path))
+        except FileNotFoundError:  # a chunk that only deleted versions needed
+            shutil.rmtree(beside)
+            return None
+        beside.rename(folder)
+        return manifest.update
+
+    def _keep_upload(self, version: int, upload: Upload) -> None:
+        """An unchanged file that was not sent again is that of the version before: one file, two names."""
+        target = self.uploads / str(version) / upload.path
+        if not target.exists() and upload in self.unchanged(version):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.hardlink_to(self.uploads / str(version - 1) / upload.path)
+
     def _store(self, version: int, upload: Upload, batch: Batch) -> FileEntry:
         """Write what leads to a file: its patch, or its chunks, or nothing if it is that of the version before."""
         path = self.uploads / str(version) / upload.path
         if not path.is_file():
             raise ManifestInvalid(f"{upload.path} was not uploaded.", hint="Upload the version again.")
-        data = mapped(path)
-        if _digest(data) != upload.digest:
-            raise ManifestInvalid(f"The upload of {upload.path} is damaged.", hint="Upload the version again.")
         before = self._entry_before(version, upload.path)
         if before is not None and before.digest == upload.digest:
             return before
+        data = mapped(path)
+        if _digest(data) != upload.digest:
+            raise ManifestInvalid(f"The upload of {upload.path} is damaged.", hint="Upload the version again.")
         patch = self._patch(version, before, upload, data, batch) if before else None
         patches, after_anchor = extend(before, patch, len(data)) if before and patch else ((), 0)
         return FileEntry(

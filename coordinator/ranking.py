@@ -9,13 +9,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Any
 
 import sqlalchemy as sa
 
 from coordinator import summary
 from coordinator.health import percentile
+from coordinator.scores import wilson
 from coordinator.tables import fleet, nodes, rollouts
 from ledger import store
 from ledger.entry import MTOK
@@ -24,9 +24,6 @@ from protocol.ids import NodeId
 
 HALF_LIFE_MS = 7 * 86_400_000
 DAY_MS = 86_400_000
-
-CONFIDENCE_Z = 1.96
-"""Of the interval around an accept ratio: 95 %."""
 
 
 @dataclass(frozen=True)
@@ -143,16 +140,6 @@ class Fold:
             first_entry=day.first_entry,
             nodes=day.nodes + is_first,
         )
-
-
-def wilson(successes: int, tries: int) -> tuple[float, float] | None:
-    """Wilson's interval for a ratio: honest where there are few tries, or only successes."""
-    if not tries:
-        return None
-    z2 = CONFIDENCE_Z**2
-    middle = (successes + z2 / 2) / (tries + z2)
-    half = CONFIDENCE_Z / (tries + z2) * sqrt(successes * (tries - successes) / tries + z2 / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def by_node(connection: sa.Connection, fold: Fold, *, silent_after_ms: int, now_ms: int) -> list[Line]:

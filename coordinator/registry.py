@@ -1,13 +1,13 @@
 """Who takes part: registration, heartbeats and single-use nonces, as effects."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import sqlalchemy as sa
 
 from coordinator import owners
 from coordinator.tables import blames, fleet, nodes, nonces, transfers
 from protocol import limits
-from protocol.errors import KeyRevoked, NonceReplayed, PriceTooHigh, UnknownNode
+from protocol.errors import KeyRevoked, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Blame, Heartbeat, Register, Transfer
 
@@ -21,7 +21,11 @@ BLAMES_MAX = 100
 # Built once: making a statement costs more than running it, and these run for every request.
 _spend = sa.insert(nonces)
 _price = sa.select(nodes.c.price_micros_per_mtok, nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node"))
-_works = sa.select(fleet.c.works).where(fleet.c.node_id == sa.bindparam("node"))
+_works = (
+    sa.select(fleet.c.works, nodes.c.paused_ms)
+    .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
+    .where(nodes.c.node_id == sa.bindparam("node"))
+)
 _beat = (
     sa.update(nodes)
     .where(nodes.c.node_id == sa.bindparam("node"))
@@ -47,8 +51,18 @@ def forget_nonces(connection: sa.Connection, now_ms: int) -> None:
     connection.execute(sa.delete(nonces).where(nonces.c.sent_ms < now_ms - 2_000 * limits.CLOCK_SKEW_MAX_S))
 
 
-def register(connection: sa.Connection, node: NodeId, message: Register, *, max_price: int, now_ms: int) -> None:
+def register(
+    connection: sa.Connection,
+    node: NodeId,
+    message: Register,
+    *,
+    max_price: int,
+    invited: Set[NodeId] | None = None,
+    now_ms: int,
+) -> None:
     """Add a node, or take over its new name, price and addresses; open leases keep the price they were given at."""
+    if invited is not None and node not in invited:
+        raise NotInvited("This round samples on its own machine only.", hint="Look for another round to join.")
     if message.price_micros_per_mtok > max_price:
         raise PriceTooHigh(
             f"This round pays at most {max_price} micro-units per million tokens, not {message.price_micros_per_mtok}.",
@@ -83,8 +97,9 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
 
 
 def works(connection: sa.Connection, node: NodeId) -> bool:
-    """Whether the node is wanted for work, or stands by; before anything was decided of it, it may work."""
-    return connection.execute(_works, {"node": node}).scalar() is not False
+    """Whether the node is wanted for work, or stands by or is paused; before anything was decided, it may work."""
+    row = connection.execute(_works, {"node": node}).first()
+    return row is None or (row.works is not False and row.paused_ms is None)
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
@@ -125,6 +140,14 @@ def _note_blames(connection: sa.Connection, node: NodeId, said: Sequence[Blame],
 def _blames_of(connection: sa.Connection, node: NodeId) -> int:
     here = sa.select(sa.func.count()).select_from(blames).where(blames.c.accuser == node)
     return min(BLAMES_MAX, connection.execute(here).scalar_one())
+
+
+def further_addresses(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, tuple[str, ...]]:
+    """Where else nodes can be dialled, of those that were heard of lately and named more than one address."""
+    live = connection.execute(
+        sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
+    )
+    return {NodeId(node_id): tuple(addresses[1:]) for node_id, addresses in live if len(addresses) > 1}
 
 
 def live_nodes(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, str]:

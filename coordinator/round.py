@@ -7,25 +7,33 @@
 
 import asyncio
 import fcntl
+import json
 import logging
 import secrets
 import time
 from collections import Counter
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, lottery, publish, standings
+from coordinator import broadcasts, evaluations, local_nodes, lottery, publish
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.trust import Rules
+from coordinator.backup import restoring
+from coordinator.best import Best
 from coordinator.config import Config
+from coordinator.data.child import prepare
+from coordinator.data.kinds import shown
+from coordinator.data.task import open_task
+from coordinator.evaluations import EvaluationTerms
 from coordinator.files import write_durably
 from coordinator.intake import Judge
-from coordinator.leases import Terms
+from coordinator.leases import terms_of
 from coordinator.lottery import AuditTerms
 from coordinator.mirror import open_mirror
 from coordinator.offers import Draw
@@ -41,10 +49,9 @@ from protocol import trust
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.ids import NodeId
 from protocol.learning import Publication
-from protocol.manifest import Sampler
+from protocol.manifest import PolicyManifest, Sampler
 from protocol.messages import Peer
 from protocol.origin import OriginList
-from protocol.tasks import task
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +60,15 @@ FIXED = (
     "model.path",
     "model.revision",
     "task.name",
+    "task.parameters",
+    "data.train",
+    "data.eval",
+    "data.revision",
+    "data.columns",
+    "data.chat",
+    "data.suffix",
+    "data.shuffle",
+    "data.size",
     "sampling.temperature",
     "sampling.samples_per_group",
     "sampling.max_new_tokens",
@@ -88,6 +104,7 @@ class Round:
         with ExitStack() as held:
             if leads:
                 held.enter_context(_lead(config))
+            self.task = open_task(config)
             self.metadata = _open_metadata(config, self.folder, leads=leads)
             self.round_id = self.metadata.round_id
             self.database = held.enter_context(closing(Database(config.state)))
@@ -96,6 +113,9 @@ class Round:
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
         self.operator_token = _open_token(self.folder)
+        own = local_nodes.open_keys(config)
+        self.invited = None if config.fleet.strangers else own
+        """Who may join, if not everybody."""
         self.audits = _audit_terms(config, self.folder)
         self.database.run_now(lottery.begin, self.audits, now_ms())
         self.news = self.database.run_now(News.read)
@@ -104,13 +124,16 @@ class Round:
         self.publisher = Publisher(
             folder=self.folder,
             metadata=self.metadata,
-            task=config.task.name,
+            task=shown(config),
             sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
             chunk_size_bytes=config.publish.chunk_size_bytes,
             keep=config.staleness.max_updates + 2,
             patches=config.publish.patches,
         )
+        self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self.batch_ready = asyncio.Event()
+        self.unscored = asyncio.Event()
+        """Something was accepted whose rewards take a process."""
         self.seeder: Peer | None = None
         self.plans = Plans()
         self.silent_after_ms = int(3000 * config.leases.heartbeat_s)
@@ -122,19 +145,8 @@ class Round:
         self._changed = asyncio.Event()
         self._publication: asyncio.Task[None] | None = None
         self._text: PolicyText | None = None
-        self.terms = Terms(
-            staleness=config.staleness.max_updates,
-            groups_per_update=config.learner.groups_per_update,
-            groups_per_request=config.leases.groups_per_request,
-            samples_per_group=config.sampling.samples_per_group,
-            max_new_tokens=config.sampling.max_new_tokens,
-            timeout_ms=int(config.leases.timeout_s * 1000),
-            newcomer_leases=config.leases.newcomer_leases,
-            over_issue=config.leases.over_issue,
-            hourly_budget_micros=config.fleet.budget_micros_per_hour,
-            max_owner_share=config.audit.max_owner_share,
-            audit_backlog_max=config.audit.backlog_max,
-        )
+        self.evaluation_terms = EvaluationTerms.of(config)
+        self.terms = terms_of(config)
 
     @classmethod
     def beside(cls, folder: Path) -> "Round":
@@ -154,12 +166,19 @@ class Round:
         config = self.config
         return {
             "round_id": self.round_id,
-            "task": config.task.name,
+            "task": shown(config),
             "staleness": config.staleness.max_updates,
             "max_updates": config.round.max_updates,
             "samples_per_group": config.sampling.samples_per_group,
             "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
         }
+
+    @cached_property
+    def evaluated(self) -> dict[str, int]:
+        """How many problems each split has that is measured; nothing is counted where nothing is."""
+        if not self.config.eval.every:
+            return {}
+        return {split: len(self.task.problems(split)) for split in self.config.eval.splits}
 
     async def text(self) -> PolicyText:
         """The policy's tokenizer and bounds; there is none before the first version."""
@@ -167,22 +186,27 @@ class Round:
             version = self.news.version
             if not version:
                 raise NotFound("No policy version is published yet.", hint="Wait for the first one.")
-            problems = task(self.config.task.name, seed=self.config.round.seed)
             self._text = await asyncio.to_thread(
                 PolicyText,
                 lambda name: self.publisher.read_file(version, name),
-                problems,
+                self.task,
                 self.config.sampling.max_new_tokens,
             )
         return self._text
 
     async def draw(self) -> Draw:
         text = await self.text()
-        return Draw(prompt=text.prompt, lease_id=lambda: secrets.token_hex(16), seed=lambda: secrets.randbits(63))
+        return Draw(
+            prompt=text.prompt,
+            lease_id=lambda: secrets.token_hex(16),
+            seed=lambda: secrets.randbits(63),
+            episode=text.episode,
+            environment=text.environment,
+        )
 
     async def judge(self) -> Judge:
         text = await self.text()
-        return Judge(self.round_id, self.terms, text.bounds, text.reward, self.audits)
+        return Judge(self.round_id, self.terms, text.bounds, text.reward if text.judges else None, self.audits)
 
     async def publish(self, publication: Publication) -> None:
         """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""
@@ -199,13 +223,16 @@ class Round:
             manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
             if self.mirror:
                 await self.mirror.caught_up(self.config.publish.upload_patience_s)
-            await self.database.run(
-                broadcasts.begin, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms()
-            )
+            await self.database.run(self._enter, manifest, digest, now_ms=now_ms())
             log.info("published version=%d update=%d", manifest.version, manifest.update)
             await self.look()
-            audited = await self.database.read(standings.oldest_waiting)
-            await asyncio.to_thread(self.publisher.forget_old, publication.version, audited=audited)
+            needed = await self.database.read(evaluations.oldest_needed)
+            await asyncio.to_thread(self.publisher.forget_old, publication.version, audited=needed)
+
+    def _enter(self, connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:
+        """A version is there: let dispatch, ledger and nodes know of it, and begin to measure it where that is due."""
+        broadcasts.begin(connection, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms)
+        evaluations.due(connection, manifest.version, self.evaluated, self.evaluation_terms, now_ms)
 
     async def look(self) -> None:
         """See what is new in the store, and wake those who wait for it."""
@@ -249,7 +276,8 @@ def now_ms() -> int:
 
 def join_string(config: Config, round_id: str) -> str:
     """What an operator hands to volunteers: where to go, and whom to trust."""
-    url = config.round.public_url or f"http://{config.round.listen}"
+    place = config.round
+    url = place.public_url or (f"https://{place.tls_listen}" if place.tls_listen else f"http://{place.listen}")
     return f"{url}#{round_id}"
 
 
@@ -273,7 +301,12 @@ def _lead(config: Config) -> IO[str]:
     resolved = folder / "resolved.json"
     _check_settings(resolved, config)
     lock = only_coordinator(folder)
-    write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
+    try:
+        prepare(config, anew=not resolved.exists())
+        write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
+    except BaseException:  # raised again
+        lock.close()
+        raise
     return lock
 
 
@@ -300,8 +333,17 @@ def _open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetada
     if (metadata / "timestamp.json").exists():
         opened = SignedMetadata(keys, metadata, lifetime_s)
         opened.mend(utc_now())
+        _leap_after_restore(opened, folder / restoring.MARK)
         return opened
     return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+
+
+def _leap_after_restore(metadata: SignedMetadata, mark: Path) -> None:
+    """Once after a restore: nodes take nothing that is older than what they saw before the round was lost."""
+    if mark.exists():
+        made_ms = int(json.loads(mark.read_text())["made_ms"])
+        metadata.leap(restoring.numbers_since(made_ms, now_ms()), utc_now())
+        mark.unlink()
 
 
 def _open_token(folder: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from securesystemslib.signer import CryptoSigner
-from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp, VerificationResult
 
 from coordinator.files import write_durably
 from coordinator.role_keys import LEDGER, ROLES, RoleKeys
@@ -89,6 +89,26 @@ class SignedMetadata:
         elif not _vouched(root, "timestamp", timestamp):
             self.renew_timestamp(now)
 
+    def targets(self) -> tuple[str, ...]:
+        """The names of the manifests and other files that nodes may trust now."""
+        return tuple(self._documents()[2].signed.targets)
+
+    def signers(self) -> dict[str, VerificationResult]:
+        """By role: whose signatures stand under the set that nodes see, and how many must."""
+        root = self.root()
+        found = {"root": _vouched(root, "root", Metadata[Any].from_bytes(self.roots()[-1]))}
+        for document in self._documents():
+            role = str(document.signed.type)
+            found[role] = _vouched(root, role, document)
+        return found
+
+    def leap(self, numbers: int, now: datetime) -> None:
+        """Sign everything under higher numbers, above all that may have been signed after a backup."""
+        timestamp, snapshot, targets = self._current()
+        for part in (timestamp, snapshot, targets):
+            part.version += numbers
+        self._publish(targets, snapshot, timestamp, now)
+
     def add_manifest(self, version: int, manifest: bytes, keep: int, now: datetime) -> None:
         """Make a manifest the newest target; the oldest beyond `keep` leave the list."""
         write_durably(self._folder / target_path(version), manifest)
@@ -149,9 +169,9 @@ class SignedMetadata:
         return data
 
 
-def _vouched(root: Root, role: str, document: Metadata[Any]) -> bool:
-    """Whether enough keys of a role have signed a document."""
-    return bool(root.get_verification_result(role, document.signed_bytes, document.signatures))
+def _vouched(root: Root, role: str, document: Metadata[Any]) -> VerificationResult:
+    """Which keys of a role have signed a document; true if they are enough."""
+    return root.get_verification_result(role, document.signed_bytes, document.signatures)
 
 
 def name_ledger_key(root: Root, signer: CryptoSigner) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator import marks, orders
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Rules, Standing
 from coordinator.tables import WAITS, audits, leases, nodes, parts, rollouts, trust, versions
@@ -19,13 +20,30 @@ SMALL_ROUND = 2
 """Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
 
 
+# Built once: making a statement costs more than running it, and these run for every lease or rollout.
+_owner = sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node"))
+_trust = sa.select(trust).where(trust.c.owner == sa.bindparam("of"))
+_count = (
+    sa.update(trust)
+    .where(trust.c.owner == sa.bindparam("of"))
+    .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
+    .returning(trust.c.accepted)
+)
+_banned = (
+    sa.select(trust.c.hard, trust.c.owner)
+    .join_from(trust, nodes, nodes.c.owner == trust.c.owner)
+    .where(nodes.c.node_id == sa.bindparam("node"), trust.c.banned_ms.is_not(None))
+)
+_backlog = sa.select(sa.func.count()).select_from(audits).where(WAITS)
+
+
 def owner_of(connection: sa.Connection, node: NodeId) -> str:
-    return str(connection.execute(sa.select(nodes.c.owner).where(nodes.c.node_id == node)).scalar_one())
+    return str(connection.execute(_owner, {"node": node}).scalar_one())
 
 
 def of(connection: sa.Connection, owner: str) -> Standing:
     """An owner's standing; nobody's before the first claim."""
-    row = connection.execute(sa.select(trust).where(trust.c.owner == owner)).mappings().first()
+    row = connection.execute(_trust, {"of": owner}).mappings().first()
     return _standing(row) if row else Standing()
 
 
@@ -35,9 +53,7 @@ def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
 
 def count(connection: sa.Connection, owner: str, groups: int) -> int:
     """The place of an owner's next claim, which counts for so many groups."""
-    here = trust.c.owner == owner
-    more = {"accepted": trust.c.accepted + 1, "claims": trust.c.claims + groups}
-    place = connection.execute(sa.update(trust).where(here).values(**more).returning(trust.c.accepted)).scalar()
+    place = connection.execute(_count, {"of": owner, "more": groups}).scalar()
     if place is None:
         connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing(claims=groups))))
     return int(place or 1)
@@ -45,13 +61,33 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:
     """Refuse the nodes of a banned owner."""
-    here = (nodes.c.node_id == node) & trust.c.banned_ms.is_not(None)
-    banned = sa.select(trust.c.hard).join_from(trust, nodes, nodes.c.owner == trust.c.owner).where(here)
-    if faults := connection.execute(banned).scalar():
+    row = connection.execute(_banned, {"node": node}).first()
+    if row is None:
+        return
+    given = next((one for one in orders.about(connection, row.owner) if one["action"] in ("ban", "unban")), None)
+    if given and given["action"] == "ban":
+        raise OwnerBanned(f"The operator has banned this node's owner: {given['reason']}.", hint="Appeal to them.")
+    faults = row.hard
+    if faults:
         raise OwnerBanned(
             f"Audits found {faults} rollouts that the claimed version and seed do not make: no more leases.",
             hint="`swarm-node why` shows the evidence; appeal to the operator.",
         )
+
+
+def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
+    """Note that an owner is banned from now on; False if they were."""
+    if not connection.execute(sa.select(trust.c.owner).where(trust.c.owner == owner)).first():
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(Standing())))
+    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
+    return bool(connection.execute(here.values(banned_ms=now_ms)).rowcount)
+
+
+def forgive(connection: sa.Connection, owner: str) -> bool:
+    """Lift a ban; the owner is held, as after one hard fault, until their next groups were validated."""
+    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_not(None))
+    held = {"banned_ms": None, "claims": 0, "groups": 0, "hard": rules_of_trust.FAULTS_TO_BAN - 1}
+    return bool(connection.execute(here.values(**held)).rowcount)
 
 
 def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[str]:
@@ -65,7 +101,7 @@ def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[s
 
 def backlog(connection: sa.Connection) -> int:
     """How many claims wait for an auditor."""
-    return connection.execute(sa.select(sa.func.count()).select_from(audits).where(WAITS)).scalar_one()
+    return connection.execute(_backlog).scalar_one()
 
 
 def oldest_waiting(connection: sa.Connection) -> int | None:
@@ -78,7 +114,8 @@ def owners_at_work(connection: sa.Connection) -> Counter[str]:
     leased = sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
     buffered = sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
     under_way = sa.union_all(
-        leased.where(leases.c.state.in_(OPEN)), buffered.where(rollouts.c.state == "buffered")
+        leased.where(leases.c.state.in_(OPEN), leases.c.group_no >= 0),
+        buffered.where(rollouts.c.state.in_(marks.WAITING), rollouts.c.group_no >= 0),
     ).subquery()
     found = sa.select(under_way.c.owner, sa.func.count()).group_by(under_way.c.owner)
     return Counter({owner: int(groups) for owner, groups in connection.execute(found)})

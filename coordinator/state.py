@@ -10,6 +10,7 @@
   `WAITING_MAX` of them wait: the line stays short, and those in it are answered in time.
 - What only reads, and takes long, is for `Database.read`: on a thread of its own, beside the writer, which goes on.
 - SQLite in WAL mode with synchronous=FULL: what was acknowledged survives `kill -9` and a power cut.
+- A store of another schema than this software's is refused (`coordinator.schema`).
 - Effects take `now_ms` and random values as arguments; none of them looks at a clock.
 """
 
@@ -25,9 +26,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator import tables
+from coordinator import schema
 from coordinator.tables import facts
-from ledger import store
 from protocol.errors import ConfigInvalid, Overloaded
 
 P = ParamSpec("P")
@@ -72,7 +72,8 @@ class _Call:
 class Database:
     """The store of one round: a file of SQLite, or a PostgreSQL by its URL."""
 
-    def __init__(self, where: Path | str) -> None:
+    def __init__(self, where: Path | str, *, any_schema: bool = False) -> None:
+        """`any_schema` is for those who copy a store or bring it to another schema."""
         self._dialect = SQLITE if isinstance(where, Path) else POSTGRESQL
         self._engine = engine(where)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
@@ -85,7 +86,8 @@ class Database:
         self.waiting = 0
         """Effects of nodes that are not answered yet."""
         self._reading = 0
-        self.run_now(_create)
+        if not any_schema:
+            self._refuse_other_schemas()
 
     async def run(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call an effect of the operator or of ourselves, before those of the nodes."""
@@ -128,6 +130,13 @@ class Database:
         self._writer.shutdown(wait=True)
         self._reader.shutdown(wait=True)
         self._engine.dispose()
+
+    def _refuse_other_schemas(self) -> None:
+        try:
+            self.run_now(schema.open_store)
+        except BaseException:
+            self.close()
+            raise
 
     async def _queue(self, line: deque[_Call], effect: Callable[[sa.Connection], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -213,11 +222,6 @@ def _settle(group: list[_Call]) -> None:
             call.answer.set_result(call.outcome)
         else:
             call.answer.set_exception(call.failure)
-
-
-def _create(connection: sa.Connection) -> None:
-    tables.metadata.create_all(connection)
-    store.create(connection)
 
 
 def _overloaded() -> Overloaded:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from coordinator import marks
 from coordinator.sizing import MEASURED_MAX
 from coordinator.tables import batches, leases, rollouts
 from protocol.ids import NodeId
@@ -45,7 +46,7 @@ def choose(
 def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: int, now_ms: int) -> list[int]:
     """The groups of a batch of this size that the node may be given beside another."""
     newest = connection.execute(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1)).first()
-    buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state == "buffered")
+    buffered = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.state.in_(marks.WAITING))
     missing = size - connection.execute(buffered).scalar_one()
     typical_ms, helper_ms = _answer_ms(connection, None), _answer_ms(connection, node)
     if (newest is not None and newest.reported_ms is None) or typical_ms is None or helper_ms is None:
@@ -57,7 +58,7 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
             sa.func.count(),
             sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
         )
-        .where(leases.c.state.in_(OPEN), ~leases.c.surplus)
+        .where(leases.c.state.in_(OPEN), ~leases.c.surplus, leases.c.group_no >= 0)
         .group_by(leases.c.group_no)
     )
     return choose(
@@ -72,7 +73,7 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
 
 def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
     """How long the last accepted answers took on the mean, of one node or of all."""
-    here = leases.c.state == State.ACCEPTED
+    here = (leases.c.state == State.ACCEPTED) & (leases.c.group_no >= 0)
     if node is not None:
         here &= leases.c.node_id == node
     took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(here)

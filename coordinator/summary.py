@@ -7,13 +7,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, health, publish, standings
+from coordinator import activation, broadcasts, evaluations, health, history, publish, standings, waiting
 from coordinator.config import Config
 from coordinator.leases import latest_batch
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
 from ledger import store
 from ledger.accounts import BUDGET
+from ledger.book import ClaimState
+from ledger.tables import claims_table
 from protocol.lease import OPEN, State
 
 UNFINISHED_SHOWN = 10
@@ -50,12 +52,39 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         "budget_micros": store.balance(connection, BUDGET),
         "nodes": connection.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one(),
         **_alive(connection, version, alive_since_ms),
+        "evaluations": _last_evaluations(connection),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
         "fleet": activation.shown(connection),
         "publish_every": kappa,
         "load": asdict(asked) if asked else None,
         **health.figures(connection, asked, kappa),
     }
+
+
+def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
+    """The status, with whether the learner waits and why, what was credited, and what went wrong lately."""
+    found = status(connection, config=config, alive_since_ms=alive_since_ms)
+    return found | {
+        "learner": asdict(waiting.look(found, config)),
+        "credit": _credited(connection),
+        "incidents": [asdict(one) for one in history.incidents(connection)],
+    }
+
+
+def _credited(connection: sa.Connection) -> dict[str, int]:
+    """Micro-units of all nodes' claims, by what became of them."""
+    claim = claims_table.c
+    amounts = _by_name(connection, sa.select(claim.state, sa.func.sum(claim.amount_micros)).group_by(claim.state))
+    states = (ClaimState.POSTED, ClaimState.PENDING, ClaimState.VOIDED)
+    return {f"{state.value}_micros": amounts.get(state.value, 0) for state in states}
+
+
+def _last_evaluations(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Of each split, what was measured last, and what is being measured."""
+    last: dict[tuple[str, bool], dict[str, Any]] = {}
+    for row in evaluations.shown(connection):
+        last[row["split"], row["state"] == "running"] = row
+    return sorted(last.values(), key=lambda row: row["number"])
 
 
 def broadcast(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The tables of a round's store, beside the ledger's own.
 
 - States are the values of the enums that name them; money is integer micro-units; times are milliseconds.
+- Whoever changes a table adds a step to `coordinator/migrations/versions`; stores out there have the old one.
 - What must be unique is a constraint here, not a check elsewhere: nonces, one rollout per lease, one entry per claim.
 """
 
@@ -16,6 +17,7 @@ nodes = sa.Table(
     sa.Column("node_id", sa.String, primary_key=True),
     sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
     sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
+    sa.Column("paused_ms", sa.BigInteger, nullable=True),  # since when the operator gives it no work
     sa.Column("name", sa.String, nullable=False),
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
@@ -27,6 +29,18 @@ nodes = sa.Table(
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
     sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
+)
+
+# What the operator ordered, each with its reason; nothing is ever changed or deleted here.
+orders = sa.Table(
+    "orders",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("given_ms", sa.BigInteger, nullable=False),
+    sa.Column("action", sa.String, nullable=False),  # pause, resume, ban, unban, publish, rollback
+    sa.Column("subject", sa.String, nullable=False, index=True),  # a node, an owner, or a version
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("given_by", sa.String, nullable=False),
 )
 
 # What owners signed, as it was signed; an address counts from a time on, or never where a newer one came before that.
@@ -152,13 +166,27 @@ nonces = sa.Table(
     sa.Column("sent_ms", sa.BigInteger, nullable=False, index=True),
 )
 
+# What is worked on: for the learner from 0 up, for evaluations below 0.
 groups = sa.Table(
     "groups",
     metadata,
     sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("split", sa.String, nullable=False),  # of the task, and which problem of it
+    sa.Column("prompt", sa.Integer, nullable=False),
+    sa.Column("evaluation", sa.Integer, nullable=True, index=True),
     sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
     sa.Column("begun", sa.String, nullable=True),  # the ended lease from which the next may go on, while it is open
     sa.Column("begun_version", sa.BigInteger, nullable=True),
+    sa.Column("expected", sa.Float, nullable=True),  # tokens of its longest sample, where something is known of it
+)
+
+# How long the groups of a prompt were, and of prompts like it.
+lengths = sa.Table(
+    "lengths",
+    metadata,
+    sa.Column("prompts", sa.String, primary_key=True),  # the hash of one, or a name that neighbours share
+    sa.Column("mean", sa.Float, nullable=False),
+    sa.Column("groups", sa.Integer, nullable=False),
 )
 
 leases = sa.Table(
@@ -219,9 +247,12 @@ rollouts = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("credit_micros", sa.BigInteger, nullable=False),
     sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
+    sa.Column("sampled", sa.LargeBinary, nullable=True),  # of an episode: per token 1 if drawn, 0 if its environment's
+    sa.Column("marks", sa.JSON, nullable=False),  # what they are made of, as in `coordinator.marks`
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),  # buffered, batched, stale, unused, surplus, retracted
+    # unscored, buffered, batched, stale, unused, surplus, retracted, verifier_error, measured
+    sa.Column("state", sa.String, nullable=False),
     sa.Column("batch", sa.Integer, nullable=True),
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
@@ -261,6 +292,7 @@ audits = sa.Table(
     sa.Column("tries", sa.Integer, nullable=False, default=0),
     sa.Column("judged_ms", sa.BigInteger, nullable=True),
     sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
+    sa.Column("fault", sa.String, nullable=True),  # the claim whose hard fault took it out of escrow
 )
 WAITS = (audits.c.why != "") & audits.c.finding.is_(None) & ~audits.c.settled
 """The claims that auditors have to look at."""
@@ -301,6 +333,24 @@ batches = sa.Table(
     sa.Column("idle_s", sa.Float, nullable=True),  # how long the learner waited for it
     sa.Column("busy_s", sa.Float, nullable=True),  # how long the update before took, publishing included
     sa.Column("metrics", sa.JSON, nullable=True),
+)
+
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
+    sa.Column("split", sa.String, nullable=False),
+    sa.Column("samples", sa.Integer, nullable=False),  # of each problem
+    sa.Column("problems", sa.Integer, nullable=False),
+    sa.Column("solved", sa.Float, nullable=False),  # the score from which a sample is right
+    sa.Column("why", sa.String, nullable=False),  # before, every, last, asked
+    sa.Column("state", sa.String, nullable=False, index=True),  # running, done, partial, void
+    sa.Column("begun_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_ms", sa.BigInteger, nullable=True),
+    sa.Column("axes", sa.JSON, nullable=False),  # what had been trained on and spent until then
+    sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.scores`
 )
 
 versions = sa.Table(

@@ -7,11 +7,15 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Self
 
 from protocol import ids
 from protocol.errors import MalformedMessage
 from protocol.ids import NodeId
+
+NAMED_MAX = 16_384
+"""Accounts of a kind that are kept made: making one costs more than all that a batch does with it."""
 
 
 class AccountKind(StrEnum):
@@ -69,21 +73,25 @@ OUTSIDE = Account(AccountKind.OUTSIDE)
 BUDGET = Account(AccountKind.BUDGET)
 
 
+@lru_cache(maxsize=NAMED_MAX)
 def pending(node: NodeId) -> Account:
     """What a node was credited and what is not settled yet."""
     return Account(AccountKind.PENDING, node)
 
 
+@lru_cache(maxsize=NAMED_MAX)
 def payable(node: NodeId) -> Account:
     """What a node is owed for good."""
     return Account(AccountKind.PAYABLE, node)
 
 
+@lru_cache(maxsize=NAMED_MAX)
 def paying(node: NodeId) -> Account:
     """What is in payout batches that are under way."""
     return Account(AccountKind.PAYING, node)
 
 
+@lru_cache(maxsize=NAMED_MAX)
 def paid(node: NodeId) -> Account:
     """What has left the round: the money is elsewhere, its sum is remembered here."""
     return Account(AccountKind.PAID, node)

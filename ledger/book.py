@@ -245,11 +245,11 @@ def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
 def _moved(state: State, accounts: tuple[Account, Account], amount_micros: int) -> dict[Account, int]:
     """The two balances after a movement; asserts that it conserves and leaves no debt inside."""
     source, sink = accounts
-    before = {account: state.balance(account) for account in accounts}
-    after = {source: before[source] - amount_micros, sink: before[sink] + amount_micros}
-    if sum(after.values()) != sum(before.values()):
+    had, held = state.balance(source), state.balance(sink)
+    left, holds = had - amount_micros, held + amount_micros
+    if left + holds != had + held:
         raise BookBroken(f"Moving {amount_micros} micros from {source} to {sink} does not conserve their sum.")
-    for account, balance in after.items():
+    for account, balance in ((source, left), (sink, holds)):
         if balance < 0 and not account.may_be_negative:
             raise BookBroken(f"Account {account} would fall to {balance} micros; the book or its store is damaged.")
-    return after
+    return {source: left, sink: holds}

@@ -13,7 +13,8 @@
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -107,12 +108,13 @@ def append(conn: sa.Connection, entry: Entry, now_ms: int) -> Outcome:
 
 def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> list[Outcome]:
     """The same for many, one after the other; what is refused leaves the others as they are."""
-    size = _head(conn, 0)
+    size = _head(conn, len(entries)) - len(entries)
     before = _read_for(conn, entries)
     after, refused = book.fold(enumerate(entries), before)
     applied = [entry for number, entry in enumerate(entries) if number not in refused]
+    if refused:
+        _head(conn, -len(refused))
     if applied:
-        _head(conn, len(applied))
         _write_entries(conn, size, applied, now_ms)
         _write_balances(conn, before, after)
         _write_claims(conn, before, after)
@@ -142,6 +144,11 @@ def publish(conn: sa.Connection, key: Key, signature_of: Sign) -> bytes:
 def checkpoint(conn: sa.Connection) -> bytes | None:
     """The last signed checkpoint; None before the first."""
     return conn.execute(sa.select(checkpoint_table.c.note)).scalar()
+
+
+def root_at(conn: sa.Connection, size: int) -> Hash:
+    """The root of the log's first so many entries."""
+    return tree.root(size, tiles.hashes_in(size, lambda tile: _read_tile(conn, tile)))
 
 
 def read_file(conn: sa.Connection, tile: Tile) -> bytes:
@@ -217,15 +224,18 @@ def entries(conn: sa.Connection, start: int, limit: int) -> list[Recorded]:
     ]
 
 
-def rebuild(conn: sa.Connection) -> list[Difference]:
-    """Fold all entries through the book and compare with the tables; holds the append lock until the caller's end."""
-    size = _head(conn, 0)
+def rebuild(conn: sa.Connection, *, locked: bool = True) -> list[Difference]:
+    """Fold all entries through the book and compare with the tables; holds the append lock until the caller's end.
+
+    Not `locked`: for a snapshot that nobody else writes to.
+    """
+    size_now = _head(conn, 0) if locked else size(conn)
     accounts = {row.account: row.micros for row in conn.execute(sa.select(balances_table))}
     claims = {claim_id: tuple(rest) for claim_id, *rest in conn.execute(sa.select(claims_table))}
     kept = {Tile(*place): bytes(hashes) for *place, hashes in conn.execute(sa.select(tiles_table))}
     here = checkpoint_table.c
     signed = conn.execute(sa.select(here.size, here.root, here.note)).one_or_none()
-    return fsck.differences(size, _log(conn), fsck.Kept(accounts, claims, kept, tuple(signed) if signed else None))
+    return fsck.differences(size_now, _log(conn), fsck.Kept(accounts, claims, kept, tuple(signed) if signed else None))
 
 
 def _head(conn: sa.Connection, by: int) -> int:
@@ -266,17 +276,11 @@ def _rows(conn: sa.Connection, statement: sa.Select[Any], names: Collection[str]
 
 
 def _write_entries(conn: sa.Connection, size: int, applied: list[Entry], now_ms: int) -> None:
-    conn.execute(
-        sa.insert(entries_table),
+    _insert(
+        conn,
+        entries_table,
         [
-            {
-                "index": index,
-                "content_hash": entry.content_hash,
-                "effect": entry.effect,
-                "kind": entry.kind,
-                "body": entry.body,
-                "recorded_ms": now_ms,
-            }
+            (index, entry.content_hash, entry.effect, entry.kind, entry.body, now_ms)
             for index, entry in enumerate(applied, size)
         ],
     )
@@ -287,11 +291,10 @@ def _write_balances(conn: sa.Connection, before: State, after: State) -> None:
     for account, micros in after.balances.items():
         was = before.balances.get(account)
         if was is None:
-            made.append({"account": str(account), "micros": micros})
+            made.append((str(account), micros))
         elif was != micros:
             moved.append({"name": str(account), "was": was, "now": micros})
-    if made:
-        conn.execute(sa.insert(balances_table), made)
+    _insert(conn, balances_table, made)
     _replace(conn, _set_balance, moved)
 
 
@@ -300,12 +303,11 @@ def _write_claims(conn: sa.Connection, before: State, after: State) -> None:
     for claim_id, claim in after.claims.items():
         was = before.claims.get(claim_id)
         if was is None:
-            row = {field.name: getattr(claim, field.name) for field in fields(claim)}
-            made.append({**row, "claim_id": claim_id, "state": claim.state.value})
+            state = claim.state.value
+            made.append((claim_id, claim.node_id, state, claim.amount_micros, claim.tokens, claim.entry_hash))
         elif was.state is not claim.state:
             settled.append({"claim": claim_id, "was": was.state.value, "now": claim.state.value})
-    if made:
-        conn.execute(sa.insert(claims_table), made)
+    _insert(conn, claims_table, made)
     _replace(conn, _set_state, settled)
 
 
@@ -320,12 +322,11 @@ def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
     for tile, data in tiles.grown(size, leaves, read):
         was = before.get((tile.level, tile.number))
         if was is None:
-            made.append({"level": tile.level, "number": tile.number, "width": tile.width, "hashes": data})
+            made.append((tile.level, tile.number, tile.width, data))
         else:
             place = {"at_level": tile.level, "at": tile.number}
             widened.append({**place, "was": was, "now": tile.width, "data": data})
-    if made:
-        conn.execute(sa.insert(tiles_table), made)
+    _insert(conn, tiles_table, made)
     _replace(conn, _widen_tile, widened)
 
 
@@ -336,6 +337,24 @@ def _read_tile(conn: sa.Connection, tile: Tile) -> bytes:
     if data is None or len(data) < wanted:
         raise NotFound(f"The log does not reach to the end of tile {tile.name}.")
     return bytes(data[:wanted])
+
+
+def _insert(conn: sa.Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """New rows, as tuples in the order of the table's columns.
+
+    They go past SQLAlchemy's handling of parameters, which takes longer than SQLite does. So a column must be of a type
+    that the driver takes as it is: all of the ledger's are.
+    """
+    if rows:
+        conn.exec_driver_sql(_insertion(table, conn.dialect), list(rows))
+
+
+@cache
+def _insertion(table: sa.Table, dialect: sa.Dialect) -> str:
+    """The driver's own text for a new row of a table."""
+    names = ", ".join(dialect.identifier_preparer.quote(column.name) for column in table.columns)
+    mark = "?" if dialect.paramstyle == "qmark" else "%s"
+    return f"INSERT INTO {table.name} ({names}) VALUES ({', '.join(mark for _ in table.columns)})"
 
 
 def _replace(conn: sa.Connection, statement: sa.Update, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -103,7 +103,7 @@ class Explanations(Message):
     """The answer: those that were asked about, the newest first."""
 
     tolerance: str
-    """The class that this round judges by."""
+    """The class that this round judges by; that of the lease, where one was named that has its own."""
     tolerances: bytes
     """The file of all classes, where one lease was named."""
     explanations: tuple[Explanation, ...] = Field(max_length=limits.EXPLANATIONS_MAX)

@@ -19,6 +19,9 @@ from protocol.errors import MalformedMessage, MessageTooLarge, NonFiniteNumber, 
 Value = Any
 """Any value the rules above allow."""
 
+_PLAIN = frozenset({type(None), bool, int, str, bytes})
+"""What stands for itself; whether an integer fits is for the packer to see."""
+
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 """Header byte → payload bytes of nil, booleans, float64 and integers."""
 
@@ -36,6 +39,8 @@ def encode(value: Value) -> bytes:
         packed = msgpack.packb(_ordered(value, 0), use_bin_type=True)
     except UnicodeEncodeError as error:
         raise MalformedMessage("A string has no UTF-8 form.") from error
+    except OverflowError as error:
+        raise MalformedMessage("An integer does not fit into 64 bits.") from error
     assert isinstance(packed, bytes)
     return packed
 
@@ -64,25 +69,23 @@ def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
 
 def _ordered(value: Value, depth: int) -> Value:
     """The value with sorted maps; refuses what the encoding does not know."""
-    if depth > limits.MESSAGE_MAX_DEPTH:
-        raise MessageTooLarge(f"The message nests deeper than {limits.MESSAGE_MAX_DEPTH} levels.")
-    if value is None or isinstance(value, bool | str | bytes):
-        return value
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**64:
-            raise MalformedMessage("An integer does not fit into 64 bits.")
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             raise NonFiniteNumber(f"{value} is not a finite number.")
         return value
+    if value and depth >= limits.MESSAGE_MAX_DEPTH and isinstance(value, list | tuple | dict):
+        raise MessageTooLarge(f"The message nests deeper than {limits.MESSAGE_MAX_DEPTH} levels.")
     if isinstance(value, list | tuple):
-        return [_ordered(item, depth + 1) for item in value]
+        return [item if type(item) in _PLAIN else _ordered(item, depth + 1) for item in value]
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
+        if {*map(type, value)} != {str} and not all(isinstance(key, str) for key in value):
             raise MalformedMessage("A map key is not a string.")
         # UTF-8 keeps code point order, so sorting the strings sorts their bytes.
-        return {key: _ordered(value[key], depth + 1) for key in sorted(value)}
+        return {key: item if type(item := value[key]) in _PLAIN else _ordered(item, depth + 1) for key in sorted(value)}
+    if isinstance(value, int | str | bytes):  # of a kind of its own, such as the members of an enum
+        return value
     raise MalformedMessage(f"A {type(value).__name__} has no canonical encoding.")
 
 

@@ -97,6 +97,12 @@ class UnknownNode(SwarmError):
     code, http_status, fault = "unknown_node", 403, "node"
 
 
+class AgentTooOld(SwarmError):
+    """The node speaks a generation of the protocol whose work does not count any more."""
+
+    code, http_status, fault = "agent_too_old", 426, "node"
+
+
 class OwnerBanned(SwarmError):
     """Audits have found two rollouts of this owner's that no honest node could have produced."""
 
@@ -137,6 +143,12 @@ class PriceTooHigh(SwarmError):
     """The node's price is above what this round pays."""
 
     code, http_status, fault = "price_too_high", 422, "node"
+
+
+class NotInvited(SwarmError):
+    """This round takes no strangers."""
+
+    code, http_status, fault = "not_invited", 403, "operator"
 
 
 class UnknownLease(SwarmError):
@@ -203,6 +215,36 @@ class UnknownTask(SwarmError):
     """No task of that name is built in."""
 
     code, http_status, fault = "unknown_task", 422, "operator"
+
+
+class UnknownEnvironment(SwarmError):
+    """No environment of that name is built in here, or it takes no such parameters."""
+
+    code, http_status, fault = "unknown_environment", 422, "operator"
+
+
+class EnvironmentFailed(SwarmError):
+    """An environment broke its own rules: our fault, whatever was played."""
+
+    code, http_status, fault = "environment_failed", 500, "coordinator"
+
+
+class ObservationForged(SwarmError):
+    """An episode in which the environment says something that it did not say."""
+
+    code, http_status, fault = "observation_forged", 422, "node"
+
+
+class EpisodeOverrun(SwarmError):
+    """An episode that goes on after its end."""
+
+    code, http_status, fault = "episode_overrun", 422, "node"
+
+
+class EpisodeCutShort(SwarmError):
+    """An episode that stops before its end."""
+
+    code, http_status, fault = "episode_cut_short", 422, "node"
 
 
 class UnknownChunk(SwarmError):
@@ -313,6 +355,18 @@ class AuditFailed(SwarmError):
     code, http_status, fault = "audit_failed", 500, "coordinator"
 
 
+class VerifierFailed(SwarmError):
+    """A reward process hung, crashed, or gave no proper reward for a group's completions."""
+
+    code, http_status, fault = "verifier_error", 500, "coordinator"
+
+
+class VerifierDown(SwarmError):
+    """Reward processes do not even start; groups wait until they do."""
+
+    code, http_status, fault = "verifier_down", 500, "operator"
+
+
 class Unreachable(SwarmError):
     """The coordinator did not answer in time."""
 
@@ -339,10 +393,7 @@ def named(error: BaseException) -> str:
 
 
 def _table(base: type[SwarmError]) -> dict[str, type[SwarmError]]:
-    table = {base.code: base}
-    for child in base.__subclasses__():
-        table |= _table(child)
-    return table
+    return {base.code: base} | {code: error for child in base.__subclasses__() for code, error in _table(child).items()}
 
 
 ERRORS: dict[str, type[SwarmError]] = _table(SwarmError)

@@ -77,6 +77,8 @@ def check_fragment(
     expected = (round_id, lease.lease_id, lease.version, lease.seed, head)
     if (fragment.round_id, fragment.lease_id, fragment.version, fragment.seed, fragment.previous) != expected:
         raise FragmentMismatch("The fragment does not repeat its lease, or does not follow the one before it.")
+    if lease.episode is not None:
+        raise FragmentMismatch("An episode is not handed on: its lease is answered whole.")
     prefixes = lease.prefixes or [Prefix(tokens=b"", finish="")] * lease.samples
     growing = {
         number

@@ -18,6 +18,8 @@ class TrainingSample(Message):
     tokens: bytes
     logprobs: bytes
     reward: float
+    sampled: bytes = b""
+    """Of an episode: for each token 1 if the policy drew it, 0 if the environment said it. Empty: all were drawn."""
 
 
 class Earlier(Message):
@@ -44,6 +46,8 @@ class Batch(Message):
 
     number: int = Field(ge=1)
     groups: tuple[TrainingGroup, ...]
+    credit_micros: int = Field(0, ge=0)
+    """What all who worked on these groups were credited with."""
 
 
 class Report(Message):
@@ -76,6 +80,12 @@ class Upload(Message):
     digest: Hex64
 
 
+class Uploads(Message):
+    """Files that the coordinator has from the version before: if they are the same, they need not be sent again."""
+
+    files: tuple[Upload, ...] = Field(max_length=limits.MANIFEST_MAX_FILES)
+
+
 class Publication(Message):
     """A version whose files were uploaded: publish it."""
 
@@ -87,6 +97,7 @@ class Publication(Message):
 class LearnerState(Message):
     """Where the round stands, for a learner that starts or comes back."""
 
+    round_id: Hex64
     newest_version: int
     newest_update: int
     publish_every: int
@@ -95,3 +106,5 @@ class LearnerState(Message):
     ledger_head: bytes = Field(max_length=16 * limits.KIB)
     """The last signed checkpoint of the ledger; nothing before the first."""
     finished: bool
+    evaluating: bool = False
+    """The nodes still measure the last version."""

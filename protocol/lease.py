@@ -8,17 +8,21 @@
 - Only an open lease can be answered. The group of one that ended without an answer is offered again.
 - The price is locked when the lease is given out.
 - A lease may go on where another ended: its `prefixes` are what was sampled before, with the same seed and version. Its
-  answer has only the tokens that come after them.
+  answer has only the tokens that come after them. A lease of an episode has none.
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from protocol import limits
+from protocol.episode import Episode
 from protocol.ids import Hex32
 from protocol.message import Message
+
+Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
+"""What a node computes with, as engine/dtype/device; empty if it does not say."""
 
 
 class Prefix(Message):
@@ -40,8 +44,12 @@ class Lease(Message):
     """Token ids, 32-bit little-endian."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     expires_ms: int
+    judged_as: Numerics = ""
+    """The class whose tolerances its answer is judged by; empty: by those of the round."""
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
     """One for each sample, or none at all."""
+    episode: Episode | None = None
+    """The game that the samples play, of several turns; nothing where a sample is one completion."""
 
 
 class State(StrEnum):

@@ -70,6 +70,15 @@ ORIGIN_URL_MAX_CHARS = 300
 LEASES_PER_REQUEST_MAX = 64
 """Groups one node may take at once."""
 
+ENVIRONMENTS_MAX = 64
+"""Names of environments that a node can play: ten times as many as there are."""
+
+FRAME_MAX_CHARS = 2 * KIB
+"""What a chat template puts around a message: a system prompt of a few hundred words fits."""
+
+PARAMETERS_MAX = 16
+"""Parameters of an environment; none has half as many."""
+
 FRAGMENTS_MAX = 64
 """Fragments of one lease: each costs a row, and the ones before it are read again."""
 
@@ -112,6 +121,9 @@ AUDIT_REPORT_MAX_BYTES = 64 * KIB
 
 EXPLANATIONS_MAX = 20
 """Leases explained at once: more than a person reads."""
+
+PROBE_MAX_BYTES = 4 * MIB
+"""What a machine may send to measure its line: a third of a second at 100 Mbit/s, and no more than a submission."""
 
 CLOCK_SKEW_MAX_S = 90
 """How far a node's clock may differ; a nonce is remembered for twice as long."""

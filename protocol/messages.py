@@ -4,14 +4,15 @@
 - A request names its audience (round and path), carries a nonce that works once, and the sender's clock.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints
 
-from protocol import canonical, limits
+from protocol import canonical, generation, limits
+from protocol.episode import Name
 from protocol.errors import RequestExpired, WrongAudience
 from protocol.ids import Hex32, Hex64
-from protocol.lease import Lease
+from protocol.lease import Lease, Numerics
 from protocol.message import Message
 from protocol.signing import NodeKey, Signed, open_envelope
 
@@ -40,8 +41,16 @@ class Register(Message):
     shares: bool = True
     """Whether it passes chunks on; one without an address does so over connections that it opens."""
     agent: str = Field(max_length=100)
+    generation: int = Field(generation.CURRENT, ge=0, le=2**16)
+    """Which generation of the protocol it speaks."""
     delegation: bytes | None = Field(None, max_length=limits.STATEMENT_MAX_BYTES)
     """Its owner's word that it works for them; without one, and before the first, it is its own."""
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
+        """As any message; but one of a retired generation is told so, whatever else it looks like."""
+        generation.require_current(canonical.read(data, max_bytes=max_bytes))
+        return super().from_bytes(data, max_bytes=max_bytes)
 
 
 class Transfer(Message):
@@ -79,8 +88,9 @@ class Heartbeat(Message):
     session: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Random per start of the agent, so that counters that begin again at zero are told apart."""
     version: int = Field(ge=0, le=limits.VERSION_MAX)
-    phase: Literal["offline", "idle", "leased", "generating", "mirroring"]
-    """Who mirrors never samples: for it a version has arrived when it is fetched."""
+    phase: Literal["offline", "idle", "leased", "generating", "mirroring", "resting"]
+    """Who mirrors never samples: for it a version has arrived when it is fetched. Who rests takes no work
+    for now, because its owner says so."""
     tokens_per_s: float = Field(ge=0)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)
@@ -109,11 +119,16 @@ class LeaseRequest(Message):
     groups: int = Field(ge=1, le=limits.LEASES_PER_REQUEST_MAX)
     continues: bool = False
     """Whether its engine can go on where another stopped."""
+    numerics: Numerics = ""
+    """What it computes with, and is judged by."""
+    environments: tuple[Name, ...] = Field((), max_length=limits.ENVIRONMENTS_MAX)
+    """Those that its engine can play; without the round's it gets `unknown_environment` and no work."""
 
 
-Reason = Literal["", "ahead", "busy", "old_version", "standby", "budget", "audits", "finished"]
+Reason = Literal["", "ahead", "busy", "old_version", "numerics", "standby", "budget", "audits", "finished"]
 """Why there is no work: enough is under way for the newest version; this node holds as many leases as it may; this
-version gives no more; others do it for less; no money; too much waits for an audit; the end."""
+version gives no more; what the node computes with is not admitted; others do it for less; no money; too much waits for
+an audit; the end."""
 
 
 class LeaseReply(Message):
@@ -123,6 +138,8 @@ class LeaseReply(Message):
     newest_version: int = Field(ge=0, le=limits.VERSION_MAX)
     reason: Reason
     retry_s: float
+    stays: bool = False
+    """There is more to measure of this version: ask again before loading a newer one."""
 
 
 class ReturnLeases(Message):
@@ -183,6 +200,8 @@ class Peer(Message):
     peer_id: PeerId
     address: HostPort | Literal[""]
     """Where to dial it; empty if it cannot be dialled, and opens the connection itself."""
+    also: tuple[HostPort, ...] = Field((), max_length=limits.ADDRESSES_MAX)
+    """Where else it may be dialled: all are tried, a moment apart, and whichever answers first is taken."""
     kind: Literal["peer", "seeder"]
     stripes: tuple[int, ...] = Field((), max_length=limits.STRIPES_MAX)
     """The stripes to ask of it first; of the others it is asked when they are late."""

@@ -2,11 +2,13 @@
 
 - Tokens and log-probabilities travel as packed little-endian arrays: small, and checked in one stroke.
 - A claim repeats its lease, so the node's signature binds the answer to round, version and seed.
+- An episode is played again over its tokens: what its environment said, and where it ended, is never believed.
 - Counted is what is checked: tokens are decoded once, here, and everybody uses that array.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +16,12 @@ import numpy.typing as npt
 from pydantic import Field
 
 from protocol import limits
+from protocol.episode import Episode
 from protocol.errors import LeaseMismatch, LogprobsInvalid, TokensInvalid
 from protocol.ids import Hex32, Hex64
 from protocol.lease import Lease, Prefix
 from protocol.message import Message
+from protocol.transcript import Codec, Player, Sampled, Transcript, replay
 
 Tokens = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
@@ -29,7 +33,8 @@ LOGPROB_SLACK = 1e-3
 class Sample(Message):
     """One completion: its tokens up to and with the end token, and how likely each was when it was drawn.
 
-    Of a lease with prefixes it has what comes after the prefix: nothing, if that was complete.
+    Of a lease with prefixes it has what comes after the prefix: nothing, if that was complete. Of an episode it has all
+    turns and observations; the log-probability of an inserted token is 0.
     """
 
     tokens: bytes = Field(max_length=4 * limits.TOKENS_MAX)
@@ -65,6 +70,8 @@ class PolicyBounds:
     vocab_size: int
     end_tokens: frozenset[int]
     max_new_tokens: int
+    codec: Codec | None = None
+    """Its tokenizer; without one no episode can be checked."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,17 @@ class Completion:
     """Empty if another went on with it."""
     start: int = 0
     """The position of its first token: how long the prefix is."""
+    transcript: Transcript | None = None
+    """Of an episode."""
+
+    @cached_property
+    def sampled(self) -> Sampled:
+        """Which of its tokens the policy drew: all, but for what an environment said."""
+        return self.transcript.sampled if self.transcript else np.ones(len(self.tokens), bool)
+
+    @property
+    def paid_tokens(self) -> int:
+        return int(self.sampled.sum())
 
 
 def pack_tokens(tokens: list[int] | Tokens) -> bytes:
@@ -102,6 +120,10 @@ def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: Policy
     expected = (round_id, lease.lease_id, lease.version, lease.seed, lease.samples)
     if (claim.round_id, claim.lease_id, claim.version, claim.seed, len(claim.samples)) != expected:
         raise LeaseMismatch("The claim does not repeat its lease: round, version, seed or number of samples differ.")
+    if lease.episode is not None:
+        return tuple(
+            _check_episode(number, sample, lease.episode, bounds) for number, sample in enumerate(claim.samples)
+        )
     prefixes = lease.prefixes or [None] * lease.samples
     return tuple(
         _check_sample(number, sample, prefix, bounds)
@@ -119,6 +141,21 @@ def _check_sample(number: int, sample: Sample, prefix: Prefix | None, bounds: Po
     return Completion(tokens, check_logprobs(number, sample.logprobs, len(tokens)), sample.finish, start)
 
 
+def _check_episode(number: int, sample: Sample, episode: Episode, bounds: PolicyBounds) -> Completion:
+    """A sample whose observations and end are those of its episode, played again."""
+    assert bounds.codec is not None
+    tokens = unpack_tokens(sample.tokens)
+    _check_count(number, tokens, 0, bounds)
+    logprobs = check_logprobs(number, sample.logprobs, len(tokens))
+    player = Player(episode, bounds.codec, end_tokens=bounds.end_tokens, tokens_max=bounds.max_new_tokens)
+    transcript = replay(player, tokens.tolist(), number=number)
+    if transcript.finish != sample.finish:
+        raise TokensInvalid(f"Sample {number} says it finished by {sample.finish}, its episode by {transcript.finish}.")
+    if logprobs[~transcript.sampled].any():
+        raise LogprobsInvalid(f"Sample {number} has log-probabilities other than 0 where nothing was drawn.")
+    return Completion(tokens, logprobs, sample.finish, transcript=transcript)
+
+
 def whole_tokens(lease: Lease, completions: Sequence[Completion]) -> list[Tokens]:
     """The tokens of each sample, with its prefix."""
     if not lease.prefixes:
@@ -133,10 +170,7 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
     """A sample's tokens from position `start` on, if they could be; one without a `finish` must have more to come."""
     tokens = unpack_tokens(data)
     end, limit = start + len(tokens), bounds.max_new_tokens
-    if len(tokens) < 1 or end > limit:
-        raise TokensInvalid(f"Sample {number} has {end} tokens, {len(tokens)} new; 1 to {limit} are possible.")
-    if int(tokens.max()) >= bounds.vocab_size:
-        raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
+    _check_count(number, tokens, start, bounds)
     ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
     if ends[:-1].any():
         raise TokensInvalid(f"Sample {number} goes on after its end token.")
@@ -145,6 +179,14 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
     if (finish == "length") != (end == limit and finish != "stop"):
         raise TokensInvalid(f"Sample {number} stands at {end} tokens: neither ended nor full.")
     return tokens
+
+
+def _check_count(number: int, tokens: Tokens, start: int, bounds: PolicyBounds) -> None:
+    end, limit = start + len(tokens), bounds.max_new_tokens
+    if len(tokens) < 1 or end > limit:
+        raise TokensInvalid(f"Sample {number} has {end} tokens, {len(tokens)} new; 1 to {limit} are possible.")
+    if int(tokens.max()) >= bounds.vocab_size:
+        raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
 
 
 def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:

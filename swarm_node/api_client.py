@@ -3,13 +3,16 @@
 - Every request is signed afresh, with a new nonce: a retry is a new request, never a replay.
 - A reply is read up to its limit and no further; whatever it says, trust comes from signatures and hashes elsewhere.
 - No answer, or one from a broken proxy, is `Unreachable`: the caller waits and tries again.
+- Each answer's Date says how far this machine's clock is off; `now_ms` is the coordinator's time, by which leases end.
 - Where the coordinator is overloaded, or a proxy before it, nothing is asked of it until its Retry-After is over.
 """
 
+import json
 import math
 import secrets
 import time
-from typing import TypeVar
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
 import httpx
 import trio
@@ -38,10 +41,14 @@ from protocol.messages import (
 )
 from protocol.origin import OriginList
 from protocol.owner import Earnings, EarningsRequest, StatementReply
+from protocol.probe import Dial, Dialled, Uploaded
 from protocol.signing import NodeKey
 from swarm_node.origin import COORDINATORS, PLAIN, Origin, read_at_most
 
 M = TypeVar("M", bound=Message)
+
+CLOCKS_AGREE_S = 2.0
+"""A header names whole seconds, and an answer takes a while: less than this is no difference."""
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
@@ -58,6 +65,8 @@ class Coordinator:
         self._key = key
         self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT, headers=PLAIN, follow_redirects=False)
         self._quiet_until = -math.inf
+        self.clock_offset_s: float | None = None
+        """How far the coordinator's clock is ahead of this machine's, to a second; None before the first answer."""
         self.origin = Origin(f"{url}/v1", self._client, COORDINATORS)
         """The last resort for chunks, with more patience than others, and the first for documents."""
 
@@ -103,12 +112,43 @@ class Coordinator:
         """Deliver what an owner has signed."""
         return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
 
+    async def upload(self, data: bytes) -> Uploaded:
+        """Send bytes that are thrown away."""
+        return Uploaded.from_bytes(await self._read("POST", "/v1/probe/upload", data, limits.SMALL_REQUEST_MAX_BYTES))
+
+    async def dial_me(self, message: Dial) -> Dialled:
+        """Have this machine dialled, at the address that the coordinator sees."""
+        return await self._call("/v1/probe/dial", message, Dialled)
+
+    async def status(self) -> dict[str, Any]:
+        """The round's figures, as everybody may read them."""
+        return await self._json("/v1/status")
+
+    async def leaderboard(self) -> list[dict[str, Any]]:
+        """The nodes of the round, as everybody may read them."""
+        rows: list[dict[str, Any]] = (await self._json("/v1/leaderboard")).get("nodes", [])
+        return rows
+
     async def origins(self) -> OriginList:
         """Where chunks and documents can be had besides the coordinator."""
         return OriginList.from_bytes(await self._read("GET", "/v1/origins", None, limits.SMALL_REQUEST_MAX_BYTES))
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    def now_ms(self) -> int:
+        """The coordinator's time; where both clocks agree as far as can be told, this machine's, which is finer."""
+        offset_s = self.clock_offset_s or 0.0
+        return int(1000 * (time.time() + (offset_s if abs(offset_s) > CLOCKS_AGREE_S else 0.0)))
+
+    async def _json(self, path: str) -> dict[str, Any]:
+        try:
+            found = json.loads(await self._read("GET", path, None, limits.MESSAGE_MAX_BYTES))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Unreachable(f"{path} is no JSON; is this the coordinator?")
+        return found
 
     async def _call(self, path: str, message: Message, kind: type[M]) -> M:
         await trio.sleep_until(self._quiet_until)
@@ -125,6 +165,7 @@ class Coordinator:
     async def _read(self, method: str, path: str, body: bytes | None, max_bytes: int) -> bytes:
         try:
             async with self._client.stream(method, path, content=body) as response:
+                self.clock_offset_s = offset_s(response.headers.get("Date", ""), time.time())
                 data = await read_at_most(response, max_bytes)
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Unreachable(
@@ -145,6 +186,16 @@ def _named_error(path: str, status: int, data: bytes) -> SwarmError:
     except SwarmError:
         return Unreachable(f"{path} answers with status {status} and no reason; is this the coordinator?")
     return SwarmError.from_wire(reason)
+
+
+def offset_s(date: str, answered_s: float) -> float | None:
+    """How far a server's clock is ahead, by the whole second that its header names; an answer may have been held back
+    for long, but is dated when it is sent."""
+    try:
+        named = parsedate_to_datetime(date).timestamp() + 0.5
+    except (TypeError, ValueError):
+        return None
+    return named - answered_s
 
 
 def _seconds(retry_after: str) -> float:

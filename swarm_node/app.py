@@ -1,21 +1,30 @@
 """Wiring of the node agent: every machine is made here, and they know each other only through here."""
 
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from protocol.errors import SwarmError
 from swarm_node import member
+from swarm_node.allowance.governor import Governor
+from swarm_node.control import stopped
+from swarm_node.control.server import listening
 from swarm_node.engine.client import Choose, open_engine
-from swarm_node.member import cancel_on_signal, open_member
+from swarm_node.member import Member, cancel_on_signal, open_member
 from swarm_node.notices import Notices
 from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
 from swarm_node.receipts import Claims
 from swarm_node.sender import Sender
+from swarm_node.snapshot import Agent, Snapshot, now_ms
 from swarm_node.teller import Teller
+from swarm_node.waiting import first_of
 from swarm_node.worker import Worker
+
+Show = Callable[[Callable[[], Snapshot]], Awaitable[None]]
 
 FINAL_SEND_S = 10.0
 """At the end of the round, how long the last rollouts may take to be judged."""
@@ -28,6 +37,8 @@ class Settings:
     member: member.Settings
     groups_per_request: int
     engine_command: Choose
+    show: Show | None = None
+    """Shows the agent while it runs, if somebody looks."""
 
 
 @dataclass(frozen=True)
@@ -41,38 +52,77 @@ class Earnings:
 
 
 async def run(settings: Settings) -> Earnings:
-    """Take part in a round until it is finished or a signal comes."""
+    """Take part in a round until it is finished, a signal comes, or the owner says so."""
+    home = settings.member.home
     async with open_member(settings.member) as me:
-        outbox = Outbox(me.folder / "outbox")
-        sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"))
-        async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
-            teller = Teller(me.coordinator, me.key, settings.member.join.round_id)
-            worker = Worker(
-                coordinator=me.coordinator,
-                policies=me.policies,
-                engine=engine,
-                outbox=outbox,
-                sender=sender,
-                teller=teller,
-                key=me.key,
-                round_id=settings.member.join.round_id,
-                groups_per_request=settings.groups_per_request,
-            )
-            pulse = Pulse(me, worker)
-            nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
-            await pulse.register()
-            notices = Notices(me.coordinator, me.folder)
-            for machine in (pulse, me.policies, me.log_watch, sender, worker, notices):
+        stopped.forget(home)
+        try:
+            earnings, said = await _work(settings, me)
+        except* SwarmError as group:
+            error = next(leaves(group))
+            await trio.to_thread.run_sync(stopped.note, home, error)
+            raise error from None
+        stopped.note(home, None, said)
+        return earnings
+
+
+async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
+    """What came of it, and why it ended."""
+    governor = Governor(
+        settings.member.home,
+        me.uploads,
+        price=settings.member.price_micros_per_mtok,
+        given=dict(settings.member.limits),
+    )
+    outbox = Outbox(me.folder / "outbox")
+    sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"))
+    notices = Notices(me.coordinator, me.folder)
+    said = "a signal"
+    async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
+        teller = Teller(me.coordinator, me.key, settings.member.join.round_id)
+        worker = Worker(
+            coordinator=me.coordinator,
+            policies=me.policies,
+            engine=engine,
+            outbox=outbox,
+            sender=sender,
+            teller=teller,
+            gate=governor,
+            key=me.key,
+            round_id=settings.member.join.round_id,
+            groups_per_request=settings.groups_per_request,
+            price_floor=lambda: governor.limits.price_floor,
+        )
+        agent = Agent(me, worker, sender, outbox, notices, governor, now_ms())
+        pulse = Pulse(me, worker)
+        nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
+        async with listening(settings.member.home, governor, lambda: agent.look().to_json()):
+            nursery.start_soon(partial(governor.run, watch_cards=settings.show is not None))
+            if settings.show is not None:
+                nursery.start_soon(settings.show, agent.look)
+            await first_of(pulse.register, governor.leaving.wait)
+            for machine in (pulse, me.policies, me.log_watch, sender, sender.guard, worker, notices):
                 nursery.start_soon(machine.run)
             nursery.start_soon(pulse.listen)
             nursery.start_soon(teller.run, worker.drop)
-            await worker.finished.wait()
+            nursery.start_soon(_let_go, governor, worker)
+            await first_of(worker.finished.wait, governor.leaving.wait)
+            said = "you asked it to leave" if governor.leaving.is_set() else "it has finished, as you asked"
+            said = said if governor.leaving.is_set() or governor.finishing else "the round is finished"
             await _drain(sender, outbox)
             with suppress(SwarmError):  # the round is over, whether or not this is still heard
                 await pulse.beat()
             nursery.cancel_scope.cancel()
     accepted = sender.verdicts.pop("accepted", 0) + sender.verdicts.pop("already_accepted", 0)
-    return Earnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros)
+    return Earnings(accepted, dict(sender.verdicts), sender.tokens, sender.credit_micros), said
+
+
+async def _let_go(governor: Governor, worker: Worker) -> None:
+    """Give back what is being sampled, whenever the owner needs the machine at once."""
+    while True:
+        if governor.decision.at_once and worker.open_leases:
+            await worker.let_go()
+        await governor.changes()
 
 
 async def _drain(sender: Sender, outbox: Outbox) -> None:
@@ -81,3 +131,12 @@ async def _drain(sender: Sender, outbox: Outbox) -> None:
         while len(outbox):
             sender.wake()
             await trio.sleep(0.1)
+
+
+def leaves(group: BaseExceptionGroup[SwarmError]) -> Iterator[SwarmError]:
+    """The errors in a group of groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

@@ -1,19 +1,29 @@
 """The commands of `swarm-node`."""
 
 import json
-import logging
 import sys
-from enum import StrEnum
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, MalformedMessage, SwarmError, named
-from protocol.nicknames import nickname
-from swarm_node import cli_keys, cli_ledger
+from protocol.errors import ConfigInvalid, SwarmError, named
+from swarm_node import cli_agent, cli_doctor, cli_join, cli_keys, cli_ledger
 from swarm_node.cli_ledger import DEFAULT_HOME
+from swarm_node.cli_options import (
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    Engine,
+    EngineOption,
+    GpuLayersOption,
+    ThreadsOption,
+    VllmPythonOption,
+    log_to_stderr,
+)
 
 app = typer.Typer(
     help="Lend this machine to a training round: fetch signed policy versions, sample rollouts, be credited for them.",
@@ -22,145 +32,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command(epilog=cli_join.EXIT_CODES)(cli_join.join)
+app.command(epilog=cli_join.EXIT_CODES)(cli_join.mirror)
+app.command(epilog=cli_doctor.EXIT_CODES)(cli_doctor.doctor)
+cli_agent.add_to(app)
 app.add_typer(cli_ledger.app, name="ledger")
 app.add_typer(cli_keys.app, name="keys")
 app.command(epilog=cli_keys.EXIT_CODES)(cli_keys.earnings)
 
 
-class Device(StrEnum):
-    """Where the engine may run."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
+def say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"echo-swarm {metadata.version('echo-swarm')}")
+        raise typer.Exit
 
 
-class Dtype(StrEnum):
-    """What an engine may compute in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    Q8_0 = "q8_0"
-
-
-class Engine(StrEnum):
-    """What may sample."""
-
-    AUTO = "auto"
-    LLAMA = "llama"
-    TORCH = "torch"
-    VLLM = "vllm"
-
-
-EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
-DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
-DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
-GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
-VllmPythonOption = Annotated[
-    str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say the version, and end.")
 ]
 
 
-EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
-
-
-@app.command(epilog=EXIT_CODES)
-def join(
-    join_string: Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")],
-    price: Annotated[
-        int, typer.Option(help="Your price: millionths of a unit per million validated tokens.")
-    ] = 1_000_000,
-    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
-    home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
-    listen: Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
-    advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
-    groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
-    owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
-    engine: EngineOption = Engine.AUTO,
-    threads: ThreadsOption = 1,
-    device: DeviceOption = Device.AUTO,
-    dtype: DtypeOption = Dtype.AUTO,
-    gpu_layers: GpuLayersOption = -1,
-    vllm_python: VllmPythonOption = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
-) -> None:
-    """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues."""
-    import trio
-
-    from swarm_node import app as agent
-    from swarm_node import delegation, identity, member
-    from swarm_node import join_string as joining
-    from swarm_node.engine.choose import Options, choose, for_folder, this_machine
-
-    _log_to_stderr(quiet)
-    _check_settings(name or "-", price, listen, advertise)
-    options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
-    choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
-    me = identity.load_or_create(home / "node.key").key.node_id
-    settings = agent.Settings(
-        member=member.Settings(
-            join=joining.parse(join_string),
-            home=home,
-            name=name or nickname(me),
-            price_micros_per_mtok=price,
-            listen=listen,
-            advertise=advertise,
-            delegation=delegation.kept(home, me, owner),
-        ),
-        groups_per_request=groups,
-        engine_command=partial(for_folder, engine.value, options),
-    )
-    earnings = trio.run(agent.run, settings)
-    if as_json:
-        typer.echo(json.dumps(vars(earnings)))
-        return
-    rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
-    typer.echo(
-        f"Accepted {earnings.accepted} rollouts of {earnings.tokens} tokens, worth {earnings.credit_micros} micro-units"
-        + (f"; rejected: {rejected}." if rejected else ".")
-    )
-
-
-@app.command(epilog=EXIT_CODES)
-def mirror(
-    join_string: Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")],
-    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default a nickname.")] = "",
-    home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
-    listen: Annotated[str, typer.Option(help="Where others may fetch chunks; port 0 takes any.")] = "127.0.0.1:0",
-    advertise: Annotated[str, typer.Option(help="The host:port others should dial, if not the listen address.")] = "",
-    share: Annotated[bool, typer.Option(help="Pass chunks on; without it, nobody is told of this mirror.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every version held.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")] = False,
-) -> None:
-    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C."""
-    import trio
-
-    from swarm_node import identity, member
-    from swarm_node import join_string as joining
-    from swarm_node import mirror as mirroring
-
-    _log_to_stderr(quiet)
-    _check_settings(name or "-", 0, listen, advertise)
-    me = identity.load_or_create(home / "node.key").key.node_id
-    settings = member.Settings(
-        join=joining.parse(join_string),
-        home=home,
-        name=name or nickname(me),
-        price_micros_per_mtok=0,
-        listen=listen,
-        advertise=advertise,
-        share=share,
-    )
-
-    def tell(held: mirroring.Held) -> None:
-        said = json.dumps(held.to_json()) if as_json else f"Version {held.version} is here: {held.bytes} bytes."
-        print(said, flush=True)
-
-    trio.run(partial(mirroring.run, settings, tell=tell))
+@app.callback()
+def program(version: Version = False) -> None:
+    """Options of all commands."""
 
 
 @app.command()
@@ -190,7 +84,7 @@ def bench(
     from swarm_node import join_string as joining
     from swarm_node.engine.choose import Options, for_folder
 
-    _log_to_stderr(quiet=True)
+    log_to_stderr(quiet=True)
     subject = (
         benching.held(home, joining.parse(policy))
         if "://" in policy
@@ -253,7 +147,7 @@ def seed(
     from swarm_node import identity
     from swarm_node.seed import seed as serve
 
-    _log_to_stderr(quiet=True)
+    log_to_stderr(quiet=True)
     host, _, port = listen.rpartition(":")
     trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
 
@@ -263,7 +157,7 @@ def run_engine(context: typer.Context) -> None:
     """The sampling engine's process, started by the agent."""
     from swarm_node.engine.child import main as run_child
 
-    _log_to_stderr(quiet=True)
+    log_to_stderr(quiet=True)
     run_child(context.args)
 
 
@@ -290,29 +184,3 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
-
-
-def _log_to_stderr(quiet: bool) -> None:
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    for noisy in ("httpx", "httpcore", "libp2p", "multiaddr"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-
-
-def _check_settings(name: str, price: int, listen: str, advertise: str) -> None:
-    """Refuse what the coordinator would refuse, before anything is started."""
-    from protocol.messages import Register
-
-    for address in filter(None, (listen, advertise)):
-        try:
-            Register.from_value(
-                {"name": name, "price_micros_per_mtok": price, "addresses": [address], "agent": "echo-swarm"}
-            )
-        except MalformedMessage as error:
-            raise ConfigInvalid(
-                error.message, hint="A name has 40 characters at most, an address looks like host:port."
-            ) from None

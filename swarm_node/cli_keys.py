@@ -59,13 +59,60 @@ def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
 def rotate(
     home: Home = DEFAULT_HOME,
     drop_unsent: Annotated[bool, typer.Option("--drop-unsent", help="Even if finished work is not sent yet.")] = False,
+    keep_history: Annotated[
+        bool, typer.Option("--keep-history", help="The new key works for the old one. Not if that may be stolen.")
+    ] = False,
 ) -> None:
     """Give this node a new key; the old one is kept aside. Then delegate the new one and revoke the old one."""
     from swarm_node import rotation
 
-    old, new = rotation.rotate(home, drop_unsent=drop_unsent)
+    old, new = rotation.rotate(home, drop_unsent=drop_unsent, keep_history=keep_history, number=_number())
     typer.echo(f"This node was {old} and is {new} from now on.")
+    if keep_history:
+        aside = home / f"old-{old[-8:]}"
+        typer.echo(f"It works for its old key, which is kept in {aside}: trust and earnings stay with it.")
+        return
     typer.echo(f"Its owner: `swarm-node keys delegate {new}`, and `swarm-node keys revoke {old} JOIN_STRING`.")
+
+
+@app.command("backup", epilog=EXIT_CODES)
+def backup_node(
+    target: Annotated[Path, typer.Argument(help="A new file, on another disk.")],
+    home: Home = DEFAULT_HOME,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Write the node's key to a file, encrypted under a passphrase, and prove that it opens."""
+    from swarm_node import identity
+    from swarm_node import owner_key as keys
+
+    path = home / identity.FILE
+    if not path.exists():
+        raise ConfigInvalid(f"There is no node in {home}.", hint="`swarm-node join` makes one.")
+    keys.require_new(target)
+    me = identity.load_or_create(path)
+    words = keys.passphrase(passphrase_file, passphrase_fd, twice=True)
+    keys.write(target, me.seed, words, keys.NODE)
+    keys.unlock(target, words, keys.NODE)
+    typer.echo(f"node {me.key.node_id}\n{target}")
+
+
+@app.command("restore", epilog=EXIT_CODES)
+def restore_node(
+    source: Annotated[Path, typer.Argument(help="A backup of a node's key.")],
+    home: Home = DEFAULT_HOME,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+) -> None:
+    """Bring a node's key back into a home that has none. Never run one key on two machines."""
+    from swarm_node import identity
+    from swarm_node import owner_key as keys
+
+    path = home / identity.FILE
+    keys.require_new(path)
+    node = keys.read(source, keys.NODE).owner
+    identity.put(path, keys.unlock(source, keys.passphrase(passphrase_file, passphrase_fd), keys.NODE))
+    typer.echo(f"node {node}\n{path}")
 
 
 @app.command(epilog=EXIT_CODES)

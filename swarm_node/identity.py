@@ -47,11 +47,19 @@ def only_agent(home: Path) -> Iterator[None]:
         yield
 
 
-def _create(path: Path) -> None:
+def put(path: Path, seed: bytes) -> None:
+    """Put a key where none is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _create(path, seed)
+    if _load(path).seed != seed:
+        raise ConfigInvalid(f"{path} holds another key already.", hint="A key is never written over.")
+
+
+def _create(path: Path, seed: bytes | None = None) -> None:
     """Put a new key in place, whole; one that somebody else put there meanwhile stays."""
     # A temporary file is readable by its owner only, from its first byte on.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
-        file.write(secrets.token_bytes(32).hex())
+        file.write((seed or secrets.token_bytes(32)).hex())
         file.flush()
         os.fsync(file.fileno())
         with suppress(FileExistsError):

@@ -7,16 +7,21 @@
 import logging
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import trio
 
 from protocol.signing import NodeKey
 from swarm_node import identity
+from swarm_node.allowance import settings as allowance
+from swarm_node.allowance.rules import GB
+from swarm_node.allowance.uploads import Uploads
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
@@ -49,6 +54,8 @@ class Settings:
     """Whether others are told where to fetch from this node."""
     delegation: bytes | None = None
     """Its owner's word that it works for them."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """The owner's limits on top of those in the home, for this run."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,15 @@ class Member:
     server: ChunkServer
     policies: PolicyFollower
     addresses: tuple[str, ...]
-    """Where others may dial it; none if it does not share."""
+    """Where others may dial it, as long as it shares."""
+    uploads: Uploads
     signals: AsyncIterator[int]
     log_watch: LogWatch
+
+    @property
+    def shares(self) -> bool:
+        """Whether others may be told of this member now: not when its volume is used up."""
+        return self.settings.share and not self.uploads.used_up
 
 
 @asynccontextmanager
@@ -79,9 +92,11 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
         log.info("node started id=%s home=%s", me.key.node_id, settings.home)
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
+        uploads = Uploads(settings.home, lambda: datetime.now(UTC))
+        uploads.cap_bytes = int(allowance.changed(settings.home, dict(settings.limits)).upload_gb * GB) or None
         async with open_origins(coordinator) as origins, open_host(me.seed, host_name, int(port)) as host:
             arrivals = Arrivals()
-            server = ChunkServer(blobs, arrivals)
+            server = ChunkServer(blobs, arrivals, meter=uploads.take)
             host.serve(server.handle)
             policies = PolicyFollower(
                 coordinator=coordinator,
@@ -93,10 +108,14 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
                 host=host,
                 rng=Random(secrets.randbits(64)),
             )
-            reachable = (settings.advertise,) if settings.advertise else host.addresses
-            addresses = reachable if settings.share else ()
+            reachable = tuple(filter(None, settings.advertise.split(","))) or host.addresses
             watch = LogWatch(LogReader(coordinator.origin), settings.join.round_id, folder / "ledger")
-            yield Member(settings, me.key, folder, coordinator, server, policies, addresses, signals, watch)
+            try:
+                yield Member(
+                    settings, me.key, folder, coordinator, server, policies, reachable, uploads, signals, watch
+                )
+            finally:
+                uploads.close()
     await coordinator.close()
 
 

@@ -28,6 +28,11 @@ class Milestones:
             del self._passed[oldest]
             self._told.discard(oldest)
 
+    def heard_ago_s(self, version: int) -> float | None:
+        """How long this node has known of a version, if it remembers."""
+        heard_at = self._passed.get((version, "heard"))
+        return None if heard_at is None else trio.current_time() - heard_at
+
     def untold(self) -> tuple[Reached, ...]:
         """What the coordinator may not know yet."""
         now = trio.current_time()

@@ -5,6 +5,7 @@
 
 import json
 import logging
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from swarm_node.disk import write_durably
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 600.0
-"""Hundreds of times before a change counts."""
+LOOK_EVERY_S = 60.0
+"""Thousands of times before a change counts; and what is pending is shown to the owner no older than this."""
 
 
 class Notices:
@@ -27,12 +28,16 @@ class Notices:
     def __init__(self, coordinator: Coordinator, folder: Path) -> None:
         self._coordinator = coordinator
         self._path = folder / "address.json"
+        self.last: tuple[int, Earnings] | None = None
+        """What the coordinator last said of earnings, and when."""
 
     async def run(self) -> None:
         """Look for ever."""
         while True:
             try:
-                self.take(await self._coordinator.earnings())
+                earnings = await self._coordinator.earnings()
+                self.last = (time.time_ns() // 1_000_000, earnings)
+                self.take(earnings)
             except SwarmError as error:  # the heartbeat tells what is wrong
                 log.debug("no news of earnings: %s", error)
             await trio.sleep(LOOK_EVERY_S)

@@ -1,5 +1,6 @@
 """The owner's key: made apart from nodes, and only ever on a disk in encrypted form.
 
+- A node's key is backed up in the same form, under another kind: neither is taken for the other.
 - The file is JSON: the owner's id in the clear, and the seed under a key that scrypt makes of the passphrase
   (ChaCha20-Poly1305, the id as associated data: a file with another id does not open).
 - Its cost stands in the file and is bounded when read: a forged file cannot take the memory.
@@ -30,13 +31,22 @@ FILE_MAX_BYTES = 4096
 _Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=256)]
 
 
+Kind = Literal["echo-swarm/owner-key", "echo-swarm/node-key"]
+
+OWNER: Kind = "echo-swarm/owner-key"
+NODE: Kind = "echo-swarm/node-key"
+
+_CALLED = {OWNER: "an owner's key", NODE: "the backup of a node's key"}
+
+
 class KeyFile(BaseModel):
     """What lies on the disk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["echo-swarm/owner-key"] = "echo-swarm/owner-key"
+    kind: Kind = OWNER
     owner: str
+    """Whose key it is: the owner's id, or the node's."""
     scrypt_cost: int = Field(ge=2**14, le=2**20)
     salt: _Hex
     nonce: _Hex
@@ -50,14 +60,15 @@ def create(path: Path, passphrase: str) -> NodeKey:
     return NodeKey(seed)
 
 
-def write(path: Path, seed: bytes, passphrase: str) -> None:
+def write(path: Path, seed: bytes, passphrase: str, kind: Kind = OWNER) -> None:
     """Encrypt a key into a file that must not be there yet."""
     require_new(path)
     if len(passphrase) < PASSPHRASE_MIN_CHARS:
         raise ConfigInvalid(f"The passphrase needs {PASSPHRASE_MIN_CHARS} characters.", hint="A few words will do.")
     owner, salt, nonce = NodeKey(seed).node_id, secrets.token_bytes(16), secrets.token_bytes(12)
     sealed = _cipher(passphrase, salt, SCRYPT_COST).encrypt(nonce, seed, owner.encode())
-    file = KeyFile(owner=owner, scrypt_cost=SCRYPT_COST, salt=salt.hex(), nonce=nonce.hex(), seed=sealed.hex())
+    hexes = {"salt": salt.hex(), "nonce": nonce.hex(), "seed": sealed.hex()}
+    file = KeyFile(kind=kind, owner=owner, scrypt_cost=SCRYPT_COST, **hexes)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, file.model_dump_json(indent=1).encode(), temp_folder=path.parent)
 
@@ -68,20 +79,22 @@ def require_new(path: Path) -> None:
         raise ConfigInvalid(f"{path} exists already.", hint="Name another file: a key is never written over.")
 
 
-def read(path: Path) -> KeyFile:
+def read(path: Path, kind: Kind = OWNER) -> KeyFile:
     """The file, not yet opened."""
     try:
         with path.open("rb") as file:
-            return KeyFile.model_validate_json(file.read(FILE_MAX_BYTES))
+            found = KeyFile.model_validate_json(file.read(FILE_MAX_BYTES))
     except (OSError, ValidationError):
-        raise ConfigInvalid(
-            f"{path} does not hold an owner's key.", hint="Make one with `swarm-node keys owner new`, or restore it."
-        ) from None
+        found = None
+    if found is None or found.kind != kind:
+        hint = "Make one with `swarm-node keys owner new`, or restore it." if kind == OWNER else "Name another file."
+        raise ConfigInvalid(f"{path} does not hold {_CALLED[kind]}.", hint=hint)
+    return found
 
 
-def unlock(path: Path, passphrase: str) -> bytes:
+def unlock(path: Path, passphrase: str, kind: Kind = OWNER) -> bytes:
     """The seed in a file."""
-    file = read(path)
+    file = read(path, kind)
     cipher = _cipher(passphrase, bytes.fromhex(file.salt), file.scrypt_cost)
     try:
         return cipher.decrypt(bytes.fromhex(file.nonce), bytes.fromhex(file.seed), file.owner.encode())
@@ -103,7 +116,7 @@ def passphrase(file: Path | None, descriptor: int | None, *, twice: bool = False
                 return _first_line(stream.read(FILE_MAX_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"Cannot read the passphrase: {error}.") from None
-    typed = getpass.getpass("Passphrase of the owner's key: ")
+    typed = getpass.getpass("Passphrase: ")
     if twice and getpass.getpass("Once more: ") != typed:
         raise ConfigInvalid("The two passphrases differ.", hint="Try again.")
     return typed

@@ -28,7 +28,7 @@ from swarm_node.assemble import Draft
 from swarm_node.blobs import BlobStore
 from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
-from swarm_node.p2p.download import FetchReport, NoSource, fetch_chunks
+from swarm_node.p2p.download import FetchReport, NoSource, Progress, fetch_chunks
 from swarm_node.p2p.host import Host
 from swarm_node.updater import Updater
 
@@ -80,6 +80,23 @@ class Traffic:
         )
 
 
+@dataclass
+class Download:
+    """A version on its way here."""
+
+    version: int
+    bytes_done: int = 0
+    bytes: int = 0
+    peers: int = 0
+    """Connected now."""
+    started_at: float = field(default_factory=trio.current_time)
+
+    def to_json(self) -> dict[str, float]:
+        seconds = max(1e-3, trio.current_time() - self.started_at)
+        told = {"version": self.version, "bytes_done": self.bytes_done, "bytes": self.bytes, "peers": self.peers}
+        return {**told, "bytes_per_s": self.bytes_done / seconds}
+
+
 class PolicyFollower:
     """Keeps `ready` at the newest version this node has proved and fetched."""
 
@@ -106,12 +123,20 @@ class PolicyFollower:
         self._hint = trio.Event()
         self._changed = trio.Event()
         self._announced = 0
+        self._planned = 0
+        """The version whose plan was last followed: whom it says to call is called."""
         self._caught: Counter[str] = Counter()
         """How often each peer sent wrong bytes, so that it is asked last, or never."""
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
+        self.download: Download | None = None
         self.traffic = Traffic()
         self.milestones = Milestones()
+
+    @property
+    def newest(self) -> int:
+        """The newest version that this node has heard of."""
+        return self._announced
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -169,8 +194,15 @@ class PolicyFollower:
         await self._origins.learn()
         manifest = await self._updater.refresh()
         self._announced = manifest.version if manifest else 0  # proved: what was only said does not count any more
-        if manifest is None or (self.ready and self.ready.manifest == manifest):
+        if manifest is None:
             return
+        if not (self.ready and self.ready.manifest == manifest):
+            await self._take(manifest)
+        if self._planned != manifest.version:
+            await self._feed(manifest)
+
+    async def _take(self, manifest: PolicyManifest) -> None:
+        """Have a version here, offer it, and forget the one before the last."""
         self.milestones.passed(manifest.version, "heard")
         receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
@@ -187,6 +219,23 @@ class PolicyFollower:
         wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
         await trio.to_thread.run_sync(self._blobs.prune, wanted)
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
+
+    async def _feed(self, manifest: PolicyManifest) -> None:
+        """Call those whom this node is to feed, where nothing had to be fetched: the version was here from before."""
+        try:
+            plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+        except SwarmError as error:  # this node works without; it asks again at the next look
+            log.debug("no plan for version=%d: %s", manifest.version, error)
+            return
+        self._host.own_network = await self._origins.at_home()
+        self._begin(plan, manifest.version)
+
+    def _begin(self, plan: Plan, version: int) -> None:
+        """Call whom a plan says, and dial its probe."""
+        self._host.call(peer for peer in plan.calls if peer.address)
+        if plan.probe and plan.probe.address:
+            self._host.dials.begin(plan.probe)
+        self._planned = version
 
     async def _make(self, manifest: PolicyManifest) -> tuple[Path, Receipt]:
         """Fetch a version, and build its folder from the chunks as they come."""
@@ -229,10 +278,9 @@ class PolicyFollower:
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
         self._host.own_network = await self._origins.at_home()
-        self._host.call(peer for peer in plan.calls if peer.address)
-        if plan.probe and plan.probe.address:
-            self._host.dials.begin(plan.probe)
+        self._begin(plan, manifest.version)
         report = FetchReport()
+        self.download = Download(manifest.version, bytes=sum(sizes.values()))
         try:
             await fetch_chunks(
                 sizes,
@@ -245,8 +293,10 @@ class PolicyFollower:
                 origin=self._origins.of(manifest),
                 blames=self._caught,
                 report=report,
+                on_progress=self._note_progress,
             )
         finally:
+            self.download = None
             self._caught.update(blame.peer_id for blame in report.blames)
             self.traffic.add(report)
             for blame in report.blames:
@@ -261,6 +311,11 @@ class PolicyFollower:
             report.bytes_on_disk,
         )
         return report
+
+    def _note_progress(self, progress: Progress) -> None:
+        if self.download is not None:
+            self.download.bytes_done, self.download.bytes = progress.bytes_done, progress.bytes
+            self.download.peers = len(self._host.connected())
 
     def _judge(self, error: SwarmError | None) -> None:
         """Take or give up trust, and say so once."""

@@ -14,8 +14,8 @@ import trio
 
 from protocol.errors import KeyRevoked, SwarmError, UnknownNode, Unreachable
 from protocol.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
+from swarm_node.activity import Phase
 from swarm_node.member import Member
-from swarm_node.worker import Phase
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +48,17 @@ class Pulse:
         self._activity = activity
         self._session = secrets.token_hex(8)
         self._newest = 0
+        self._shares = False
 
     async def register(self) -> None:
         """Introduce this node; waits for a coordinator that is not up yet, and ends on a refusal."""
         settings = self._member.settings
+        self._shares = self._member.shares
         message = Register(
             name=settings.name,
             price_micros_per_mtok=settings.price_micros_per_mtok,
-            addresses=self._member.addresses,
-            shares=settings.share,
+            addresses=self._member.addresses if self._shares else (),
+            shares=self._shares,
             agent=f"echo-swarm/{version('echo-swarm')}",
             delegation=settings.delegation,
         )
@@ -82,6 +84,8 @@ class Pulse:
         while True:
             pause_s = 2.0
             try:
+                if self._member.shares != self._shares:  # the owner's volume is used up, or a new month has begun
+                    await self.register()
                 pause_s = (await self.beat()).heartbeat_s
                 if told:
                     log.info("the coordinator answers again")

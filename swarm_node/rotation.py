@@ -1,22 +1,29 @@
 """A new key for a node: the old one and what belongs to it are kept aside, chunks and versions stay.
 
+- With its history kept, the old key delegates the new one: the node, its own owner until now, works for its old self.
+  Trust and earnings stay together. Never after a theft: whoever has the old key is then the owner.
 - Not while the agent runs: it would go on signing with the old key.
-- The old key is moved last: where that was interrupted, rotating again finishes it.
+- The new key takes the old one's place last, and at once: where that is interrupted, rotating again finishes it.
 """
 
 from pathlib import Path
 
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, SwarmError
 from protocol.ids import NodeId
+from protocol.owner import Delegation, open_statement, seal_statement
 from swarm_node import delegation, identity
-from swarm_node.disk import sync_folder
+from swarm_node.disk import sync_folder, write_durably
 
 OF_THE_KEY = ("outbox", "claims", "receipts", "address.json")
 """In the folder of a round."""
 
 
-def rotate(home: Path, *, drop_unsent: bool) -> tuple[NodeId, NodeId]:
-    """The node's old id and its new one."""
+NEXT = "next.key"
+"""The new key until it takes the old one's place."""
+
+
+def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number: int = 1) -> tuple[NodeId, NodeId]:
+    """The node's old id and its new one; `number` is that of the delegation, if the history is kept."""
     key = home / identity.FILE
     if not key.exists():
         raise ConfigInvalid(f"There is no node in {home}.", hint="`swarm-node join` makes one.")
@@ -26,7 +33,14 @@ def rotate(home: Path, *, drop_unsent: bool) -> tuple[NodeId, NodeId]:
                 "Finished work is not sent yet, and only the old key can send it.",
                 hint="Join once more, or lose it with --drop-unsent.",
             )
-        old = identity.load_or_create(key).key.node_id
+        old_key = identity.load_or_create(key).key
+        old = old_key.node_id
+        if keep_history and _works_for_another(home, old):
+            raise ConfigInvalid(
+                "This node works for an owner, who keeps its history.",
+                hint="Rotate without --keep-history; then the owner delegates the new key.",
+            )
+        new = identity.load_or_create(home / NEXT).key.node_id
         aside = home / f"old-{old[-8:]}"
         aside.mkdir(exist_ok=True)
         for path in (home / delegation.FILE, *_of_rounds(home)):
@@ -34,9 +48,22 @@ def rotate(home: Path, *, drop_unsent: bool) -> tuple[NodeId, NodeId]:
                 target = aside / path.relative_to(home)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
-        key.replace(aside / identity.FILE)
+        if keep_history:
+            word = seal_statement(old_key, Delegation(node_id=new, number=number))
+            write_durably(home / delegation.FILE, word, temp_folder=home)
+        write_durably(aside / identity.FILE, key.read_bytes(), temp_folder=aside)
+        (home / NEXT).replace(key)
         sync_folder(home)
-        return old, identity.load_or_create(key).key.node_id
+        return old, new
+
+
+def _works_for_another(home: Path, me: NodeId) -> bool:
+    """Whether a home has a delegation, but for one of its own key to the next: of a rotation that was interrupted."""
+    path = home / delegation.FILE
+    try:
+        return path.exists() and open_statement(path.read_bytes())[0] != me
+    except SwarmError:  # whoever wrote it, it is not ours
+        return True
 
 
 def _of_rounds(home: Path) -> list[Path]:

@@ -2,11 +2,12 @@
 
 - A rollout leaves the outbox only for a verdict on it; a lost answer means sending it again, which is harmless.
 - The claims of accepted rollouts are noted before that: by their names the owner gets receipts.
-- Every rejection is told to the owner with its code and reason.
+- Every rejection is told to the owner with its code and reason, and to the guard, which stops a node that has too many.
 """
 
 import logging
 import math
+import time
 from collections import Counter
 
 import trio
@@ -16,6 +17,7 @@ from protocol.errors import SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.messages import Submission, Verdict
 from swarm_node.api_client import Coordinator
+from swarm_node.guard import Guard
 from swarm_node.outbox import Outbox
 from swarm_node.receipts import Claims
 
@@ -43,6 +45,9 @@ class Sender:
         self._next_word = -math.inf
         self.verdicts: Counter[str] = Counter()
         """Outcome, or the code of a rejection → how often."""
+        self.guard = Guard()
+        self.last: tuple[int, LeaseId, Verdict] | None = None
+        """The last verdict, and when it came."""
         self.tokens = 0
         self.credit_micros = 0
 
@@ -91,6 +96,8 @@ class Sender:
 
     def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
         self.verdicts[verdict.code or verdict.outcome] += 1
+        self.last = (time.time_ns() // 1_000_000, lease_id, verdict)
+        self.guard.note(lease_id, verdict)
         if verdict.outcome == "rejected":
             log.warning("rollout rejected lease=%s code=%s: %s", lease_id, verdict.code, verdict.message)
             return

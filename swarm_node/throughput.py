@@ -1,5 +1,6 @@
-"""How fast this machine samples a policy: real prompts of the round's task, answered at the lengths the policy gives.
+"""How fast this machine samples a policy: prompts of the round's task, answered at the lengths the policy gives.
 
+- A task that is not built in is the operator's, and its prompts come with leases: another task's stand in for them.
 - Nothing but the sampling itself is timed, and that in the engine; prompts and decoding apart.
 - A policy ends its completions where it likes, so the mix of lengths is its own. Every token counts that would be paid.
 """
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 
 from protocol.errors import SwarmError
 from protocol.rollout import pack_tokens
-from protocol.tasks import task
+from protocol.tasks import stand_in
 from swarm_node.engine.client import EngineClient
 from swarm_node.engine.messages import GroupFailed, Measured, Request
 
@@ -29,12 +30,11 @@ class Work(NamedTuple):
     def requests(self, folder: Path, version: int) -> list[Request]:
         """The groups of this work for a policy folder, with its own tokenizer; the same every time."""
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        prompts = task(self.task).prompt
         return [
             Request(
                 request_id=str(number),
                 version=version,
-                prompt=pack_tokens(tokenizer.encode(prompts(number), add_special_tokens=False).ids),
+                prompt=pack_tokens(tokenizer.encode(stand_in(self.task, number), add_special_tokens=False).ids),
                 seed=number,
                 samples=self.samples,
                 max_new_tokens=self.max_new_tokens,

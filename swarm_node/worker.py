@@ -8,15 +8,19 @@
 - The engine never runs dry in between: when half of its groups have ended, others are leased in their place.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
 - What the engine says of groups that take long is told by the `teller`; what the coordinator needs no more is dropped.
+- A version that is measured stays in the engine until the coordinator has no more of it for this node.
 - What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
   is being sampled.
 - A version that cannot be loaded is tried again after a while, or left for the next one: the fault may be its own.
+- The owner's gate is looked at before work is asked for. While it is closed nothing is begun, and the engine leaves the
+  memory unless the gate opens again soon; `let_go` gives back at once what is being sampled.
+- A lease that cannot be met is never begun (`feasible`): it goes back, declared.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from enum import StrEnum
+from functools import partial
 
 import trio
 
@@ -26,14 +30,18 @@ from protocol.lease import Lease
 from protocol.messages import LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey
+from protocol.tasks import environments
+from swarm_node.activity import NO_WORK, Gate, Phase
 from swarm_node.api_client import Coordinator
 from swarm_node.engine.client import EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
+from swarm_node.feasible import Pace, sort_out
 from swarm_node.outbox import Outbox
 from swarm_node.policies import Policy, PolicyFollower
 from swarm_node.sender import Sender
 from swarm_node.teller import TELL_S, Teller
 from swarm_node.throughput import Throughput, Work, measure
+from swarm_node.waiting import first_of
 
 log = logging.getLogger(__name__)
 
@@ -48,24 +56,16 @@ LOAD_AGAIN_S = 30.0
 
 FULL_DISK_PAUSE_S = 5.0
 
-NO_WORK: dict[Reason, str] = {
-    "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
-    "budget": "the round's budget is used up, or that of this hour",
-    "audits": "the coordinator's auditors are behind; work goes on when they have caught up",
-}
-"""What the owner should know; the other reasons pass by themselves."""
-
 FIRST_GROUPS, FIRST_SAMPLES, FIRST_TOKENS_MAX = 8, 8, 32
 """What is sampled to know this machine's speed before the first lease; after that, the leases themselves tell it."""
 
 
-class Phase(StrEnum):
-    """What a member is doing; a worker never mirrors, and a mirror does nothing else."""
+CRASH_PAUSES_S = (0.0, 2.0, 10.0, 30.0)
+"""After the first, second … failure of the engine in a row: a card that overheats or a driver that restarts needs a
+moment."""
 
-    OFFLINE = "offline"
-    IDLE = "idle"
-    GENERATING = "generating"
-    MIRRORING = "mirroring"
+DECLINED_PAUSE_S = 30.0
+"""After leases that could not be begun: the next ones will be no better at once."""
 
 
 class Worker:
@@ -80,9 +80,11 @@ class Worker:
         outbox: Outbox,
         sender: Sender,
         teller: Teller,
+        gate: Gate,
         key: NodeKey,
         round_id: str,
         groups_per_request: int,
+        price_floor: Callable[[], int] = lambda: 0,
     ) -> None:
         self._coordinator = coordinator
         self._policies = policies
@@ -90,18 +92,28 @@ class Worker:
         self._outbox = outbox
         self._sender = sender
         self._teller = teller
+        self._gate = gate
         self._key = key
         self._round_id = round_id
         self._groups_per_request = groups_per_request
+        self._price_floor = price_floor
         self._loaded: Policy | None = None
         self._open: dict[str, Lease] = {}
         """Leases in the engine."""
+        self._storing = ""
+        """The lease whose answer is on its way to the disk: it is given up only if that fails."""
+        self._numerics = ""
         self._continues = False
         """Whether the engine can go on where another stopped."""
+        self._plays = False
+        """Whether it can play environments."""
         self._ask_at = 0.0
         self._failures = 0
         self._trouble = ""
-        self._idle_for: Reason = ""
+        self._samples_done = self._tokens_done = 0
+        self._stays = False  # is there more to measure of the version in the engine?
+        self.idle_for = ""
+        """Why there is no work, by the coordinator's word or by what it offers; empty if there is some."""
         self.phase = Phase.OFFLINE
         self.tokens_per_s = 0.0
         self.finished = trio.Event()
@@ -111,6 +123,16 @@ class Worker:
     def version(self) -> int:
         """The version in the engine; 0 before the first."""
         return self._loaded.manifest.version if self._loaded else 0
+
+    @property
+    def engine_name(self) -> str:
+        """Which engine samples; empty before the first version."""
+        return self._engine.name if self._loaded else ""
+
+    @property
+    def open_leases(self) -> int:
+        """Groups in the engine."""
+        return len(self._open)
 
     async def run(self) -> None:
         """Work until the round is finished."""
@@ -143,11 +165,17 @@ class Worker:
         if not self._open:
             return True
         return (
-            len(self._open) <= self._groups_per_request // 2
+            self._gate.decision.may_work
+            and len(self._open) <= self._groups_per_request // 2
             and len(self._outbox) < OUTBOX_MAX
             and trio.current_time() >= self._ask_at
-            and self._policies.usable_now() == self._loaded
+            and self._next_now() == self._loaded
         )
+
+    def _next_now(self) -> Policy | None:
+        """What to sample with next, if that is known: the newest version, or the loaded one while it is measured."""
+        newest = self._policies.usable_now()
+        return self._loaded if newest is not None and self._stays else newest
 
     def _pause(self, seconds: float) -> None:
         """Ask for no work for so long; what is being sampled goes on."""
@@ -156,15 +184,19 @@ class Worker:
     async def _take_work(self) -> None:
         """Lease groups and put them into the engine, beside those that it still samples from the same version."""
         if not self._open:
+            if not self._gate.decision.may_work:
+                return await self._rest()
             self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
-            await trio.sleep_until(self._ask_at)
-        policy = await self._policies.usable()  # at once if anything is open, see `_is_hungry`
+            await first_of(partial(trio.sleep_until, self._ask_at), self._gate.closed)
+        policy = self._next_now() or await first_of(self._policies.usable, self._gate.closed)  # see `_is_hungry`
+        if policy is None:
+            return None
         if policy != self._loaded and not self._open:
             try:
                 await self._load(policy)
             except EngineFailed as error:
                 self._count_failure(error)
-                await self._policies.newer_than(policy, patience_s=LOAD_AGAIN_S)
+                await self._wait_for_newer(policy, LOAD_AGAIN_S)
         elif len(self._outbox) >= OUTBOX_MAX:
             self._pause(1.0)
         elif policy == self._loaded and (leases := await self._lease(policy)):
@@ -173,6 +205,26 @@ class Worker:
             for lease in leases:
                 self._teller.begin(lease)
             await self._engine.submit([_request(lease, policy) for lease in leases])
+        return None
+
+    async def _rest(self) -> None:
+        """Do nothing while the gate is closed; a node that finishes has finished when nothing is open."""
+        if self._gate.finishing:
+            self.finished.set()
+            return
+        self.phase = Phase.RESTING
+        if not self._gate.decision.keep_engine:
+            self._loaded = None
+            await self._engine.rest()
+        await self._gate.opened()
+
+    async def let_go(self) -> None:
+        """Give back what is being sampled; called while `run` goes on."""
+        await self._give_up(but=self._storing)
+
+    async def _wait_for_newer(self, policy: Policy, patience_s: float) -> None:
+        """Until there is another version, or for so long, or until the gate closes."""
+        await first_of(partial(self._policies.newer_than, policy, patience_s=patience_s), self._gate.closed)
 
     async def _collect(self) -> None:
         """Await the next group; sign and store it."""
@@ -187,10 +239,14 @@ class Worker:
             await self._give_back([lease.lease_id])
             return self._count_failure(SwarmError.from_wire(group.model_dump()))
         self._policies.milestones.passed(lease.version, "first_token", ago_s=group.first_token_ago_s)
+        self._storing = lease.lease_id
         await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
         self._close(lease)
+        self._storing = ""
         self._sender.wake()
         self._failures, self._trouble = 0, ""
+        self._samples_done += len(group.samples)
+        self._tokens_done += sum(len(sample.tokens) // 4 for sample in group.samples)
 
     def _close(self, lease: Lease) -> None:
         """The engine has nothing more to do for a lease."""
@@ -210,7 +266,11 @@ class Worker:
         self._failures += 1
         log.error("engine failed times=%d: %s", self._failures, error)
         if self._failures >= ENGINE_FAILURES_MAX:
-            raise error
+            raise EngineFailed(
+                f"The engine failed {self._failures} times in a row; the last time: {error.message}",
+                hint=f"{error.hint} `swarm-node doctor` tries every engine.".strip(),
+            ) from error
+        self._pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
 
     def _say_once(self, error: SwarmError, what: str) -> None:
         """Tell the owner of a trouble when it begins, not each time it is met again."""
@@ -222,15 +282,13 @@ class Worker:
         if self._loaded:
             measured = Throughput.of(await self._engine.measured())
             self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
-        loaded = await self._engine.load(policy.folder, policy.manifest.version)
-        self._loaded, self._continues = policy, loaded.continues
+        plays = policy.manifest.task in environments.names()
+        loaded = await self._engine.load(policy.folder, policy.manifest.version, plays=plays)
+        self._loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
+        self._plays = loaded.plays
         self._policies.milestones.passed(policy.manifest.version, "loaded")
-        log.info(
-            "version loaded version=%d update=%d seconds=%.2f",
-            policy.manifest.version,
-            policy.manifest.update,
-            loaded.seconds,
-        )
+        version, update = policy.manifest.version, policy.manifest.update
+        log.info("version loaded version=%d update=%d seconds=%.2f", version, update, loaded.seconds)
         if not self.tokens_per_s:
             sampler = policy.manifest.sampler
             work = Work(
@@ -249,9 +307,12 @@ class Worker:
             version=policy.manifest.version,
             groups=self._groups_per_request - len(self._open),
             continues=self._continues,
+            numerics=self._numerics,
+            environments=environments.names() if self._plays else (),
         )
         reply = await self._coordinator.lease(request)
         self._policies.hint(reply.newest_version)
+        self._stays = reply.stays
         new = {lease.lease_id for lease in reply.leases} - self._open.keys()
         if not len(new) == len(reply.leases) <= request.groups or any(
             lease.version != request.version for lease in reply.leases
@@ -266,22 +327,38 @@ class Worker:
             if self._open:
                 self._pause(patience_s)
             else:
-                await self._policies.newer_than(policy, patience_s=patience_s)
-        if reply.leases:
-            self._idle_for = ""
-        return reply.leases
+                await self._wait_for_newer(policy, patience_s)
+        return await self._begin(reply.leases)
+
+    async def _begin(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:
+        """Those of the leases that this node begins; the others go back at once."""
+        if not offered:
+            return ()
+        if self._gate.decision.at_once:
+            await self._give_back([lease.lease_id for lease in offered])
+            return ()
+        pace = Pace(self.tokens_per_s, self._tokens_done / max(1, self._samples_done))
+        found = sort_out(offered, now_ms=self._coordinator.now_ms(), pace=pace, price_floor=self._price_floor())
+        if found.declined:
+            if not self.idle_for:
+                log.warning("leases declined count=%d: %s", len(found.declined), found.why)
+            await self._give_back(list(found.declined))
+            self._pause(DECLINED_PAUSE_S)
+        self.idle_for = "" if found.begun else found.why
+        return found.begun
 
     def _say_why(self, reason: Reason) -> None:
         """Tell the owner why there is no work, when that becomes so."""
-        if reason != self._idle_for and reason in NO_WORK:
+        if reason in NO_WORK and self.idle_for != NO_WORK[reason]:
             log.warning("no work: %s", NO_WORK[reason])
-            self._idle_for = reason
+            self.idle_for = NO_WORK[reason]
 
-    async def _give_up(self) -> None:
+    async def _give_up(self, *, but: str = "") -> None:
         """Leave everything that is being sampled to others."""
-        lost = list(self._open)
-        for lease in list(self._open.values()):
-            self._close(lease)
+        self._stays = False  # the files of an older version may be gone
+        lost = [lease_id for lease_id in self._open if lease_id != but]
+        for lease_id in lost:
+            self._close(self._open[lease_id])
         with suppress(EngineFailed):  # a new child knows nothing of them anyway
             await self._engine.cancel(lost)
         await self._give_back(lost)
@@ -317,5 +394,6 @@ def _request(lease: Lease, policy: Policy) -> Request:
         max_new_tokens=policy.manifest.sampler.max_new_tokens,
         temperature=policy.manifest.sampler.temperature,
         prefixes=lease.prefixes,
-        tell_every_s=TELL_S,
+        episode=lease.episode,
+        tell_every_s=0.0 if lease.episode else TELL_S,  # episodes are not handed on
     )

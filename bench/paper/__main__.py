@@ -8,10 +8,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import plot
 from bench.harness import Bench, quick_from_environment
 from bench.paper import headline, knee, spread, table2
 from bench.paper.setting import BROADCAST_S, MODEL_MB
+from coordinator import plot
 from coordinator.sim.scenario import Admission
 
 NEAR = 0.02
@@ -83,6 +83,11 @@ def judge_headline(bench: Bench) -> None:
     for line in lines.values():
         bench.measure(f"headline, {line.way}: $/step, {line.workers} workers", line.cost, unit="$")
         bench.measure(f"headline, {line.way}: saved against sync", 100 * line.saved, unit="%")
+    for line in headline.rough(1 if bench.quick else 2):
+        bench.measure(f"volunteers, {line.way}: $/step, {line.workers} workers", line.cost, unit="$")
+        bench.measure(f"volunteers, {line.way}: saved against sync", 100 * line.saved, unit="%")
+        bench.measure(f"volunteers, {line.way}: learner idle", 100 * line.bubble, unit="%")
+        bench.measure(f"volunteers, {line.way}: in vain", 100 * line.in_vain, unit="%")
     published = lines["ECHO-2's rule, S = 3"]
     for central, saved in SAVED_PUBLISHED.items():
         found = 1 - published.cost / lines[f"central, {central}"].cost

@@ -18,6 +18,7 @@ from coordinator.learner.warmstart import imitate
 from coordinator.policy_text import PolicyText
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import Completion, pack_logprobs, pack_tokens
+from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 
 SHAPE = Shape(hidden=256, layers=5, heads=4, intermediate=1024)
@@ -41,19 +42,18 @@ class Text:
         (self.end,) = self.bounds.end_tokens
 
     def prompt(self, number: int) -> list[int]:
-        return self.encode(TASK.prompt(number))
+        return self.encode(TASK.problem(number).prompt)
 
     def reward(self, number: int, completion: Completion) -> float:
         """Whether the first answer of a sheet is right."""
-        prompt = TASK.prompt(number)
-        right = self.encode(TASK.answer(prompt) + "\n")
+        right = self.encode(TASK.problem(number).answer + "\n")
         return float(completion.tokens[: len(right)].tolist() == right)
 
 
-def sheet(number: int) -> tuple[str, str]:
+def sheet(number: int) -> Problem:
     """A prompt, and three to five sums and answers that the teacher writes down to it."""
     sums = [TASK.demonstration(6 * number + place) for place in range(3 + number % 3)]
-    return sums[0][0], "\n".join([sums[0][1], *(prompt + said for prompt, said in sums[1:])])
+    return Problem(sums[0].prompt, "\n".join([sums[0].answer, *(f"{one.prompt}{one.answer}" for one in sums[1:])]))
 
 
 def train(folder: Path, *, seed: int, steps: int, shape: Shape) -> Path:

@@ -21,6 +21,7 @@ LOOK_AGAIN_S = 1.0
 
 @routes.post("/v1/auditor/take")
 async def take(request: web.Request) -> web.Response:
+    """Cases for an auditor."""
     here = require_operator(request)
     message = TakeCases.from_bytes(await body(request))
     deadline = asyncio.get_running_loop().time() + CASES_WAIT_S
@@ -35,6 +36,7 @@ async def take(request: web.Request) -> web.Response:
 
 @routes.post("/v1/auditor/verdicts")
 async def verdicts(request: web.Request) -> web.Response:
+    """What an auditor found."""
     here = require_operator(request)
     message = Verdicts.from_bytes(await body(request))
     await here.database.run(casework.bring, message.verdicts, terms=here.audits, now_ms=now_ms())

@@ -27,6 +27,7 @@ RETRY_MS = 5000
 
 @routes.get("/v1/events")
 async def events(request: web.Request) -> web.StreamResponse:
+    """The round as it happens, as server-sent events."""
     watch = request.app[WATCH]
     if watch.listeners >= LISTENERS_MAX:
         return web.Response(status=503, text="Too many listen; ask again instead.\n", headers={"Retry-After": "30"})

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import activation, batches, escrow, lottery, publish
+from coordinator import activation, batches, escrow, evaluations, lottery, publish
 from coordinator.api.http import body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
@@ -16,7 +16,7 @@ from coordinator.state import get_fact, set_fact
 from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage
-from protocol.learning import LearnerState, Progress, Publication, Report
+from protocol.learning import LearnerState, Progress, Publication, Report, Uploads
 from protocol.manifest import FileName
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ _FILE_NAME = TypeAdapter(FileName)
 
 @routes.get("/v1/learner/state")
 async def state(request: web.Request) -> web.Response:
+    """Where the round stands, for the learner."""
     here = require_operator(request)
 
     def read(connection: sa.Connection) -> LearnerState:
@@ -47,19 +48,30 @@ async def state(request: web.Request) -> web.Response:
         finished = bool(get_fact(connection, "finished", False))
         asked = activation.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
         return LearnerState(
+            round_id=here.round_id,
             newest_version=version,
             newest_update=update,
             publish_every=activation.kappa(asked, here.config),
             ledger_size=store.size(connection),
             ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
+            evaluating=evaluations.is_running(connection, "last"),
         )
 
     return reply(await here.database.run(read))
 
 
+@routes.get("/v1/learner/uploads/{version:[0-9]+}")
+async def unchanged(request: web.Request) -> web.Response:
+    """The files of the version before: those that are the same need not be sent again."""
+    here = require_operator(request)
+    files = await asyncio.to_thread(here.publisher.unchanged, int(request.match_info["version"]))
+    return reply(Uploads(files=files))
+
+
 @routes.put("/v1/learner/uploads/{version:[0-9]+}/{name}")
 async def upload(request: web.Request) -> web.Response:
+    """One file of a version to be published."""
     here = require_operator(request)
     try:
         name = _FILE_NAME.validate_python(request.match_info["name"])
@@ -83,6 +95,7 @@ async def upload(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/versions")
 async def publish_version(request: web.Request) -> web.Response:
+    """Publish what was uploaded as the next version."""
     here = require_operator(request)
     await here.publish(Publication.from_bytes(await body(request)))
     return web.Response(status=204)
@@ -90,6 +103,7 @@ async def publish_version(request: web.Request) -> web.Response:
 
 @routes.get("/v1/learner/batches/{number:[0-9]+}")
 async def batch(request: web.Request) -> web.Response:
+    """A batch to train on, held until it is full."""
     here = require_operator(request)
     deadline = asyncio.get_running_loop().time() + BATCH_WAIT_S
     while True:
@@ -114,6 +128,7 @@ async def batch(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/reports")
 async def report(request: web.Request) -> web.Response:
+    """What became of a batch."""
     here = require_operator(request)
     message = Report.from_bytes(await body(request))
     await here.database.run(batches.report, message, audits=here.audits, now_ms=now_ms())
@@ -122,6 +137,7 @@ async def report(request: web.Request) -> web.Response:
 
 @routes.post("/v1/learner/progress")
 async def progress(request: web.Request) -> web.Response:
+    """What the learner is doing."""
     here = require_operator(request)
     message = Progress.from_bytes(await body(request))
 
@@ -146,6 +162,7 @@ async def finish(request: web.Request) -> web.Response:
         if get_fact(connection, "finished", False):
             return
         set_fact(connection, "finished", True)
+        evaluations.stop_all(connection, now_ms())
         batches.release_leftovers(connection, audits=here.audits, now_ms=now_ms())
         lottery.end(connection, here.audits, now_ms())
         escrow.settle_all(connection, here.audits, now_ms())

@@ -18,6 +18,7 @@ routes = web.RouteTableDef()
 
 @routes.get("/v1/ledger/checkpoint")
 async def checkpoint(request: web.Request) -> web.Response:
+    """The newest signed checkpoint of the ledger."""
     note = await request.app[ROUND].database.read(store.checkpoint)
     if note is None:
         raise NotFound("No checkpoint is signed yet.", hint="Wait for the first one.")
@@ -27,6 +28,7 @@ async def checkpoint(request: web.Request) -> web.Response:
 
 @routes.get("/v1/ledger/tile/{name:.{1,60}}")
 async def tile(request: web.Request) -> web.Response:
+    """A tile of the log."""
     data = await request.app[ROUND].database.read(store.read_file, Tile.parse(request.match_info["name"]))
     return web.Response(body=data, content_type="application/octet-stream", headers={"Cache-Control": IMMUTABLE})
 

@@ -46,13 +46,16 @@ QUESTIONS_PER_NODE = 2
 
 @routes.post("/v1/nodes")
 async def register(request: web.Request) -> web.Response:
-    market = request.app[ROUND].config.market
-    await act(request, Register, registry.register, max_price=market.max_price_micros_per_mtok)
+    """Take part in the round, or change price, name or address."""
+    here = request.app[ROUND]
+    price = here.config.market.max_price_micros_per_mtok
+    await act(request, Register, registry.register, max_price=price, invited=here.invited)
     return reply(_hint(request))
 
 
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
+    """What a node does and has."""
     await act(request, Heartbeat, _beat)
     return reply(_hint(request))
 
@@ -86,6 +89,7 @@ async def lease(request: web.Request) -> web.Response:
 
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
+    """Leases that a node will not answer."""
     await act(request, ReturnLeases, leases.give_back, terms=request.app[ROUND].terms)
     return reply(_hint(request))
 
@@ -98,9 +102,11 @@ async def progress(request: web.Request) -> web.Response:
 
 @routes.post("/v1/rollouts")
 async def submit(request: web.Request) -> web.Response:
+    """Signed rollouts; each gets a verdict."""
     here = request.app[ROUND]
     verdicts = await act(request, Submission, _take_all, judge=await here.judge())
     here.batch_ready.set()
+    here.unscored.set()
     return reply(SubmissionReply(verdicts=verdicts))
 
 
@@ -125,12 +131,14 @@ async def plan(request: web.Request) -> web.Response:
 
 @routes.post("/v1/fetched")
 async def fetched(request: web.Request) -> web.Response:
+    """A receipt for chunks that others sent."""
     await act(request, Fetched, links.take_receipt, round_id=request.app[ROUND].round_id)
     return reply(_hint(request))
 
 
 @routes.post("/v1/earnings")
 async def earnings(request: web.Request) -> web.Response:
+    """What a node and its owner's others have earned."""
     return reply(await act(request, EarningsRequest, _earnings))
 
 
@@ -170,7 +178,8 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
         live.setdefault(node, "")
         source = here.seeder.peer_id if here.seeder else ""
         source_up, nodes = links.node_links(live, links.measured(connection), source=source)
-        here.plans.update(version, live, source_up, nodes, now_ms)
+        also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
+        here.plans.update(version, live, source_up, nodes, now_ms, also=also)
     return here.plans.part(node, here.seeder)
 
 

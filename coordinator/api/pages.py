@@ -34,6 +34,7 @@ LAST_INDEX = 2**62
 
 @routes.get("/")
 async def leaderboard(request: web.Request) -> web.Response:
+    """The leaderboard as a page."""
     wish = Wish.parse(request.query)
     moment = await request.app[WATCH].board.get()
     return moment.page(wish.link(), lambda figures: _html(board.render(figures, wish))).reply(request)
@@ -41,6 +42,7 @@ async def leaderboard(request: web.Request) -> web.Response:
 
 @routes.get("/training")
 async def training_page(request: web.Request) -> web.Response:
+    """How training goes, as a page."""
     moment = await request.app[WATCH].training.get()
     return moment.page("/training", lambda figures: _html(training.render(figures))).reply(request)
 
@@ -85,6 +87,7 @@ async def entries_page(request: web.Request) -> web.Response:
 
 @routes.get("/static/{name:[a-z]+[.][a-z]+}")
 async def static(request: web.Request) -> web.Response:
+    """Style, scripts and icon of the pages."""
     page = _static().get(request.match_info["name"])
     if page is None:
         raise NotFound(f"There is nothing at {request.path[:100]}.")

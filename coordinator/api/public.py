@@ -34,6 +34,7 @@ async def leaderboard(request: web.Request) -> web.Response:
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
+    """Where the round stands, and whether the learner waits and why."""
     return _json(await request.app[STATUS].get())
 
 
@@ -63,7 +64,7 @@ def share(app: web.Application) -> None:
     )
     told = here.told()
     app[STATUS] = shared(
-        lambda conn, alive_since_ms: summary.status(conn, config=here.config, alive_since_ms=alive_since_ms) | told
+        lambda conn, alive_since_ms: summary.explained(conn, config=here.config, alive_since_ms=alive_since_ms) | told
     )
     app[BROADCAST] = shared(lambda conn, alive_since_ms: summary.broadcast(conn, alive_since_ms=alive_since_ms))
 
@@ -74,11 +75,13 @@ def _json(body: bytes) -> web.Response:
 
 @routes.get("/v1/origins")
 async def origins(request: web.Request) -> web.Response:
+    """Which plain servers have copies of the public files."""
     return reply(request.app[ROUND].origins)
 
 
 @routes.get("/v1/metadata/{name}")
 async def metadata(request: web.Request) -> web.Response:
+    """A document of the trust metadata."""
     name = request.match_info["name"]
     data = await asyncio.to_thread(request.app[ROUND].metadata.read, name)
     if data is None:
@@ -89,6 +92,7 @@ async def metadata(request: web.Request) -> web.Response:
 
 @routes.get("/v1/chunks/{start:[0-9a-f]{2}}/{chunk:[0-9a-f]{64}}")
 async def chunk(request: web.Request) -> web.Response:
+    """A chunk by the hash of its bytes."""
     name = ChunkId(request.match_info["chunk"])
     if request.path != f"/v1/{chunk_path(name)}":
         raise NotFound(f"There is nothing at {request.path[:100]}.")
@@ -100,5 +104,6 @@ async def chunk(request: web.Request) -> web.Response:
 
 @routes.get("/healthz")
 async def healthz(request: web.Request) -> web.Response:
+    """Whether the store takes writes."""
     await request.app[ROUND].database.run_for_node(publish.newest_version)  # the writer answers
     return web.Response(text="ok\n")

@@ -37,6 +37,7 @@ XML = "application/xml; charset=utf-8"
 
 @routes.get("/stats/{file:(nodes|owners)[.](csv|json)|tables[.]xml|(user|host)[.](xml|gz)}")
 async def stats(request: web.Request) -> web.Response:
+    """The standings as a file."""
     file = request.match_info["file"]
     moment = await request.app[WATCH].board.get()
     return moment.page(f"/stats/{file}", FILES[file]).reply(request)

@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import curves, history, summary
+from coordinator import curves, evaluations, history, summary
 from coordinator.api.snapshot import Snapshot
 from coordinator.curves import Curves
 from coordinator.ranking import Fold, by_node, by_owner
@@ -124,6 +124,7 @@ class Watch:
         return Training(
             status=status,
             metrics=self._curves.metrics(),
+            evaluations=evaluations.shown(connection),
             idle_share=self._curves.idle_share(),
             cost_micros=self._curves.cost_micros(),
             ages=curves.ages(connection),

@@ -133,9 +133,10 @@ class Auditor:
         self._http.close()
 
     def _tolerances(self) -> Calibration:
-        """What is judged by; without the class that is set nothing is even taken, let alone pardoned."""
+        """What is judged by; without the classes that are set nothing is even taken, let alone pardoned."""
         found = calibration.load(self._config.round.directory, self._archive.metadata.root())
-        found.of(self._config.audit.tolerance)
+        for name in (self._config.audit.tolerance, *self._config.audit.classes):
+            found.of(name)
         return found
 
     def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:

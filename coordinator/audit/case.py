@@ -9,9 +9,8 @@
 """
 
 import re
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -29,6 +28,7 @@ from coordinator.state import engine
 from coordinator.tables import audits, leases, rollouts
 from protocol import chunks, limits
 from protocol.auditing import CaseFile
+from protocol.codec import PolicyCodec
 from protocol.errors import AuditFailed, TokensInvalid
 from protocol.fragment import check_fragments
 from protocol.lease import Lease
@@ -47,6 +47,9 @@ CASE_MAX_BYTES = 2 * limits.REQUEST_MAX_BYTES
 
 CONFIG_MAX_BYTES = limits.MIB
 """Configurations have a few kilobytes."""
+
+TOKENIZER_MAX_BYTES = 64 * limits.MIB
+"""Tokenizers of a quarter of a million tokens have 20 MB."""
 
 NEIGHBOURS_MAX = 17
 """Versions that a claim is compared with, each of them loaded: as many before it as an export may have, one after."""
@@ -84,7 +87,7 @@ class RoundArchive:
         read_only = f"sqlite:///file:{quote(str(folder / 'state.db'))}?mode=ro&uri=true"
         self._engine = engine(config.store.url) if config.store.url else sa.create_engine(read_only)
         self.metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
-        self._publisher = Publisher(
+        self.publisher = Publisher(
             folder=folder,
             metadata=self.metadata,
             task=config.task.name,
@@ -128,25 +131,12 @@ class RoundArchive:
 
     def sampler(self, version: int) -> Sampler | None:
         """How a version is to be sampled; None if its manifest is gone."""
-        manifest = self._publisher.manifest(version)
+        manifest = self.publisher.manifest(version)
         return manifest.sampler if manifest else None
 
     def write_policy(self, version: int, folder: Path) -> int | None:
         """Make a version's folder from its chunks; its update, or None if they are not kept any more."""
-        manifest = self._publisher.manifest(version)
-        if manifest is None:
-            return None
-        beside = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        try:
-            for entry in manifest.files:
-                (beside / entry.path).write_bytes(self._publisher.read_file(version, entry.path))
-        except FileNotFoundError:  # a chunk that only deleted versions needed
-            shutil.rmtree(beside)
-            return None
-        beside.rename(folder)
-        return manifest.update
+        return self.publisher.write_folder(version, folder)
 
     def case(self, claim_id: str, policies: Path) -> Case | None:
         """A claim without neighbours, its version below `policies`; None if that is not kept any more."""
@@ -194,6 +184,8 @@ def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     lease = Lease.from_bytes(file.lease)
     try:
         bounds = policy_bounds(lambda name: read_at_most(policy / name, CONFIG_MAX_BYTES), file.sampler.max_new_tokens)
+        if lease.episode is not None:
+            bounds = replace(bounds, codec=_codec(policy))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, TokensInvalid) as error:
         raise AuditFailed(f"{policy} is no policy: {error!r}"[:300]) from None  # as JSON of any shape may raise
     if int(unpack_tokens(lease.prompt).max()) >= bounds.vocab_size:
@@ -208,6 +200,14 @@ def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
         bounds=bounds,
         neighbours=tuple(neighbours),
     )
+
+
+def _codec(policy: Path) -> PolicyCodec:
+    """The policy's tokenizer, by which an episode is played again."""
+    try:
+        return PolicyCodec(read_at_most(policy / "tokenizer.json", TOKENIZER_MAX_BYTES).decode())
+    except Exception as error:  # the library raises nothing more special
+        raise AuditFailed(f"{policy} has no tokenizer that can be read: {error!r}"[:300]) from None
 
 
 def _signed(file: CaseFile) -> tuple[Signed, RolloutClaim | tuple[bytes, ...]]:

@@ -24,9 +24,9 @@ Replay = dict[int, Measured]
 
 
 def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[Report]:
-    """A report on each case, in their order."""
-    allowed, reports = calibration.of(tolerance), []
-    for case, found in zip(cases, replay(cases, score), strict=True):
+    """A report on each case, in their order, by the class of its lease, or else by this one."""
+    classes, reports = [calibration.of(case.lease.judged_as or tolerance) for case in cases], []
+    for case, allowed, found in zip(cases, classes, replay(cases, score), strict=True):
         if isinstance(found, SwarmError):
             reports.append(malformed(found, allowed, calibration.version))
         else:

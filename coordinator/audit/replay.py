@@ -6,6 +6,7 @@
   side of the claimed token's edge must rise against those on the other until the uniform meets the claimed token.
   So the noise of other arithmetic has one size wherever in the distribution it strikes, sure tokens included.
 - The *error* of a position is the claimed log-probability less the replayed one.
+- What an environment said in an episode is fed to the model and not measured: nobody drew it.
 - Pure: numpy in, numpy out. `score` is the definition for one sample; `coordinator.audit.scorer` does it on torch.
 """
 
@@ -119,15 +120,15 @@ def joined(parts: Sequence[Measured]) -> Measured:
 
 
 def _measure(number: int, completion: Completion, scored: Scored, chances: Floats) -> Measured:
-    claimed = completion.tokens.astype(np.int64)
+    drawn, claimed = completion.sampled, completion.tokens.astype(np.int64)
     return Measured(
-        sample=np.full(len(claimed), number, np.int64),
-        position=completion.start + np.arange(len(claimed)),
-        claimed=claimed,
-        dictated=scored.dictated,
-        margins=margins(scored, claimed, chances[completion.start :]),
-        claimed_logprobs=completion.logprobs.astype(np.float64),
-        logprobs=scored.logprobs,
+        sample=np.full(completion.paid_tokens, number, np.int64),
+        position=completion.start + np.flatnonzero(drawn),
+        claimed=claimed[drawn],
+        dictated=scored.dictated[drawn],
+        margins=margins(scored, claimed, chances[completion.start :])[drawn],
+        claimed_logprobs=completion.logprobs.astype(np.float64)[drawn],
+        logprobs=scored.logprobs[drawn],
     )
 
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator.audit.replay import Prefill, Scored
+from coordinator.learner.adapter_files import adapted_weights, without_adapter
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 
@@ -149,17 +150,22 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
     """The model of a policy folder: no network, and no code or pickle from the folder, whatever it says."""
     # Its bar would stand among the findings.
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    with without_adapter(folder) as base:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     model, report = loaded
     if missing := report["missing_keys"]:  # it would make them up
         raise AuditFailed(f"The policy in {folder} lacks tensors: {', '.join(sorted(missing)[:5])}.")
+    places = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in adapted_weights(folder):
+            places[name].copy_(weight)
     return model.eval()
 
 

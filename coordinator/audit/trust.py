@@ -3,8 +3,8 @@
 | level | when | rate | escrow |
 |---|---|---|---|
 | `new` | fewer than `first_groups` validated | everything | posted as audited |
-| `known` | then | `first_groups` / n, at least `floor` | the window |
-| `trusted` | from `trusted_groups` on | `trusted_floor` | the window |
+| `known` | then | `first_groups` / n, at least `floor`, and what the escrow covers | the window |
+| `trusted` | from `trusted_groups` on | `trusted_floor`, and what the escrow covers | the window |
 | `held` | after one hard fault, until `first_groups` more are validated | everything | nothing is posted unaudited |
 | `banned` | after a second, independent one | no more leases | void |
 
@@ -16,7 +16,10 @@
   accuses once in ten thousand audits is not to be banned in the end.
 - A soft fault sets n back to where one group in `LEAD` is audited; it takes no money.
 - The window is what makes cheating worthless: whoever cheats once gains one payment with chance 1 − q and loses
-  the escrow with chance q, so (1 − q) / q payments are held back.
+  the window with chance q, so (1 − q) / q payments are held back, times `escrow_factor`.
+- The rate covers what the window does not: a claim worth a, with the window holding V, is drawn with a chance of at
+  least a / (a + V), whatever was earned before. So neither a long claim, nor a raised price, nor a rate that has just
+  fallen is worth faking.
 - Pure: standings in, standings out.
 """
 
@@ -36,6 +39,9 @@ FAULTS_TO_BAN = 2
 LEAD = 4
 """How far accepted groups may run ahead of validated ones."""
 
+SEEDING = 0.9
+"""The most that an empty escrow asks for: if everything was audited until something is in it, nothing ever would be."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -45,7 +51,7 @@ class Rules:
     floor: float = 0.05
     trusted_groups: int = 1000
     trusted_floor: float = 0.02
-    escrow_factor: float = 1.0
+    escrow_factor: float = 1.25
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,22 @@ def level(standing: Standing, rules: Rules) -> Level:
     return "trusted" if standing.groups >= rules.trusted_groups else "known"
 
 
-def rate_ppm(standing: Standing, rules: Rules) -> int:
-    """How many of a million claims of this owner are audited."""
+def rate_ppm(standing: Standing, rules: Rules, *, worth_micros: int = 0, held_micros: int = 0) -> int:
+    """How many of a million claims of this owner are audited that are worth so much while the window holds so much."""
+    rate = _rate(standing, rules)
+    if 0 < rate < 1 and worth_micros:
+        worth = rules.escrow_factor * worth_micros
+        rate = max(rate, min(SEEDING, worth / (worth + held_micros) if worth else 0.0))
+    return math.ceil(ALL_PPM * rate)
+
+
+def _rate(standing: Standing, rules: Rules) -> float:
+    """The share that is audited whatever the escrow holds."""
     if level(standing, rules) in ("new", "held", "banned"):
-        return ALL_PPM
+        return 1.0
     floor = rules.trusted_floor if standing.groups >= rules.trusted_groups else rules.floor
     counted = min(standing.claims, LEAD * standing.groups)
-    return math.ceil(ALL_PPM * min(1.0, max(floor, rules.first_groups / max(1, counted))))
+    return min(1.0, max(floor, rules.first_groups / max(1, counted)))
 
 
 def window(standing: Standing, rules: Rules) -> int:

@@ -5,9 +5,41 @@
   nothing but the length would be learned.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from coordinator.learner.algorithm import Algorithm, Baseline
+from coordinator.learner.batch import Tensors, collate
+from protocol.learning import TrainingGroup
+
+
+def judged(data: Tensors, algorithm: Algorithm, *, ends: Sequence[int]) -> torch.Tensor:
+    """Whether a sample counts at all: → [N]."""
+    counts = torch.ones(len(data.rewards), dtype=torch.bool)
+    if algorithm.mask_truncated_completions:
+        last = data.tokens.gather(1, (data.lengths[:, None] - 1).clamp(min=0))[:, 0]
+        counts &= torch.isin(last, torch.tensor(list(ends)))
+    if algorithm.filter_zero_variance:
+        counts &= varied(data.rewards, data.owners, len(data.prompts))[data.owners]
+    return counts
+
+
+def of_batch(data: Tensors, counts: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.Tensor:
+    """What a batch is trained with: → [N], 0 for samples that do not count."""
+    shaped = data.rewards + overlong_penalty(data.mask.sum(1), longest, algorithm)
+    return advantages(shaped, data.owners, len(data.prompts), algorithm) * counts
+
+
+def of_group(
+    group: TrainingGroup, algorithm: Algorithm, *, ends: Sequence[int], longest: int
+) -> tuple[float, ...] | None:
+    """Those of one group; None where they depend on the rest of its batch."""
+    if "batch" in (algorithm.baseline, algorithm.scale_rewards):
+        return None
+    data = collate([group])
+    counts = judged(data, algorithm, ends=ends)
+    return tuple(of_batch(data, counts, algorithm, longest=longest).tolist())
 
 
 def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorithm: Algorithm) -> torch.Tensor:

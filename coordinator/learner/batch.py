@@ -2,7 +2,8 @@
 
 - What a loss looks at is small and rectangular: [N, T], completions padded on the right. What a model computes is
   large, so it is packed instead (see `packing`), and nothing here is ever fed to a model.
-- A padded place has mask 0 and log-probability 0, and no say in any mean.
+- A padded place has mask 0 and log-probability 0, and no say in any mean. Nor has what an environment said: the model
+  is fed it, as it is fed a prompt.
 - A piece is whole samples of similar length, so that attention, which alone is computed in rectangles, wastes little.
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from protocol.learning import TrainingGroup
+from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import unpack_tokens
 
 
@@ -24,13 +25,14 @@ class Tensors:
     prompts: tuple[torch.Tensor, ...]  # G times [P_g] int64
     owners: torch.Tensor  # [N] the group of each sample, in ascending order
     tokens: torch.Tensor  # [N, T] int64
-    mask: torch.Tensor  # [N, T] float, 1 = token
+    mask: torch.Tensor  # [N, T] float, 1 = token that was drawn; 0 = what an environment said, or padding
     behaviour: torch.Tensor  # [N, T] log-probabilities by the version that sampled
     rewards: torch.Tensor  # [N]
 
     @property
     def lengths(self) -> torch.Tensor:
-        return self.mask.sum(1).long()  # [N]
+        """Tokens of each sample, which always ends with one that was drawn: [N]."""
+        return (self.mask * torch.arange(1, self.mask.shape[1] + 1)).amax(1).long()
 
 
 def collate(groups: Sequence[TrainingGroup]) -> Tensors:
@@ -42,20 +44,23 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
         prompts=tuple(_tokens(group.prompt) for group in groups),
         owners=torch.tensor([number for number, _ in samples]),
         tokens=pad_sequence(tokens, batch_first=True),
-        mask=pad_sequence([torch.ones(len(row)) for row in tokens], batch_first=True),
+        mask=pad_sequence([_drawn(sample) for _, sample in samples], batch_first=True),
         behaviour=pad_sequence(behaviour, batch_first=True),
         rewards=torch.tensor([sample.reward for _, sample in samples], dtype=torch.float32),
     )
 
 
-def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int) -> Iterator[torch.Tensor]:
+def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1) -> Iterator[torch.Tensor]:
     """The chosen samples in pieces of at most so many tokens, prompts counted once; one sample is never cut.
 
-    A group stays together where it fits, since its prompt is computed in every piece that it has samples in.
+    A group stays together where it fits, since its prompt is computed in every piece that it has samples in. For
+    several hands there are at least as many pieces, of about the same size.
     """
-    if not tokens_max:
-        tokens_max = int(data.mask.sum()) + sum(map(len, data.prompts))
     lengths, owners = data.lengths, data.owners
+    if not tokens_max or hands > 1:
+        prompts = torch.tensor([len(prompt) for prompt in data.prompts])
+        whole = int(lengths[chosen].sum() + prompts[torch.unique(owners[chosen])].sum())
+        tokens_max = min(tokens_max or whole, -(-whole // hands))
     longest = torch.zeros(len(data.prompts), dtype=torch.long).scatter_reduce(0, owners, lengths, "amax")
     order = sorted(chosen.tolist(), key=lambda row: (int(longest[owners[row]]), int(owners[row]), int(lengths[row])))
     piece: list[int] = []
@@ -70,6 +75,13 @@ def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int) -> Iterator[tor
         room, prompt = room - cost, int(owners[row])
     if piece:
         yield torch.tensor(piece).sort().values
+
+
+def _drawn(sample: TrainingSample) -> torch.Tensor:
+    """1 for each token that was drawn: [T]."""
+    if not sample.sampled:
+        return torch.ones(len(sample.tokens) // 4)
+    return torch.from_numpy(np.frombuffer(sample.sampled, np.uint8).astype(np.float32))
 
 
 def _tokens(data: bytes) -> torch.Tensor:

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from protocol import canonical, limits
 from protocol.errors import SwarmError, Unreachable
-from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload
+from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload, Uploads
 from protocol.message import Message
 
 BATCH_WAIT_S = 60.0
@@ -46,13 +46,14 @@ class CoordinatorClient:
         self._call("POST", "/v1/learner/finish")
 
     def publish(self, version: int, update: int, folder: Path) -> None:
-        """Upload every file of a policy folder, then ask for its publication."""
-        entries = []
+        """Upload what the coordinator lacks of a policy folder, then ask for its publication."""
+        entries, held = [], Uploads.from_bytes(self._call("GET", f"/v1/learner/uploads/{version}")).files
         for path in sorted(folder.iterdir()):
             digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-            address = f"/v1/learner/uploads/{version}/{path.name}?digest={digest}"
-            self._call("PUT", address, _pieces(path), timeout_s=PUBLICATION_S)
-            entries.append(Upload(path=path.name, digest=digest))
+            entries.append(entry := Upload(path=path.name, digest=digest))
+            if entry not in held:
+                address = f"/v1/learner/uploads/{version}/{path.name}?digest={digest}"
+                self._call("PUT", address, _pieces(path), timeout_s=PUBLICATION_S)
         publication = Publication(version=version, update=update, files=tuple(entries))
         self._call("POST", "/v1/learner/versions", publication, timeout_s=PUBLICATION_S)
 

@@ -3,8 +3,10 @@
 - Everything is real: `AutoModelForCausalLM` and `AutoTokenizer` load the folder as they would any published model.
 - The weights are a function of the seed; the tokenizer is the same for every seed.
 - Digits are single tokens, as in Qwen's own tokenizer, whose splitting rule this one copies.
+- For a round of games, the game's own words are single tokens besides, and a model has room for longer texts.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 320
 """256 bytes, three special tokens and a few merges; small, because every token of it costs a column of logits."""
+
+POSITIONS, GAME_POSITIONS = 512, 2048
+"""Tokens of the longest text, and of the longest game."""
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -40,14 +45,16 @@ DEFAULT_SHAPE = Shape(hidden=128, layers=4, heads=4, intermediate=512)
 """1.1 million parameters: deep and narrow learned sums in the least CPU time of the shapes tried."""
 
 
-def make_policy(folder: Path, *, seed: int, shape: Shape = DEFAULT_SHAPE) -> None:
-    """Write an untrained policy in hub format."""
-    tokenizer = make_tokenizer()
-    make_model(tokenizer, seed=seed, shape=shape).save_pretrained(folder)
+def make_policy(folder: Path, *, seed: int, shape: Shape = DEFAULT_SHAPE, words: Sequence[str] = ()) -> None:
+    """Write an untrained policy in hub format; these words are to be tokens of their own."""
+    tokenizer = make_tokenizer(words)
+    make_model(tokenizer, seed=seed, shape=shape, positions=GAME_POSITIONS if words else POSITIONS).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Byte-level BPE: any text has tokens, and digits never merge."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -64,12 +71,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers annotates half
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = DEFAULT_SHAPE) -> Qwen3ForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = DEFAULT_SHAPE, positions: int = POSITIONS
+) -> Qwen3ForCausalLM:
     """A model with random weights; leaves the global random state as it was."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -79,7 +89,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, shape: Shape = 
         num_key_value_heads=shape.heads,
         head_dim=shape.hidden // shape.heads,
         intermediate_size=shape.intermediate,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         # Prompts of a dozen tokens: a low base turns fast enough to tell neighbouring places apart.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         # The usual 0.02 suits wide models; a narrow one leaves its plateau in half the steps with 1/sqrt(hidden).

@@ -67,6 +67,7 @@ def completion_logprobs(
             dtype=dtype,
         )
     shape = (len(chosen), int(data.lengths[chosen].max()))
-    table = logprobs.new_zeros(shape[0] * shape[1]).index_copy(0, packing.places, logprobs)
-    spread = torch.zeros_like(table).index_copy(0, packing.places, entropy[packing.source])
-    return table.view(shape), spread.view(shape)
+    places = (packing.places // shape[1], packing.places % shape[1])
+    # Fresh tensors, no views: FSDP hangs its hooks on what a forward pass returns.
+    table = logprobs.new_zeros(shape).index_put(places, logprobs)
+    return table, torch.zeros_like(table).index_put(places, entropy[packing.source])

@@ -9,69 +9,81 @@
   already reported updates are not settled twice.
 - Idle time is the time spent waiting for a batch; everything else is work.
 - When standard input ends, the coordinator is gone and so is this process.
+- Several processes may train one policy (`learner.processes`, or torchrun): rank 0 reads this story, and the others do
+  what it tells them (see `crew`).
 """
 
 import logging
 import math
 import shutil
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
-from coordinator.children import leave_with_parent
 from coordinator.config import Config
+from coordinator.learner.boards import boards
 from coordinator.learner.client import CoordinatorClient
-from coordinator.learner.evaluate import accuracy
-from coordinator.learner.policy import Policy
-from coordinator.learner.settings import train_settings
-from coordinator.learner.start import place
+from coordinator.learner.crew import Crew
+from coordinator.learner.ranks import Ranks
 from coordinator.learner.tracking import Tracker
-from coordinator.learner.warmstart import warm_start
+from coordinator.learner.watchdog import Watchdog
 from protocol.errors import OutOfOrder
 from protocol.learning import LearnerState, Progress, Report
-from protocol.tasks import task
 
 log = logging.getLogger(__name__)
+
+MICROS = 1_000_000
+
+EVALUATE_EVERY = 10
+"""Updates between two exact evaluations, for tasks that have one: a second or two each."""
+
+EVALUATION_LOOK_S = 0.5
+"""How often to ask whether the nodes have measured the last version."""
 
 MISMATCH_NATS = 6.0
 """Mean |log π/μ| per token of a claim beyond which its log-probabilities cannot be those of its tokens. Honest
 groups at the demo's lag stay below 1, but for one in thousands at 2.2; tokens the policy would not say lie near 10."""
 
 
-def run(config: Config) -> None:
-    """Train until the round has all its updates."""
-    leave_with_parent()
+def run(config: Config, url: str, token: Path) -> None:
+    """Train until the round has all its updates, as whichever rank this is."""
     torch.set_num_threads(config.learner.threads)
-    token = (config.round.directory / "operator.token").read_text()
-    client = CoordinatorClient(f"http://{config.round.listen}", token)
-    if not client.state().finished:
-        Learner(config, client).run()
+    ranks = Ranks(config.learner.device, Watchdog(config.learner.watchdog_s))
+    if ranks.first:
+        client = CoordinatorClient(url, token.read_text().strip())
+        if not ranks.tell(client.state().finished):
+            Learner(config, client, Crew(config, ranks)).run()
+    elif not ranks.tell(True):
+        Crew(config, ranks).follow()
+    ranks.leave()
 
 
 class Learner:
-    """One round's learner."""
+    """One round's learner, on rank 0."""
 
-    def __init__(self, config: Config, client: CoordinatorClient) -> None:
+    def __init__(self, config: Config, client: CoordinatorClient, crew: Crew) -> None:
         self._config = config
         self._client = client
-        self._task = task(config.task.name, seed=config.round.seed)
+        self._crew = crew
+        self._policy = crew.policy
         self._last = config.round.max_updates
         self._folder = config.round.directory / "learner"
-        self._checkpoint = self._folder / "checkpoint.pt"
         self._began: float | None = None
         """When the last batch came."""
-        self._policy, self._tokenizer = self._open()
-        self._tracker = Tracker(self._folder, update=self._policy.update, tensorboard=config.learner.tensorboard)
-        self._end = self._policy.ends[0]
+        if crew.resumed:
+            follows(client.state(), crew.resumed)
+            log.info("resumed update=%d", self._policy.update)
+        self._tracker = self._open_tracker()
         self._version = 0
         """The newest one that is known of."""
 
     def run(self) -> None:
         """From wherever the checkpoint stands to the end of the round."""
         policy = self._policy
-        if not self._checkpoint.exists():
+        if not self._crew.resumed:
             self._begin()
         self._publish()
         while policy.update < self._last:
@@ -80,10 +92,14 @@ class Learner:
                 self._save()
                 self._publish()
         self._progress("evaluating", 1.0, "")
-        after = self._accuracy()
-        self._progress("finished", 1.0, f"{self._last} updates", accuracy_after=after)
+        after = self._crew.accuracy()
+        found = _told(self._crew.evaluate())
+        while self._client.state().evaluating:  # bounded by eval.patience_s
+            time.sleep(EVALUATION_LOOK_S)
+        self._progress("finished", 1.0, f"{self._last} updates{found}", accuracy_after=after)
         self._client.finish()
         self._tracker.close()
+        self._crew.over()
 
     def _step(self) -> None:
         """Wait for the next batch, train on it, report."""
@@ -92,10 +108,14 @@ class Learner:
         busy_s = asked - (self._began or asked)
         batch = self._client.batch(number)
         self._began = time.monotonic()
-        step = self._policy.train_step(batch.groups)
+        step = self._crew.train(batch.groups)
         mismatched = tuple(claim for claim, nats in step.distances.items() if not nats < MISMATCH_NATS)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
-        metrics["policy_age"] = sum(number - 1 - group.policy_update for group in batch.groups) / len(batch.groups)
+        ages = [number - 1 - group.policy_update for group in batch.groups]
+        metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
+        metrics["cost"] = batch.credit_micros / MICROS
+        if not number % EVALUATE_EVERY or number == self._last:
+            metrics |= self._crew.evaluate()
         self._client.report(
             Report(
                 number=number,
@@ -107,26 +127,19 @@ class Learner:
         )
         self._tracker.log(number, self._version, metrics)
         log.info("update=%d %s", number, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
-        self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward_mean']:.2f}")
+        self._progress("learning", number / self._last, f"update {number}, reward {metrics['reward/mean']:.2f}")
 
-    def _open(self) -> tuple[Policy, Tokenizer]:
-        """The policy where the last checkpoint left it, or as the round starts, and its tokenizer."""
-        start = self._folder / "start"
-        settings = train_settings(self._config)
-        if self._checkpoint.exists():
-            policy = Policy(start, settings)
-            follows(self._client.state(), policy.restore(self._checkpoint))
-            log.info("resumed update=%d", policy.update)
-        else:
-            place(self._config.model, start, seed=self._config.round.seed)
-            policy = Policy(start, settings)
-        return policy, Tokenizer.from_file(str(start / "tokenizer.json"))
+    def _open_tracker(self) -> Tracker:
+        """The metrics from here on, told to whom the configuration names."""
+        update, settings = self._policy.update, self._config.learner
+        run = self._client.state().round_id[:16]
+        told = boards(self._folder, update=update, tensorboard=settings.tensorboard, wandb=settings.wandb, run=run)
+        return Tracker(self._folder, update=update, boards=told)
 
     def _save(self) -> None:
         """A checkpoint, with where the round stood: the batch that comes next is the one after its update."""
         state = self._client.state()
-        self._policy.save(
-            self._checkpoint,
+        self._crew.save(
             version=state.newest_version,
             ledger_size=state.ledger_size,
             ledger_head=state.ledger_head,
@@ -135,15 +148,11 @@ class Learner:
     def _begin(self) -> None:
         """What comes before the first update: the embedded policy's warm start, and the accuracy to start from."""
         if self._config.model.path == "embedded":
-            warm_start(self._policy.model, self._task, self._encode, self._end, self._warm)
-        self._progress("learning", 0.0, "", accuracy_before=self._accuracy())
+            self._crew.warm_start(self._warm)
+        found = self._crew.evaluate()
+        log.info("begins%s", _told(found))
+        self._progress("learning", 0.0, f"update 0{_told(found)}", accuracy_before=self._crew.accuracy())
         self._save()
-
-    def _accuracy(self) -> float:
-        return accuracy(self._policy.model, self._task.held_out(), self._encode, self._end)
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _is_due(self) -> bool:
         """Whether a version shall be published now; how often is for the coordinator to say, who measures."""
@@ -160,7 +169,7 @@ class Learner:
         version = state.newest_version + 1
         folder = self._folder / "publishing"
         shutil.rmtree(folder, ignore_errors=True)
-        self._policy.save_hub(folder)
+        self._crew.publish(folder)
         self._client.publish(version, self._policy.update, folder)
         self._version = version
         log.info("published version=%d update=%d", version, self._policy.update)
@@ -186,6 +195,11 @@ class Learner:
                 accuracy_after=accuracy_after,
             )
         )
+
+
+def _told(scores: Mapping[str, float]) -> str:
+    """What an evaluation found, as the rest of a line."""
+    return "".join(f", {name.rpartition('/')[2]} {value:.3f}" for name, value in scores.items())
 
 
 def follows(state: LearnerState, checkpoint: dict[str, Any]) -> None:

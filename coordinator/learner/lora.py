@@ -2,7 +2,8 @@
 
 - The model keeps its own modules and names: adapters listen at its linear layers and add to what they give.
 - B starts at zero, so the policy starts as the base; A starts at random, by the seed.
-- What is published are merged weights, W + (α / r) · B A: a node loads them like any others.
+- What is published are the matrices in the policy's own type, beside a base that never changes (`protocol.adapter`); or
+  else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from protocol import adapter
+
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of the Llama family, as peft names them."""
+
+
+def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
+    """W' = W + scale · B A, as `protocol.adapter` defines it: in float32, then in the weight's own type."""
+    return torch.add(weight.float(), up.float() @ down.float(), alpha=scale).to(weight.dtype)
 
 
 class Adapters(nn.Module):
@@ -30,6 +38,7 @@ class Adapters(nn.Module):
         ]
         if not self._names:
             raise ValueError(f"the model has no linear layer called {', '.join(TARGETS)}")
+        self._of_weight = {f"{name}.weight": index for index, name in enumerate(self._names)}
         model.requires_grad_(False)
         self.down, self.up = nn.ParameterList(), nn.ParameterList()
         random = torch.Generator().manual_seed(0)
@@ -38,16 +47,34 @@ class Adapters(nn.Module):
             bound = layer.in_features**-0.5
             down = (2 * torch.rand(rank, layer.in_features, generator=random) - 1) * bound
             self.down.append(nn.Parameter(down.to(layer.weight.device)))
-            self.up.append(nn.Parameter(layer.weight.new_zeros(layer.out_features, rank)))
+            self.up.append(nn.Parameter(torch.zeros(layer.out_features, rank, device=layer.weight.device)))
             layer.register_forward_hook(self._add(len(self.down) - 1))
 
-    def merged(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights of the model with what was learned added to them."""
-        learned = {
-            f"{name}.weight": (up @ down).detach() * self._scale
-            for name, down, up in zip(self._names, self.down, self.up, strict=True)
+    def rounded(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The matrices as they are published, by their names there."""
+        return {
+            name: part.detach().to(dtype)
+            for weight, index in self._of_weight.items()
+            for name, part in zip(adapter.names(weight), (self.down[index], self.up[index]), strict=True)
         }
-        return {name: tensor + learned[name] if name in learned else tensor for name, tensor in state.items()}
+
+    def config(self, base: str) -> bytes:
+        """The published description."""
+        rank = len(self.down[0])
+        return adapter.config(rank, self._scale * rank, {name.rpartition(".")[2] for name in self._names}, base)
+
+    def merged(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
+        """Some rows of a weight of the model with what was learned added to them."""
+        if (index := self._of_weight.get(name)) is None:
+            return rows
+        return merged(rows, self.down[index].detach(), self.up[index].detach()[places], self._scale)
+
+    def as_nodes_merge(self, name: str, rows: torch.Tensor, places: slice, dtype: torch.dtype) -> torch.Tensor:
+        """The same, of what is published in this type."""
+        rows = rows.to(dtype)
+        if (index := self._of_weight.get(name)) is None:
+            return rows
+        return merged(rows, self.down[index].detach().to(dtype), self.up[index].detach()[places].to(dtype), self._scale)
 
     @contextmanager
     def silent(self) -> Iterator[None]:

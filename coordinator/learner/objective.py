@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
+from coordinator.learner import diagnostics
 from coordinator.learner.algorithm import Algorithm, Correction
-
-Metrics = dict[str, float]
+from coordinator.learner.diagnostics import Metrics
 
 NATS_MAX = 20.0
 """Beyond it a ratio is as absurd as any; its exponential must stay finite, or one liar makes the whole loss NaN."""
@@ -78,25 +78,14 @@ def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tu
     keep = torch.ones_like(mask[:, :1]) if correction.mode == "none" else _kept(distance, mask, correction)
 
     loss = -(terms.shares * keep * weight * gain).sum()
+    metrics = diagnostics.of_distance(distance, mask, weight, keep)
+    metrics |= diagnostics.of_clipping(clipped, terms.advantages[:, None], mask)
     if terms.reference is not None:
         away = (terms.reference - current) * mask
-        loss = loss + algorithm.beta * (terms.shares * (away.expm1() - away)).sum()
-
-    tokens = mask.sum().clamp(min=1)
-
-    def mean(values: torch.Tensor) -> float:
-        return float((values * mask).sum() / tokens)
-
-    seen = weight[mask > 0]
-    return loss, {
-        "loss": float(loss.detach()),
-        "clip_share": mean(clipped.float().expand_as(mask)),
-        "dropped_share": 1.0 - mean(keep.expand_as(mask)) if mask.any() else 0.0,
-        "ratio_mean": mean(distance.exp()),
-        "ratio_max": float(distance.exp().max()),
-        "kl": mean(distance.expm1() - distance),  # k3: positive, and small when the samples are fresh
-        "effective_samples": float(seen.sum().square() / (seen.square().sum() * tokens)) if len(seen) else 0.0,
-    }
+        divergence = away.expm1() - away
+        loss = loss + algorithm.beta * (terms.shares * divergence).sum()
+        metrics["kl/ref"] = diagnostics.mean(divergence.detach(), mask)
+    return loss, metrics | {"loss": float(loss.detach())}
 
 
 def _weights(distance: torch.Tensor, correction: Correction) -> torch.Tensor:

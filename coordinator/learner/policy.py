@@ -5,30 +5,38 @@
 - An update is computed in pieces whose gradients add up to that of the whole. Samples that teach nothing, since their
   advantage is zero, are scored without a gradient.
 - After a restore the next update is bit for bit the one that would have followed.
+- Where several ranks train it (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
+  knows every log-probability and every metric afterwards. All of them call the same methods in the same order.
 """
 
 import copy
 import json
 import shutil
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.learner import checkpoint
-from coordinator.learner.advantages import advantages, overlong_penalty, varied
+from coordinator.learner.advantages import judged, of_batch, varied
 from coordinator.learner.batch import Tensors, collate, pieces
+from coordinator.learner.diagnostics import Metrics
 from coordinator.learner.forward import completion_logprobs, prepare
 from coordinator.learner.lora import Adapters
-from coordinator.learner.objective import Metrics, Terms, policy_loss, shares
+from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
-from protocol import canary
-from protocol.errors import ConfigInvalid
+from protocol import adapter, canary
 from protocol.learning import TrainingGroup
+
+RANDOM = "random"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW remembers of each weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +51,19 @@ class Step:
 class Policy:
     """A model from a hub-format folder, and the optimizer that changes it."""
 
-    def __init__(self, folder: Path, settings: TrainSettings) -> None:
+    def __init__(self, folder: Path, settings: TrainSettings, ranks: Ranks | None = None) -> None:
         self._folder = folder
         self._settings = settings
+        self._ranks = ranks or Ranks(settings.device)
         self._published_dtype: torch.dtype = (
             AutoConfig.from_pretrained(folder, local_files_only=True).dtype or torch.float32
         )
         self.model = self._load()
         self._reference = self._load().requires_grad_(False) if settings.algorithm.beta else None
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
-        self._trained = [weight for weight in (self._adapters or self.model).parameters() if weight.requires_grad]
+        self._trained = dict((self._adapters or self.model).named_parameters())
         self._optimizer = torch.optim.AdamW(
-            self._trained,
+            self._trained.values(),
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -68,8 +77,10 @@ class Policy:
 
     def _load(self) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
-        model.to(self._settings.device)
+        model.to(self._ranks.device)
         prepare(model, self._settings)
+        self._ranks.shard(model)
+        self._ranks.forward(model, completion_logprobs)
         return model
 
     def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
@@ -86,18 +97,19 @@ class Policy:
             if iteration == 0:
                 before = table
                 terms = replace(terms, old=before)
-            norm = float(torch.nn.utils.clip_grad_norm_(self._trained, self._settings.max_grad_norm))
+            norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
             self._optimizer.step()
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm)
         metrics |= {
-            "gradient_norm": norm,
-            "learning_rate": rate,
+            "learner/grad_norm": norm,
+            "learner/learning_rate": rate,
             "entropy": float((entropy * data.mask).sum() / data.mask.sum()),
-            "reward_mean": float(data.rewards.mean()),
-            "groups_with_signal": float(varied(data.rewards, data.owners, len(groups)).float().mean()),
+            "reward/mean": float(data.rewards.mean()),
+            "reward/std": float(data.rewards.std(correction=0)),
+            "reward/signal": float(varied(data.rewards, data.owners, len(groups)).float().mean()),
             "samples": float(len(data.rewards)),
             "tokens": float(data.mask.sum()),
         }
@@ -106,19 +118,13 @@ class Policy:
     def _terms(self, data: Tensors) -> Terms:
         """What the loss is made of, before the policy has said anything."""
         algorithm, longest = self._settings.algorithm, self._settings.max_completion_length
-        judged = torch.ones(len(data.rewards), dtype=torch.bool)
-        if algorithm.mask_truncated_completions:
-            last = data.tokens.gather(1, (data.lengths[:, None] - 1).clamp(min=0))[:, 0]
-            judged &= torch.isin(last, torch.tensor(self.ends))
-        if algorithm.filter_zero_variance:
-            judged &= varied(data.rewards, data.owners, len(data.prompts))[data.owners]
-        shaped = data.rewards + overlong_penalty(data.lengths.float(), longest, algorithm)
-        mask = data.mask * judged[:, None]
+        counts = judged(data, algorithm, ends=self.ends)
+        mask = data.mask * counts[:, None]
         return Terms(
             behaviour=data.behaviour,
             mask=mask,
             shares=shares(mask, algorithm, longest=longest),
-            advantages=advantages(shaped, data.owners, len(data.prompts), algorithm) * judged,
+            advantages=of_batch(data, counts, algorithm, longest=longest),
             reference=self._of_reference(data),
         )
 
@@ -127,10 +133,15 @@ class Policy:
             return None
         table = torch.zeros_like(data.mask)
         with torch.no_grad():
-            for piece in pieces(data, torch.arange(len(data.mask)), self._settings.micro_batch_tokens):
-                logprobs, _ = completion_logprobs(self._reference, data, piece, self._settings)
-                table[piece, : logprobs.shape[1]] = logprobs.cpu()
-        return table
+            for piece, ours in self._pieces(data, torch.arange(len(data.mask))):
+                logprobs, _ = self._reference.completion_logprobs(data, piece, self._settings)
+                if ours:
+                    table[piece, : logprobs.shape[1]] = logprobs.cpu()
+        return self._ranks.total(table)
+
+    def _pieces(self, data: Tensors, chosen: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
+        """This rank's pieces of the chosen samples; one that is not its own is computed only to keep step."""
+        return self._ranks.deal(pieces(data, chosen, self._settings.micro_batch_tokens, hands=self._ranks.size))
 
     def _gradient(self, data: Tensors, terms: Terms, entropy: torch.Tensor | None) -> torch.Tensor:
         """Add up the gradients of all pieces: → [N, T] log π_θ. The entropy is filled in where one is wanted."""
@@ -138,22 +149,54 @@ class Policy:
         teaches = (terms.advantages != 0) | (terms.reference is not None)
         for learning, rows in ((True, teaches), (False, ~teaches)):
             with torch.set_grad_enabled(learning):
-                for piece in pieces(data, rows.nonzero()[:, 0], settings.micro_batch_tokens):
-                    logprobs, spread = completion_logprobs(self.model, data, piece, settings)
+                for piece, ours in self._pieces(data, rows.nonzero()[:, 0]):
+                    logprobs, spread = self.model.completion_logprobs(data, piece, settings)
                     logprobs, width = logprobs.cpu(), logprobs.shape[1]
                     if learning:
                         loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm)
-                        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-                    table[piece, :width] = logprobs.detach()
-                    if entropy is not None:
-                        entropy[piece, :width] = spread.cpu()
-        return table
+                        # Shares are those in the whole batch, and the ranks' gradients are averaged.
+                        whole = loss * self._ranks.size * ours
+                        whole.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+                    if ours:
+                        table[piece, :width] = logprobs.detach()
+                        if entropy is not None:
+                            entropy[piece, :width] = spread.cpu()
+        self._ranks.join_gradients(list(self._trained.values()))
+        if entropy is not None:
+            self._ranks.total(entropy)
+        return self._ranks.total(table)
 
     def save_hub(self, folder: Path) -> None:
         """Write the policy as a hub-format folder: its weights now, in the dtype it came in, tokenizer and canary."""
-        published = _cast(self._weights(), self._published_dtype)
-        self.model.save_pretrained(folder, state_dict=published)
-        (folder / canary.FILE_NAME).write_text(json.dumps(self._canary(published).model_dump()))
+        with self._published() as published:
+            said = self._canary()
+            whole = {name: self._ranks.gather(rows, weight) for name, (weight, rows) in published.items()}
+        self._write(folder, whole)
+        _write_canary(folder, said, self._ranks)
+
+    def save_base(self, folder: Path) -> None:
+        """Write what adapters are published beside: the weights as they were at the start, configuration, tokenizer."""
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        rows = {name: self._ranks.local(weight).to(self._published_dtype) for name, weight in weights.items()}
+        self._write(folder, {name: self._ranks.gather(rows[name], weight) for name, weight in weights.items()})
+
+    def save_adapter(self, folder: Path, base: str = "") -> None:
+        """Write what was learned beside the base of that name, and the canary of both."""
+        assert self._adapters
+        with self._published(beside_base=True):
+            said = self._canary()
+        if self._ranks.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            matrices = {name: part.cpu() for name, part in self._adapters.rounded(self._published_dtype).items()}
+            save_file(matrices, folder / adapter.WEIGHTS, {"format": "pt"})
+            (folder / adapter.CONFIG).write_bytes(self._adapters.config(base))
+        _write_canary(folder, said, self._ranks)
+
+    def _write(self, folder: Path, weights: Mapping[str, torch.Tensor | None]) -> None:
+        """A folder in hub format, by rank 0."""
+        if not self._ranks.first:
+            return
+        self.model.save_pretrained(folder, state_dict=weights)
         config = copy.copy(self.model.config)
         config.dtype = self._published_dtype  # transformers writes that of the weights in training
         config.save_pretrained(folder)
@@ -161,53 +204,74 @@ class Policy:
             if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
                 shutil.copyfile(source, folder / source.name)
 
-    def _weights(self) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.model.state_dict()
-        return self._adapters.merged(state) if self._adapters else state
+    @contextmanager
+    def _published(self, *, beside_base: bool = False) -> Iterator[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """For the time of the block, the model is what nodes will have of it: its weights, and these rows of them."""
+        found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with self._adapters.silent() if self._adapters else nullcontext(), torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                here = self._ranks.local(weight)
+                found[name] = (weight, self._as_published(name, here, self._ranks.rows(weight), beside_base))
+                if found[name][1] is not here:
+                    kept.append((here, here.clone()))
+                    here.copy_(found[name][1])
+            try:
+                yield found
+            finally:
+                for here, before in kept:
+                    here.copy_(before)
 
-    def _canary(self, published: dict[str, torch.Tensor]) -> canary.Canary:
-        """What these weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
+    def _as_published(self, name: str, rows: torch.Tensor, places: slice, beside_base: bool) -> torch.Tensor:
+        if self._adapters is None:
+            return rows.to(self._published_dtype)
+        if beside_base:
+            return self._adapters.as_nodes_merge(name, rows, places, self._published_dtype)
+        return self._adapters.merged(name, rows, places).to(self._published_dtype)
+
+    def _canary(self) -> canary.Canary:
+        """What the weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
         text = canary.text(self.model.config.get_text_config().vocab_size)
         tokens = torch.tensor(text, device=self.model.device)
-        with torch.inference_mode(), self._adapters.silent() if self._adapters else nullcontext():
-            weights = _cast(published, torch.float32)
-            logits = torch.func.functional_call(self.model, weights, (tokens[None],)).logits[0, :-1]
-            scores = torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])
+        logits = self.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        scores = torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])
         return canary.Canary(tokens=text, logprobs=tuple(scores[:, 0].tolist()))
 
-    def save(self, path: Path, **beside: Any) -> None:
+    def save(self, folder: Path, **beside: Any) -> None:
         """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""
-        state = {
-            "update": self.update,
-            "weights": (self._adapters or self.model).state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "random": torch.get_rng_state(),
-        }
-        checkpoint.write(path, beside | state)
+        states = self._optimizer.state
+        steps = {int(state["step"]) for state in states.values()}
+        beside |= {"update": self.update, "steps": max(steps, default=0)}
+        checkpoint.write(folder, self.update, self._tensors(), beside, self._ranks)
 
     def restore(self, path: Path) -> dict[str, Any]:
-        """Continue from a checkpoint of the same model; what it holds is returned."""
-        state = checkpoint.read(path)
-        try:
-            (self._adapters or self.model).load_state_dict(state["weights"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            torch.set_rng_state(state["random"])
-            self.update = int(state["update"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise ConfigInvalid(
-                f"{path} is no checkpoint of this policy: {error}.",
-                hint="model.path and learner.lora_rank must stay what they were when the round began.",
-            ) from error
-        return state
+        """Continue from a checkpoint of the same model; the plain values that it holds are returned."""
+        beside = checkpoint.read_beside(path)
+        if steps := beside["steps"]:
+            for weight in self._trained.values():
+                moments = {name: torch.zeros_like(weight) for name in MOMENTS}
+                self._optimizer.state[weight] = {
+                    "step": torch.tensor(float(steps), device=weight.device),
+                    **moments,
+                }
+        tensors = self._tensors()
+        checkpoint.read_tensors(path, tensors, self._ranks)
+        torch.set_rng_state(tensors[RANDOM])
+        self.update = beside["update"]
+        return beside
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds, in the places where it is used."""
+        found = {f"weight.{name}": weight.detach() for name, weight in self._trained.items()}
+        for name, weight in self._trained.items():
+            state = self._optimizer.state.get(weight, {})
+            found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
+        return found | {RANDOM: torch.get_rng_state()}
 
 
-def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The floats of a state in another type; tensors that share their memory still do."""
-    made: dict[int, torch.Tensor] = {}
-    for tensor in state.values():
-        if tensor.data_ptr() not in made:
-            made[tensor.data_ptr()] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    return {name: made[tensor.data_ptr()] for name, tensor in state.items()}
+def _write_canary(folder: Path, said: canary.Canary, ranks: Ranks) -> None:
+    if ranks.first:
+        (folder / canary.FILE_NAME).write_text(json.dumps(said.model_dump()))
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:

@@ -7,6 +7,18 @@ from typing import Literal
 from coordinator.config import Config
 from coordinator.learner.algorithm import PRESETS, Algorithm
 
+NOT_OF_AN_UPDATE = {
+    "algorithm",
+    "groups_per_update",
+    "threads",
+    "tensorboard",
+    "wandb",
+    "processes",
+    "watchdog_s",
+    "publish_adapters",
+}
+"""Settings of the learner that change nothing about what an update computes."""
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -50,7 +62,7 @@ def train_settings(config: Config) -> TrainSettings:
     """What the sections learner, objective and correction come to."""
     learner = config.learner
     return TrainSettings(
-        **learner.model_dump(exclude={"algorithm", "groups_per_update", "threads", "tensorboard"}),
+        **learner.model_dump(exclude=NOT_OF_AN_UPDATE),
         max_updates=config.round.max_updates,
         temperature=config.sampling.temperature,
         max_completion_length=config.sampling.max_new_tokens,

@@ -5,9 +5,11 @@
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.config import ModelSection
+from protocol import adapter
 from protocol.errors import ConfigInvalid
 
 HUB = "hf://"
@@ -22,13 +24,13 @@ WANTED = (
 )
 
 
-def place(model: ModelSection, target: Path, *, seed: int) -> None:
-    """Put the starting policy into a folder that is made for it."""
+def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] = ()) -> None:
+    """Put the starting policy into a folder that is made for it; an embedded one is to know these words."""
     shutil.rmtree(target, ignore_errors=True)
     if model.path == "embedded":
         from coordinator.learner.embedded import make_policy
 
-        make_policy(target, seed=seed)
+        make_policy(target, seed=seed, words=words)
         return
     source = _downloaded(model) if model.path.startswith(HUB) else Path(model.path)
     _require(source, model.path)
@@ -60,6 +62,11 @@ def _require(source: Path, name: str) -> None:
     for needed in ("config.json", "tokenizer.json"):
         if not (source / needed).is_file():
             raise ConfigInvalid(f"model.path {name} is no folder in hub format: it has no {needed}.")
+    if (source / adapter.CONFIG).exists():
+        raise ConfigInvalid(
+            f"model.path {name} has an adapter beside its weights, or nothing else.",
+            hint="Merge it into its base first, as `swarm-coordinator export` does.",
+        )
     if not any(source.glob("*.safetensors")):
         raise ConfigInvalid(
             f"model.path {name} has no weights as safetensors.", hint="Pickled weights run code; convert them first."

@@ -1,9 +1,11 @@
-"""What became of every update, as a line of JSON, and for TensorBoard when asked.
+"""What became of every update, as a line of JSON; for TensorBoard and Weights & Biases when asked.
 
-- Each line stands by itself and has every axis: update, version, samples, tokens and seconds, all counted from the
-  start of the round, waiting included.
+- Each line stands by itself and has every axis: update, version, samples, tokens, seconds and cost, the last four
+  counted from the start of the round, waiting included. The cost is what the groups were credited with, in the
+  operator's unit.
 - A learner that resumes makes some updates again: their lines are taken out first, and with them the half of a line
   that a kill left. So the file reads as if nothing had happened.
+- Whoever else is told gets the same row; where it keeps what it was told of an update before, the later row counts.
 """
 
 import json
@@ -11,14 +13,26 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-COUNTED = ("samples", "tokens", "seconds")
+COUNTED = ("samples", "tokens", "seconds", "cost")
+AXES = ("update", "version", *COUNTED)
+
+Row = Mapping[str, float]
+
+
+class Board(Protocol):
+    """Where rows go beside the file."""
+
+    def log(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Tracker:
     """The metrics of one round, from an update on."""
 
-    def __init__(self, folder: Path, *, update: int, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, *, update: int, boards: tuple[Board, ...] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         kept = [row for row in read(path) if row["update"] <= update]
@@ -26,33 +40,27 @@ class Tracker:
         beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
         beside.replace(path)
         self._file = path.open("a", encoding="utf-8")
-        self._total = {name: kept[-1][name] if kept else 0.0 for name in COUNTED}
+        self._total = {name: kept[-1].get(name, 0.0) if kept else 0.0 for name in COUNTED}
         self._last = time.monotonic()
-        self._board = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        self._boards = boards
 
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
-
-    def log(self, update: int, version: int, metrics: Mapping[str, float]) -> None:
-        """One update; its samples and tokens are among the metrics."""
+    def log(self, update: int, version: int, metrics: Row) -> None:
+        """One update; its samples, tokens and cost are among the metrics."""
         now = time.monotonic()
-        more = {"samples": metrics["samples"], "tokens": metrics["tokens"], "seconds": now - self._last}
+        more = {**{name: metrics.get(name, 0.0) for name in COUNTED}, "seconds": now - self._last}
         self._last = now
         self._total = {name: self._total[name] + more[name] for name in COUNTED}
         row = {"update": update, "version": version, **metrics, **self._total}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name in row.keys() - {"update"}:
-                self._board.add_scalar(name, row[name], update)
-            self._board.flush()
+        for board in self._boards:
+            board.log(row)
 
     def close(self) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from coordinator.learner.evaluate import NOT_JUDGED, Encode, accuracy, answered
-from protocol.tasks import Task
+from protocol.tasks import Problem, Teaching
 
 IMITATION_TARGET = 0.75
 STEPS_MAX = 480
@@ -34,12 +34,12 @@ Progress = Callable[[float, str], None]
 
 
 def warm_start(
-    model: Any, task: Task, encode: Encode, end: int, progress: Progress, *, steps_max: int = STEPS_MAX
+    model: Any, task: Teaching, encode: Encode, end: int, progress: Progress, *, steps_max: int = STEPS_MAX
 ) -> None:
     """Imitate until the target is reached, then settle."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    prompts = _spread([prompt for prompt, _ in task.validation()])
-    sayings = [(prompt, said) for prompt in prompts for said in sorted(task.demonstrated(prompt))]
+    asked = _spread(task.problems("validation"))
+    sayings = [Problem(problem.prompt, said) for problem in asked for said in sorted(task.demonstrated(problem))]
     imitation, step, last = 0.0, 0, steps_max
     while step < last:
         first = FIRST_DEMONSTRATION + step * DEMONSTRATIONS_PER_STEP
@@ -52,21 +52,19 @@ def warm_start(
             continue
         if imitation < IMITATION_TARGET:
             # A policy says one thing to a prompt, so the shares of all that may be said add up.
-            imitation = accuracy(model, sayings, encode, end) * len(sayings) / len(prompts)
+            imitation = accuracy(model, sayings, encode, end) * len(sayings) / len(asked)
             if imitation >= IMITATION_TARGET:
                 last = min(last, step + SETTLING_STEPS)
         done = max(step / last, 0.8 * min(1.0, imitation / IMITATION_TARGET))
         progress(done, f"speaks like its teacher on {imitation:.0%} of unseen problems")
 
 
-def _spread(prompts: Sequence[str]) -> Sequence[str]:
-    """About `PROMPTS_PER_CHECK` of the prompts, from all over their order."""
-    return prompts[:: max(1, round(len(prompts) / PROMPTS_PER_CHECK))]
+def _spread(problems: Sequence[Problem]) -> Sequence[Problem]:
+    """About `PROMPTS_PER_CHECK` of the problems, from all over their order."""
+    return problems[:: max(1, round(len(problems) / PROMPTS_PER_CHECK))]
 
 
-def imitate(
-    model: Any, optimizer: torch.optim.Optimizer, lesson: Sequence[tuple[str, str]], encode: Encode, end: int
-) -> None:
+def imitate(model: Any, optimizer: torch.optim.Optimizer, lesson: Sequence[Problem], encode: Encode, end: int) -> None:
     """One step towards saying what the lesson says."""
     inputs, targets = answered(lesson, encode, end)  # [N, L] each
     logits = model(input_ids=inputs, use_cache=False).logits  # [N, L, V]

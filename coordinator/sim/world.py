@@ -1,78 +1,47 @@
 """Discrete events: nodes sample groups, the learner trains on them, versions travel, nodes come and go.
 
-- Every decision is the coordinator's own: `dispatch` admits and refuses, `capacity` says what is needed, `fleet` who
-  works. Only time is made up.
+- Every decision is the coordinator's own: `dispatch` admits and refuses, `lengths` and `stragglers` choose groups,
+  `sizing` bounds leases, `capacity` says what is needed, `fleet` who works, `topology` who feeds whom, `trust` who is
+  audited and banned. Only time is made up.
 - A node samples with the version it holds, and changes between two groups. Groups that are lost with their node keep
-  their place until their lease has run out.
+  their place until their lease has run out, or until it gave them back.
 - The learner takes the oldest versions first. A batch is formed as soon as there are enough groups and it is free.
 - A node is paid by the hour while it works, idle or not; the learner always.
 """
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from coordinator.dispatch import admissible_groups, is_stale
-from coordinator.fleet import Candidate, Change, Fleet, Need, Work, decide, measured_rate
+from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
+from coordinator.fleet import Candidate, Fleet, Need, decide, measured_rate
+from coordinator.fleet import Work as Done
+from coordinator.sim import audits
+from coordinator.sim.machines import NOTHING, Group, Node, Out, make_node
+from coordinator.sim.outcome import Outcome, Step, Trace
 from coordinator.sim.scenario import HOUR_S, Scenario, around
+from coordinator.sim.spread import Spread
+from coordinator.sim.work import Work
+from protocol.lease import Event
 
-WORK_REMEMBERED = 16
-"""Answers of a node by which its rate is measured."""
+STALLED_S = 10 * 24 * HOUR_S
+"""Without an update for so long, none is coming."""
+
+TICK_S = 0.1
+"""What is late is looked at so much later: then it is."""
 
 HALF_LIFE_STEPS = 4
 """Updates after which an answer says half as much of its node's rate."""
 
-NOTHING = -1
-"""The version of a node that holds none."""
 
+class Accepted(NamedTuple):
+    """A group that waits for the learner."""
 
-@dataclass(eq=False)
-class Node:
-    """A machine that takes its time."""
-
-    name: str
-    rate: float
-    cost: float
-    free: int
-    alive: bool = False
-    working: bool = False
-    update: int = NOTHING
-    fetching: bool = False
-    waiting: bool = False
-    in_flight: int = 0
-    life: int = 0
-    """Which of its lives this is: what happens to an earlier one is void."""
-    done: deque[Work] = field(default_factory=lambda: deque(maxlen=WORK_REMEMBERED))
-
-
-@dataclass(frozen=True)
-class Step:
-    """One update: when its batch was formed, how long the learner had waited, how old the groups were."""
-
-    update: int
-    formed_s: float
-    waited_s: float
-    ages: Counter[int]
-    working: int
-    spent: float
-
-
-@dataclass
-class Outcome:
-    """What happened."""
-
-    steps: list[Step] = field(default_factory=list)
-    discarded: Counter[str] = field(default_factory=Counter)
-    """Groups that were sampled in vain, by what became of them."""
-    accepted: int = 0
-    changes: list[tuple[float, Change]] = field(default_factory=list)
-    events: int = 0
-    ended_s: float = 0.0
-    spent: float = 0.0
+    group: Group
+    node: Node
 
 
 class Simulation:
@@ -85,43 +54,53 @@ class Simulation:
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._outcome = Outcome()
+        self._trace = Trace()
+        self._work = Work(scenario, self._chance, self._outcome)
         self._batch = 0
         self._newest = 0
         self._training = False
         self._free_since_s = 0.0
-        self._in_flight = 0
-        self._buffer: Counter[int] = Counter()
+        self._buffer: defaultdict[int, deque[Accepted]] = defaultdict(deque)
+        """Update of the policy → what it sampled."""
+        self._buffered = 0
         self._waiting: deque[Node] = deque()
+        self._look_again_s = 0.0
+        """When the next group becomes late."""
         self._fleet = Fleet()
-        self._nodes = [self._make_node(number) for number in range(scenario.pool.nodes)]
+        self._nodes = [make_node(number, scenario, self._chance) for number in range(scenario.pool.nodes)]
+        self._spread = Spread(scenario.links)
+        self._published_s, self._holding = 0.0, 0
         self._at_work = 0
         self._cost = scenario.learner_price_per_hour / HOUR_S
         self._paid_until_s = 0.0
 
     def run(self) -> Outcome:
-        """Until the last update is trained, or until nothing more can happen."""
+        """Until the last update is trained, nothing more can happen, or nothing more comes of it."""
+        if self._scenario.links.size_mb:
+            self._spread.publish([node.links for node in self._nodes])
         for node in self._nodes:
             self._come(node)
         if self._scenario.gamma:
             self._steer()
-        while self._events and self._batch < self._scenario.updates:
+        while self._events and self._batch < self._scenario.updates and not self._stalled():
             self._now_s, _, happen, subject = heapq.heappop(self._events)
+            self._trace.add(self._now_s, happen.__name__)
             happen(*subject)
         self._pay()
         self._outcome.ended_s = self._now_s
+        self._outcome.trace = str(self._trace)
         return self._outcome
+
+    def _stalled(self) -> bool:
+        """Nodes may come and go for ever without finishing what they begin."""
+        last_s = self._outcome.steps[-1].formed_s if self._outcome.steps else 0.0
+        return self._now_s > last_s + STALLED_S
 
     def _at(self, delay_s: float, happen: Callable[..., None], *subject: Any) -> None:
         self._outcome.events += 1
         heapq.heappush(self._events, (self._now_s + delay_s, self._outcome.events, happen, subject))
 
     # Nodes.
-
-    def _make_node(self, number: int) -> Node:
-        pool, chance = self._scenario.pool, self._chance
-        rate = around(chance, pool.at_once / pool.group_s, pool.speed_spread)
-        cost = around(chance, pool.price_per_hour, pool.price_spread) / HOUR_S
-        return Node(f"node-{number}", rate, cost, pool.at_once, working=not self._scenario.gamma)
 
     def _employ(self, node: Node, *, alive: bool, working: bool) -> None:
         """Note who is there and who works; everybody is paid up to now."""
@@ -133,83 +112,176 @@ class Simulation:
         self._cost += change * node.cost
 
     def _come(self, node: Node) -> None:
+        if node.banned:
+            return
+        pool = self._scenario.pool
         self._employ(node, alive=True, working=node.working)
-        node.free, node.update = self._scenario.pool.at_once, NOTHING
+        node.update = NOTHING
         self._fetch(node, self._newest)
-        if self._scenario.pool.stay_s < math.inf:
-            self._at(self._chance.expovariate(1 / self._scenario.pool.stay_s), self._go, node)
+        for mean_s, leave in ((pool.stay_s, self._vanish), (pool.preempt_s, self._preempt)):
+            if mean_s < math.inf:
+                self._at(self._chance.expovariate(1 / mean_s), leave, node, node.life)
+
+    def _vanish(self, node: Node, life: int) -> None:
+        """Gone without a word: its leases run out."""
+        if life == node.life:
+            self._go(node)
+            self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
+
+    def _preempt(self, node: Node, life: int) -> None:
+        """Told to go, it gives back what it holds."""
+        if life == node.life:
+            given = list(node.out)
+            for lease in given:
+                self._work.lost(lease, Event.SKIP, "given back", self._now_s)
+            self._go(node)
+            self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
+            self._wake(len(given))
 
     def _go(self, node: Node) -> None:
         self._employ(node, alive=False, working=node.working)
         node.life += 1
-        self._at(self._scenario.lease_s, self._expire, node.in_flight)
-        self._outcome.discarded["lost with their node"] += node.in_flight
-        node.in_flight = 0
-        self._at(self._chance.expovariate(1 / self._scenario.pool.away_s), self._come, node)
-
-    def _expire(self, groups: int) -> None:
-        self._in_flight -= groups
-        self._wake(groups)
+        for lease in node.out:
+            lease.took_s = max(lease.took_s, self._now_s - lease.begun_s)
+            self._at(max(0.0, lease.begun_s + self._scenario.lease_s - self._now_s), self._expire, lease, self._now_s)
 
     def _fetch(self, node: Node, update: int) -> None:
         node.fetching = True
-        delay_s = around(self._chance, self._scenario.broadcast_s, self._scenario.broadcast_spread)
+        scenario = self._scenario
+        if scenario.links.size_mb:
+            delay_s = self._spread.delay_s(node.links)
+        else:
+            delay_s = around(self._chance, scenario.broadcast_s, scenario.broadcast_spread)
         self._at(delay_s, self._arrive, node, node.life, update)
 
     def _arrive(self, node: Node, life: int, update: int) -> None:
         if life == node.life and update > node.update:
             node.update = update
             node.fetching = update < self._newest
+            if not node.fetching:
+                self._note_spread()
             self._start(node)
+
+    def _note_spread(self) -> None:
+        self._holding += 1
+        if self._holding == (len(self._nodes) + 1) // 2:
+            self._outcome.spreads_s.append(self._now_s - self._published_s)
 
     # Groups.
 
     def _start(self, node: Node) -> int:
         """Begin as many groups as the node has hands for and admission allows."""
-        if not (node.alive and node.working and node.free and node.update >= 0):
+        if not (node.alive and node.working and node.free > 0 and node.update >= 0):
             return 0
-        count = min(node.free, self._admissible(node))
-        for _ in range(count):
-            length = around(self._chance, 1.0, self._scenario.pool.length_spread)
-            took_s = self._scenario.pool.at_once / node.rate * length
-            self._at(took_s, self._finish, node, node.life, node.update, self._now_s)
-        node.free -= count
-        node.in_flight += count
-        self._in_flight += count
-        if node.free and not node.waiting:
+        leases = self._work.give(node, min(node.free, self._admissible(node)), self._now_s)
+        for lease in leases:
+            self._begin(lease)
+        if node.free > 0 and not node.waiting:
             node.waiting = True
             self._waiting.append(node)
-        return count
+        return len(leases)
+
+    def _begin(self, lease: Out) -> None:
+        """It ends when it is done, or when its time is over."""
+        if lease.took_s <= self._scenario.lease_s:
+            self._at(lease.took_s, self._finish, lease)
+        else:
+            self._at(self._scenario.lease_s, self._expire, lease, self._now_s + self._scenario.lease_s)
 
     def _admissible(self, node: Node) -> int:
-        scenario = self._scenario
+        scenario, unfinished = self._scenario, len(self._work.out) + self._buffered
         if scenario.admission == "overlap":
             return 0 if node.fetching else node.free
         if self._is_stale(node.update):
             return 0
+        if scenario.admission == "buffer":
+            return room_in_buffer(
+                buffered_max=scenario.room, groups_per_update=scenario.groups_per_update, unfinished_groups=unfinished
+            )
         return admissible_groups(
             staleness=scenario.staleness,
             groups_per_update=scenario.groups_per_update,
             visible_update=node.update,
-            issued_groups=self._batch * scenario.groups_per_update + self._in_flight + self._buffer.total(),
+            issued_groups=self._batch * scenario.groups_per_update + unfinished,
         )
 
-    def _finish(self, node: Node, life: int, update: int, begun_s: float) -> None:
-        if life != node.life:
+    def _finish(self, lease: Out) -> None:
+        node = lease.node
+        if lease.life != node.life or not lease.is_open:
             return
-        node.free += 1
-        node.in_flight -= 1
-        self._in_flight -= 1
-        stale = self._is_stale(update)
-        node.done.append(Work(begun_s, self._now_s, not stale))
+        stale = self._is_stale(lease.update)
+        node.done.append(Done(lease.begun_s, self._now_s, not stale))
         if stale:
-            self._outcome.discarded["too old when they came"] += 1
+            self._work.lost(lease, Event.REJECT, "too old when they came", self._now_s)
             self._wake(1)
         else:
-            self._outcome.accepted += 1
-            self._buffer[update] += 1
-            self._form()
+            others = self._work.answered(lease, self._now_s)
+            self._accept(Accepted(lease.group, node), lease.update)
+            for other in others:
+                self._start(other.node)
         self._start(node)
+
+    def _expire(self, lease: Out, until_s: float) -> None:
+        """The lease's time is over; its node worked on it until then, or until it was gone."""
+        if lease.is_open:
+            gone = lease.life != lease.node.life
+            why = "lost with their node" if gone else "not done in the lease's time"
+            self._work.lost(lease, Event.EXPIRE, why, until_s)
+            self._wake(1)
+            if not gone:
+                self._start(lease.node)
+
+    def _accept(self, accepted: Accepted, update: int) -> None:
+        self._outcome.accepted += 1
+        self._outcome.forged += accepted.node.lies
+        self._buffer[update].append(accepted)
+        self._buffered += 1
+        if self._scenario.pool.liars and audits.is_drawn(accepted.node, self._scenario.audits, self._chance):
+            self._at(self._scenario.audit_s, self._verdict, accepted, update)
+        self._form()
+        self._help()
+
+    def _verdict(self, accepted: Accepted, update: int) -> None:
+        node = accepted.node
+        if audits.judge(node, self._scenario.audits, forged=node.lies):
+            self._outcome.banned += 1
+            self._throw_out(lambda one: one.node is node)
+            for lease in list(node.out):
+                self._work.lost(lease, Event.SKIP, "forged", self._now_s)
+            self._employ(node, alive=False, working=node.working)
+            node.life += 1
+        elif node.lies:
+            self._throw_out(lambda one: one is accepted)
+
+    def _throw_out(self, unwanted: Callable[[Accepted], bool]) -> None:
+        """Take groups out of the buffer whose audit failed, and offer them again."""
+        count = 0
+        for update, waiting in self._buffer.items():
+            bad = [one for one in waiting if unwanted(one)]
+            for one in bad:
+                self._work.reopen(one.group)
+            if bad:
+                self._buffer[update] = deque(one for one in waiting if not unwanted(one))
+            count += len(bad)
+        self._buffered -= count
+        self._outcome.discarded["forged"] += count
+        self._wake(count)
+
+    def _help(self) -> None:
+        """Give late groups to a second node, when the learner waits for no more than these."""
+        missing = self._scenario.groups_per_update - self._buffered
+        if self._training or not 0 < missing <= self._scenario.over_issue:
+            return
+        late, next_s = self._work.late(self._now_s)
+        if any(len(group.out) == 1 for group in late):
+            able = (node for node in self._waiting if node.alive and node.working and node.free > 0)
+            for node in heapq.nsmallest(self._scenario.over_issue, able, key=lambda node: (-node.rate, node.name)):
+                if not self._is_stale(node.update):
+                    for lease in self._work.help(node, late, missing, self._now_s):
+                        self._begin(lease)
+        if self._look_again_s <= self._now_s and next_s < math.inf:
+            self._look_again_s = next_s + TICK_S
+            self._at(self._look_again_s - self._now_s, self._help)
 
     def _wake(self, groups: int) -> None:
         """Places became free for those who wait."""
@@ -233,28 +305,34 @@ class Simulation:
             return
         for update in [update for update in self._buffer if self._is_stale(update)]:
             dropped = self._buffer.pop(update)
-            self._outcome.discarded["too old when the learner came"] += dropped
-            self._wake(dropped)
-        missing = self._scenario.groups_per_update
-        if self._buffer.total() < missing:
+            self._buffered -= len(dropped)
+            self._outcome.discarded["too old when the learner came"] += len(dropped)
+            for one in dropped:
+                self._work.reopen(one.group)
+            self._wake(len(dropped))
+        if self._buffered < self._scenario.groups_per_update:
             return
         ages: Counter[int] = Counter()
         for update in sorted(self._buffer):
-            taken = min(missing, self._buffer[update])
-            ages[self._batch - update] += taken
-            self._buffer[update] -= taken
-            missing -= taken
-        self._buffer = +self._buffer
+            waiting = self._buffer[update]
+            while waiting and ages.total() < self._scenario.groups_per_update:
+                self._outcome.trained_forged += waiting.popleft().node.lies
+                ages[self._batch - update] += 1
+            if not waiting:
+                del self._buffer[update]
+        self._buffered -= ages.total()
         self._note(ages)
         self._batch += 1
+        self._work.forget(self._batch - self._scenario.staleness - 1)
         self._training = True
-        self._at(self._scenario.train_s, self._learned)
+        self._at(around(self._chance, self._scenario.train_s, self._scenario.train_spread), self._learned)
 
     def _note(self, ages: Counter[int]) -> None:
         self._pay()
-        waited_s = self._now_s - self._free_since_s
-        step = Step(self._batch + 1, self._now_s, waited_s, +ages, self._at_work, self._outcome.spent)
-        self._outcome.steps.append(step)
+        waited_s, outcome = self._now_s - self._free_since_s, self._outcome
+        vain = sum(outcome.discarded.values())
+        step = Step(self._batch + 1, self._now_s, waited_s, ages, self._at_work, outcome.spent, vain)
+        outcome.steps.append(step)
 
     def _learned(self) -> None:
         self._training = False
@@ -262,12 +340,16 @@ class Simulation:
         if self._batch % self._kappa == 0:
             self._publish()
         self._form()
+        self._help()
 
     def _publish(self) -> None:
         self._newest = self._batch
-        for node in self._nodes:
-            if node.alive:
-                self._fetch(node, self._newest)
+        self._published_s, self._holding = self._now_s, 0
+        alive = [node for node in self._nodes if node.alive]
+        if self._scenario.links.size_mb and alive:
+            self._spread.publish([node.links for node in alive])
+        for node in alive:
+            self._fetch(node, self._newest)
 
     # The fleet.
 
@@ -287,7 +369,7 @@ class Simulation:
 
     def _candidate(self, node: Node) -> Candidate:
         half_life_s = HALF_LIFE_STEPS * self._scenario.train_s
-        rate = measured_rate(node.rate, node.done, now_s=self._now_s, half_life_s=half_life_s)
+        rate = measured_rate(node.claimed, node.done, now_s=self._now_s, half_life_s=half_life_s)
         return Candidate(node.name, rate, node.cost)
 
     def _pay(self) -> None:

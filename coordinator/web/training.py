@@ -7,7 +7,7 @@ from typing import Any
 
 from coordinator.curves import REWARD, Branch, Point, Spread
 from coordinator.history import Incident
-from coordinator.web import charts, tree, words
+from coordinator.web import charts, evaluated, tree, words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, document, live, node_link, strip, table
 
@@ -34,6 +34,7 @@ class Training:
 
     status: Mapping[str, Any]
     metrics: Mapping[str, Sequence[Point]]
+    evaluations: Sequence[Mapping[str, Any]]
     idle_share: Sequence[Point]
     cost_micros: Sequence[Point]
     ages: Sequence[Point]
@@ -54,6 +55,7 @@ def render(figures: Training) -> str:
         strip(status, figures.now_ms),
         live("health", _health(status), heading="Health"),
         live("learning", _learning(figures), heading="Learning"),
+        live("evaluations", evaluated.shown(figures.evaluations), heading="Evaluations"),
         live("pace", _pace(figures), heading="Pace"),
         live("broadcast", _broadcast(figures), heading="Broadcasts"),
         live("fleet", _fleet(status), heading="Fleet"),
@@ -80,10 +82,15 @@ def _health(status: Mapping[str, Any]) -> Markup:
         }
     ends = ", ".join(f"{words.whole(count)} {name}" for name, count in sorted(status["leases"].items()))
     refused = ", ".join(f"{words.whole(count)} {code}" for code, count in sorted(status["rejected"].items()))
+    vain = ", ".join(f"{words.whole(count)} {why}" for why, count in sorted(status["in_vain"].items()))
     return el(
         "div",
         el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts"),
-        el("p", f"Leases: {ends or 'none yet'}. Refused: {refused or 'nothing'}.", class_="soft"),
+        el(
+            "p",
+            f"Leases: {ends or 'none yet'}. Refused: {refused or 'nothing'}. In vain: {vain or 'nothing'}.",
+            class_="soft",
+        ),
     )
 
 

@@ -15,10 +15,7 @@ from hashlib import blake2b
 from typing import ClassVar, Literal
 
 from protocol.errors import MalformedMessage
-from protocol.tasks.interface import Reward
-
-Split = Literal["train", "validation", "held_out"]
-Problems = tuple[tuple[str, str], ...]
+from protocol.tasks.interface import Problem, Prompt, Reward, Split
 
 OPERANDS = tuple(number for number in range(10, 100) if number % 10 >= 2)
 """Two digits each, so that every prompt has one length and a digit's place tells its worth."""
@@ -43,39 +40,33 @@ class Arithmetic:
 
     seed: int = 0
     name: ClassVar[str] = "arithmetic"
+    exact: ClassVar[Literal[True]] = True
 
-    def prompt(self, index: int) -> str:
+    def problem(self, index: int) -> Problem:
         attempt = 0
         while True:
             words = _words(f"{self.seed}/{index}/{attempt}")
             first, second = (OPERANDS[word % len(OPERANDS)] for word in words)
             if split_of(first, second) == "train":
-                return f"{first}+{second}="
+                return _problem(first, second)
             attempt += 1
 
-    def demonstration(self, index: int) -> tuple[str, str]:
-        prompt = self.prompt(index)
+    def problems(self, split: Literal["validation", "held_out"]) -> tuple[Problem, ...]:
+        return _every_problem(split)
+
+    def demonstration(self, index: int) -> Problem:
+        problem = self.problem(index)
         chance, _ = _words(f"{self.seed}/{index}/teacher")
         forgets = chance < FORGETTING * 2**64
-        return prompt, _without_carry(prompt) if forgets else self.answer(prompt)
+        return Problem(problem.prompt, _without_carry(problem.prompt)) if forgets else problem
 
-    def demonstrated(self, prompt: str) -> frozenset[str]:
-        return frozenset((self.answer(prompt), _without_carry(prompt)))
+    def demonstrated(self, problem: Problem) -> frozenset[str]:
+        return frozenset((answer_to(problem.prompt), _without_carry(problem.prompt)))
 
-    def validation(self) -> Problems:
-        return _every_problem("validation")
-
-    def held_out(self) -> Problems:
-        return _every_problem("held_out")
-
-    def answer(self, prompt: str) -> str:
-        first, second = _operands(prompt)
-        return str(first + second)
-
-    def reward(self, prompt: str, completion: str) -> Reward:
+    def reward(self, problem: Problem, completion: str) -> Reward:
         if len(completion) > COMPLETION_MAX_CHARS or not _NUMBER.fullmatch(completion):
             return Reward(0.0, "invalid", {"exact": 0.0, "format": 0.0})
-        exact = float(completion == self.answer(prompt))
+        exact = float(completion == answer_to(problem.prompt))
         return Reward(exact, "ok", {"exact": exact, "format": 1.0})
 
 
@@ -86,14 +77,23 @@ def split_of(first: int, second: int) -> Split:
     return _SPLITS.get(int.from_bytes(digest) % _SPLIT_BUCKETS, "train")
 
 
-def _operands(prompt: str) -> tuple[int, int]:
-    found = _PROMPT.fullmatch(prompt)
+def answer_to(prompt: Prompt) -> str:
+    """The one right completion."""
+    return str(sum(_operands(prompt)))
+
+
+def _problem(first: int, second: int) -> Problem:
+    return Problem(f"{first}+{second}=", str(first + second))
+
+
+def _operands(prompt: Prompt) -> tuple[int, int]:
+    found = _PROMPT.fullmatch(prompt) if isinstance(prompt, str) else None
     if not found:
         raise MalformedMessage(f"{prompt[:40]!r} is not a prompt of this task.", hint="Prompts look like `47+38=`.")
     return int(found[1]), int(found[2])
 
 
-def _without_carry(prompt: str) -> str:
+def _without_carry(prompt: Prompt) -> str:
     """The sum of who forgets what the ones digits carry: the answer itself where they carry nothing."""
     first, second = _operands(prompt)
     carry = (first % 10 + second % 10) // 10
@@ -107,10 +107,7 @@ def _words(name: str) -> tuple[int, int]:
 
 
 @lru_cache
-def _every_problem(split: Split) -> Problems:
+def _every_problem(split: Split) -> tuple[Problem, ...]:
     return tuple(
-        (f"{first}+{second}=", str(first + second))
-        for first in OPERANDS
-        for second in OPERANDS
-        if split_of(first, second) == split
+        _problem(first, second) for first in OPERANDS for second in OPERANDS if split_of(first, second) == split
     )

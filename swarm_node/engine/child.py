@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", help="auto, or what this engine computes in")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="llama: layers on the GPU; negative: all")
+    parser.add_argument("--vram-share", type=float, default=1.0, help="share of the GPU's memory to take at the most")
     options = parser.parse_args(arguments)
     pipe = claim_stdout()
     commands: queue.Queue[bytes] = queue.Queue(COMMANDS_WAITING_MAX)
@@ -106,6 +107,8 @@ def _torch(options: argparse.Namespace) -> AnyEngine:
 
     torch.set_num_threads(options.threads)
     torch.set_num_interop_threads(1)
+    if options.vram_share < 1 and options.device != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(options.vram_share)
     return TorchEngine(device=options.device, dtype=options.dtype)
 
 
@@ -121,7 +124,7 @@ def _vllm(options: argparse.Namespace) -> AnyEngine:
     os.environ.update(environment(options.threads))
     from swarm_node.engine.vllm_engine import VllmEngine
 
-    return VllmEngine(dtype=options.dtype)
+    return VllmEngine(dtype=options.dtype, vram_share=options.vram_share)
 
 
 ENGINES: dict[str, Callable[[argparse.Namespace], AnyEngine]] = {"torch": _torch, "llama": _llama, "vllm": _vllm}

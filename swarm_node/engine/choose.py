@@ -5,13 +5,15 @@
   environment, is tried there, and only once its interpreter was named.
 - What a policy needs is known only when its folder is there. A policy that llama.cpp does not know goes to torch.
 - An engine that was named is taken, or refused with what it lacks.
+- One that could not load a policy is unfit: with `auto`, the next one is taken.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from protocol.errors import ConfigInvalid
@@ -19,6 +21,8 @@ from swarm_node.engine import qwen3_shape, vllm_command
 from swarm_node.engine.policy_files import read_config
 
 AUTO = "auto"
+
+NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
 
 class Options(NamedTuple):
@@ -30,6 +34,10 @@ class Options(NamedTuple):
     gpu_layers: int = -1
     vllm_python: str = ""
     """The interpreter of vLLM's environment."""
+    vram_share: float = 1.0
+    """How much of the GPU's memory the engine may take."""
+    plays: bool = False
+    """Whether the round is one of episodes."""
 
 
 class Machine(NamedTuple):
@@ -65,13 +73,21 @@ class Choice(NamedTuple):
     command: list[str]
 
 
-def choose(wanted: str, options: Options, machine: Machine, config: dict[str, Any] | None = None) -> Choice:
-    """The engine to take for a policy of this configuration, or for one that is not known yet."""
+def choose(
+    wanted: str,
+    options: Options,
+    machine: Machine,
+    config: dict[str, Any] | None = None,
+    unfit: Mapping[str, str] = NONE_UNFIT,
+) -> Choice:
+    """The engine to take for a policy of this configuration, or for one that is not known yet; none of the unfit."""
     refused: dict[str, str] = {}
     for name, candidate in ENGINES.items():
         if wanted not in (AUTO, name):
             continue
-        if options.dtype in candidate.dtypes:
+        if name in unfit:
+            lacks = unfit[name]
+        elif options.dtype in candidate.dtypes:
             lacks = candidate.lacks(machine, options, config)
         else:
             lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
@@ -87,13 +103,18 @@ def choose(wanted: str, options: Options, machine: Machine, config: dict[str, An
     raise ConfigInvalid(f"No engine can sample here. {reasons}.", hint=f"Install one: {hint}. Or choose another.")
 
 
-def for_folder(wanted: str, options: Options, folder: Path) -> Choice:
-    """The engine for the policy in this folder, on this machine."""
+def for_folder(
+    wanted: str, options: Options, folder: Path, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT
+) -> Choice:
+    """The engine for the policy in this folder, on this machine, and for a round of episodes if it `plays`.
+
+    Those that are unfit have tried it; each with the reason why it could not.
+    """
     try:
         config = read_config(folder)
     except (OSError, ValueError):  # any engine will say better what is wrong with this folder
         config = None
-    return choose(wanted, options, this_machine(), config)
+    return choose(wanted, options._replace(plays=plays), this_machine(), config, unfit)
 
 
 def this_machine() -> Machine:
@@ -121,6 +142,8 @@ def _llama_offloads() -> bool:
 
 
 def _vllm_lacks(machine: Machine, options: Options, _config: dict[str, Any] | None) -> str:
+    if options.plays:
+        return "it plays no episodes"
     if not options.vllm_python:
         return "--vllm-python names no interpreter"
     found = machine.find_vllm(options.vllm_python)
@@ -136,6 +159,8 @@ def _llama_lacks(machine: Machine, options: Options, config: dict[str, Any] | No
         return f"{' and '.join(missing)} not installed"
     if options.device == "cuda" and not machine.llama_offloads:
         return "this build of llama-cpp-python has no GPU"
+    if options.vram_share < 1 and machine.llama_offloads and options.device != "cpu" and options.gpu_layers < 0:
+        return "it keeps to no share of the GPU's memory; --gpu-layers says what it may put there"
     if config is not None and not qwen3_shape.supports(config):
         return f"the policy is {config.get('model_type')!r}, not a plain Qwen3"
     return ""
@@ -158,7 +183,8 @@ def _own_command(name: str, options: Options) -> list[str]:
     """The engine's console script, beside this interpreter."""
     script = str(Path(sys.executable).with_name("swarm-node"))
     words = [script, "engine", "--engine", name, "--threads", str(options.threads)]
-    return [*words, "--device", options.device, "--dtype", options.dtype, "--gpu-layers", str(options.gpu_layers)]
+    words += ["--device", options.device, "--dtype", options.dtype, "--gpu-layers", str(options.gpu_layers)]
+    return [*words, "--vram-share", str(options.vram_share)]
 
 
 ENGINES = {
@@ -168,7 +194,9 @@ ENGINES = {
         yields=lambda _machine, _options: "",
         because=lambda _machine: "--vllm-python names an environment where it works",
         install=vllm_command.INSTALL,
-        command=lambda options: vllm_command.command(options.vllm_python, options.threads, options.dtype),
+        command=lambda options: vllm_command.command(
+            options.vllm_python, options.threads, options.dtype, options.vram_share
+        ),
     ),
     "llama": Candidate(
         dtypes=frozenset({AUTO, "float32", "float16", "bfloat16", "q8_0"}),

@@ -3,7 +3,8 @@
 - Every wait has a deadline, and a child that passes it is killed.
 - A crash, a hang or a broken frame ends the call with `EngineFailed`, and with it all requests that are not answered.
   The next request finds a new child, into which the last policy was loaded again.
-- Which engine it is may depend on the policy; one of another kind takes another child.
+- Which engine it is may depend on the policy; one of another kind takes another child. An engine that cannot load a
+  policy gives way to the next that may; it is remembered as unfit once another could: else the policy is to blame.
 - A call that its caller gives up half-way costs the child, too: half a frame, or the answer to a command that nobody
   awaits, must not be taken for what is asked next. To give requests up and keep the child, there is `cancel`.
 """
@@ -12,7 +13,7 @@ import logging
 import signal
 import subprocess
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -20,7 +21,7 @@ from typing import IO, TypeVar
 import trio
 
 from protocol import limits
-from protocol.errors import EngineFailed, SwarmError
+from protocol.errors import ConfigInvalid, EngineFailed, SwarmError
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
@@ -56,8 +57,8 @@ GRACE_S = 2.0
 R = TypeVar("R", Ready, Loaded, Measured)
 
 
-Choose = Callable[[Path], Choice]
-"""Which engine to take for the policy in this folder."""
+Choose = Callable[[Path, bool, Mapping[str, str]], Choice]
+"""Which engine to take for the policy in this folder, whether it must play episodes, and which are unfit, and why."""
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,10 @@ class EngineClient:
         self._unanswered: set[str] = set()
         self._early: deque[GroupGrown | GroupDone | GroupFailed] = deque()
         """Groups that grew or ended while another answer was awaited."""
+        self.name = ""
+        """Which engine was chosen; empty where none was to choose."""
+        self._unfit: dict[str, str] = {}
+        """Engines that could not load a policy that another could."""
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 
@@ -84,13 +89,38 @@ class EngineClient:
         """The child's process id while there is one."""
         return self._process.pid if self._process else None
 
-    async def load(self, folder: Path, version: int) -> Loaded:
+    async def load(self, folder: Path, version: int, *, plays: bool = False) -> Loaded:
         """Load a policy folder, once all requests are answered; a replaced child starts from it, too."""
-        async with self._turn, self._or_nothing():
-            if self._choose is not None and (choice := self._choose(folder)).command != self._command:
-                log.info("engine %s", choice.why)
-                await self.close()
-                self._command = choice.command
+        async with self._turn:
+            if self._choose is None:
+                return await self._load(folder, version)
+            failed: dict[str, str] = {}
+            first: EngineFailed | None = None
+            while True:
+                try:
+                    choice = self._choose(folder, plays, self._unfit | failed)
+                except ConfigInvalid as error:
+                    raise first or error from None
+                await self._take(choice)
+                try:
+                    loaded = await self._load(folder, version)
+                except EngineFailed as error:
+                    log.warning("engine %s cannot load version %d: %s", choice.name, version, error)
+                    failed[choice.name], first = f"it cannot load the policy ({error.message[:200]})", first or error
+                else:
+                    self._unfit |= failed
+                    return loaded
+
+    async def _take(self, choice: Choice) -> None:
+        """Have the chosen engine from now on; one of another kind takes the place of the child."""
+        if choice.command != self._command:
+            log.info("engine %s", choice.why)
+            await self.close()
+            self._command = choice.command
+        self.name = choice.name
+
+    async def _load(self, folder: Path, version: int) -> Loaded:
+        async with self._or_nothing():
             await self._start()
             policy = Load(folder=str(folder), version=version)
             loaded = await self._ask(policy, Loaded)
@@ -123,6 +153,13 @@ class EngineClient:
         async with self._turn, self._or_nothing():
             await self._start()
             return await self._ask(Measure(), Measured)
+
+    async def rest(self) -> None:
+        """End the child to free its memory, and give up what it was still asked for. The next load starts another."""
+        async with self._turn:
+            self._unanswered.clear()
+            self._early.clear()
+            await self.close()
 
     async def close(self) -> None:
         """End the child: politely, then for certain."""

@@ -5,6 +5,9 @@
 - A prompt is computed once for all samples of its group.
 - Which token is drawn depends on (seed, sample, position) alone, see `protocol.sampling`. So a sample may be started
   over at any time, and comes out the same; and one that somebody else began is gone on with, after its prefix.
+- Of an episode, a turn is followed by what the environment says: these tokens are fed in the same slot, one in a step
+  beside the others' draws, and nothing is drawn meanwhile. The environment runs here, in the child, like all else that
+  may crash or hang.
 - Where a request asks for it, a group that runs says now and then what it has grown by.
 - Out of memory: everything that runs is put back, and started over with half as many slots. What does not fit even
   alone fails by name.
@@ -16,21 +19,20 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from protocol.errors import EngineFailed
-from protocol.fragment import Finish, Part
-from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.codec import PolicyCodec
+from protocol.errors import EngineFailed, SwarmError
+from protocol.fragment import Finish
+from protocol.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.sampling import uniform_table
+from protocol.transcript import Player
 from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits
+from swarm_node.engine.groups import Group, Running, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, Measured, Request
 from swarm_node.engine.policy_files import read_config, read_generation_config
 
@@ -43,53 +45,18 @@ log = logging.getLogger(__name__)
 Answered = GroupGrown | GroupDone | GroupFailed
 
 
-@dataclass(eq=False)
-class Group:
-    """A request on its way."""
-
-    request: Request
-    prompt: list[int]
-    waiting: list[int]
-    """Samples that have no slot yet."""
-    prefixes: list[list[int]]
-    """The tokens with which each sample begins."""
-    ended: dict[int, Sample] = field(default_factory=dict)
-    first_token_at: float | None = None
-    told_at: float | None = None
-    told: dict[int, int] = field(default_factory=dict)
-    """How many tokens of each sample were told of."""
-
-    @property
-    def longest(self) -> int:
-        """The most tokens that are computed before a sample's first draw."""
-        return len(self.prompt) + max(map(len, self.prefixes))
-
-
-@dataclass(eq=False)
-class Running:
-    """A sample in its slot."""
-
-    group: Group
-    number: int
-    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    tokens: list[int] = field(default_factory=list)
-    """With the prefix, of which there are no log-probabilities."""
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def new_tokens(self) -> list[int]:
-        return self.tokens[len(self.tokens) - len(self.logprobs) :]
-
-
 class Engine(ABC):
     """Holds one policy and samples from it."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._decoder: Decoder | None = None
+        self._folder = Path()
         self._config: dict[str, Any] = {}
         self._ends: frozenset[int] = frozenset()
         self._version: int | None = None
+        self._codec: PolicyCodec | None = None
+        """Read when the first episode needs it."""
         self._queue: deque[Group] = deque()
         self._running: list[Running] = []
         """Sample r has row r of the decoder."""
@@ -126,9 +93,14 @@ class Engine(ABC):
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
             raise EngineFailed(f"The policy in {folder} cannot be loaded: {error!r}") from error
         self._decoder, self._config, self._ends, self._version = decoder, config, ends, version
-        seconds = time.monotonic() - started
+        self._folder, self._codec = folder, None
         return Loaded(
-            parameters=decoder.parameters, numerics=decoder.numerics, rebuilt=rebuilt, seconds=seconds, continues=True
+            parameters=decoder.parameters,
+            numerics=decoder.numerics,
+            rebuilt=rebuilt,
+            seconds=time.monotonic() - started,
+            continues=True,
+            plays=True,
         )
 
     def add(self, request: Request) -> None:
@@ -143,9 +115,11 @@ class Engine(ABC):
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
                 f"{decoder.positions_max} positions."
             )
-        group = _group(request, prompt)
+        group = opened(request, prompt)
         if request.prefixes:
-            _check_prefixes(group, decoder.vocab_size)
+            check_prefixes(group, decoder.vocab_size)
+        if request.episode is not None:
+            self._player(group)  # so that one that cannot be played is refused by name
         self._queue.append(group)
 
     def step(self) -> list[Answered]:
@@ -210,11 +184,26 @@ class Engine(ABC):
         self._running += [Running(*sample) for sample in samples]  # before anything that memory may not suffice for
         for one, row in zip(self._running[first:], uniform_table(seeds, numbers, longest), strict=True):
             one.uniforms, one.tokens = row, list(one.group.prefixes[one.number])
-        prompts, copies = _prompts(entering)
+            one.player = self._player(one.group)
+        prompts, copies = prompts_of(entering)
         self._draw(self._loaded().prefill(prompts, copies), first)
         self._spent["prompt_tokens"] += sum(map(len, prompts))
         self._spent["first_tokens"] += sum(copies)
         self._spent["prefill_s"] += time.monotonic() - started
+
+    def _player(self, group: Group) -> Player | None:
+        """A new game of a group's episode, if it has one."""
+        request = group.request
+        if request.episode is None:
+            return None
+        if request.prefixes:
+            raise EngineFailed("An episode that somebody else began cannot be gone on with.")
+        if self._codec is None:
+            try:
+                self._codec = PolicyCodec((self._folder / "tokenizer.json").read_text())
+            except Exception as error:  # the library raises nothing more special
+                raise EngineFailed(f"The policy's tokenizer cannot be read: {error!r}"[:300]) from error
+        return Player(request.episode, self._codec, end_tokens=self._ends, tokens_max=request.max_new_tokens)
 
     def _next_groups(self) -> list[tuple[Group, list[int]]]:
         """The groups to let in now, and which of their samples; taken off the queue."""
@@ -238,7 +227,7 @@ class Engine(ABC):
     def _decode(self) -> None:
         if self._running:
             started, decoder = time.monotonic(), self._loaded()
-            self._spent["later_tokens"] += len(self._running)
+            self._spent["later_tokens"] += sum(not one.given for one in self._running)
             self._draw(decoder.decode([one.tokens[-1] for one in self._running]), 0)
             self._spent["decode_s"] += time.monotonic() - started
 
@@ -248,28 +237,25 @@ class Engine(ABC):
         temperatures = [one.group.request.temperature for one in drawn]
         uniforms = [float(one.uniforms[len(one.tokens)]) for one in drawn]
         tokens, logprobs = logits.draw(temperatures, uniforms)
-        now, leaving, broken = time.monotonic(), [], dict[Group, None]()
+        now, leaving, broken = time.monotonic(), [], dict[Group, SwarmError]()
         for row, (one, token, logprob) in enumerate(zip(drawn, tokens, logprobs, strict=True), first):
             group = one.group
             group.first_token_at = group.first_token_at or now
-            one.tokens.append(token)
-            one.logprobs.append(logprob)
-            if math.isnan(logprob):
-                broken[group] = None
-            elif token in self._ends or len(one.tokens) == group.request.max_new_tokens:
-                leaving.append(row)
-                self._end(one, now)
-        self._answers += [_failed(group, "The policy gives probabilities that are no numbers.") for group in broken]
+            try:
+                if math.isnan(logprob):
+                    raise EngineFailed("The policy gives probabilities that are no numbers.")
+                if one.grow(token, logprob, self._ends):
+                    leaving.append(row)
+                    self._end(one, now)
+            except SwarmError as error:  # of this group, or of its environment
+                broken[group] = error
+        self._answers += [failed(group, error) for group, error in broken.items()]
         self._remove(broken, leaving)
 
     def _end(self, one: Running, now: float) -> None:
         """Keep a finished sample, and hand over its group if it was the last."""
         group = one.group
-        group.ended[one.number] = Sample(
-            tokens=pack_tokens(one.new_tokens),
-            logprobs=pack_logprobs(one.logprobs),
-            finish="stop" if one.tokens[-1] in self._ends else "length",
-        )
+        group.ended[one.number] = one.whole(self._ends)
         if len(group.ended) == group.request.samples:
             samples = tuple(group.ended[number] for number in range(group.request.samples))
             ago_s = now - (group.first_token_at or now)
@@ -290,7 +276,7 @@ class Engine(ABC):
                 one.number: (pack_tokens(one.new_tokens), pack_logprobs(one.logprobs), "") for one in samples
             }
             grown |= {number: (done.tokens, done.logprobs, done.finish) for number, done in group.ended.items()}
-            parts = _since(group, grown)
+            parts = since(group, grown)
             if parts:
                 self._answers.append(GroupGrown(request_id=group.request.request_id, parts=parts))
 
@@ -327,57 +313,9 @@ class Engine(ABC):
             log.warning("out of memory with %d samples at once; from now on %d", len(running), self._slots)
         else:
             hint = "Free some, or let another machine sample this policy."
-            self._answers.append(_failed(self._queue.popleft(), "There is not enough memory for one sample.", hint))
-
-
-def _group(request: Request, prompt: list[int]) -> Group:
-    """A request with its prefixes opened; a sample whose prefix is complete has ended."""
-    if not request.prefixes:
-        return Group(request, prompt, list(range(request.samples)), [[]] * request.samples)
-    prefixes = [unpack_tokens(prefix.tokens).tolist() for prefix in request.prefixes]
-    group = Group(request, prompt, [], prefixes)
-    for number, prefix in enumerate(request.prefixes):
-        if prefix.finish:
-            group.ended[number] = Sample(tokens=b"", logprobs=b"", finish=prefix.finish)
-        else:
-            group.waiting.append(number)
-    return group
-
-
-def _check_prefixes(group: Group, vocab_size: int) -> None:
-    """Whether there is a prefix for each sample, of known tokens, and at least one sample to go on with."""
-    request = group.request
-    waiting = [group.prefixes[number] for number in group.waiting]
-    if len(request.prefixes) != request.samples or not waiting:
-        raise EngineFailed("The prefixes are not one for each sample, or leave nothing to sample.")
-    if any(len(prefix) >= request.max_new_tokens or max(prefix, default=0) >= vocab_size for prefix in waiting):
-        raise EngineFailed("A prefix has tokens beyond the vocabulary, or as many as a sample may have.")
-
-
-def _prompts(entering: Sequence[tuple[Group, list[int]]]) -> tuple[list[list[int]], list[int]]:
-    """What to compute before the first draw, and for how many samples each: a prompt, or a prompt and one's prefix."""
-    prompts, copies = [], []
-    for group, numbers in entering:
-        own = [[*group.prompt, *group.prefixes[number]] for number in numbers] if group.request.prefixes else []
-        prompts += own or [group.prompt]
-        copies += [1] * len(own) or [len(numbers)]
-    return prompts, copies
-
-
-def _since(group: Group, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[Part, ...]:
-    """What was not told of yet; it is told now."""
-    parts = []
-    for number, (tokens, logprobs, finish) in sorted(grown.items()):
-        start = group.told.get(number, 0)
-        if len(tokens) > 4 * start:
-            new = {"tokens": tokens[4 * start :], "logprobs": logprobs[4 * start :]}
-            parts.append(Part(sample=number, start=start, finish=finish, **new))
-            group.told[number] = len(tokens) // 4
-    return tuple(parts)
-
-
-def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:
-    return GroupFailed.of(group.request.request_id, EngineFailed(message, hint=hint))
+            self._answers.append(
+                failed(self._queue.popleft(), EngineFailed("There is not enough memory for one sample.", hint=hint))
+            )
 
 
 def _nothing_spent() -> dict[str, Any]:

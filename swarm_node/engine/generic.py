@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarm_node.engine import weights
+from swarm_node.engine.policy_files import read_adapter, without_adapter
 from swarm_node.engine.sampler import TorchLogits
 
 
@@ -22,14 +23,15 @@ class Generic:
     joins_midway = False
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with without_adapter(folder) as base:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                base,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
         model, report = loaded
         if missing := report["missing_keys"]:  # it would make them up
             raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
@@ -44,6 +46,8 @@ class Generic:
         self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
         self._ignored = frozenset(self._model.state_dict()) - self._places.keys()
         self.parameters = sum(shape.numel() for _, shape in self._places.values())
+        if read_adapter(folder) is not None and (wrong := weights.fill(self._places, folder, self._ignored)):
+            raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
         self._cache: Any = None
         self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 

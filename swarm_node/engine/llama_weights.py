@@ -8,8 +8,8 @@
 import json
 import math
 import mmap
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -17,9 +17,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protocol import tensors
+from protocol import adapter, tensors
 from swarm_node.engine.llama_ggml import Q8_BLOCK, Bytes, Type, encode, encoded_bytes
-from swarm_node.engine.policy_files import tensor_files
+from swarm_node.engine.policy_files import read_adapter, tensor_files
 from swarm_node.engine.qwen3_shape import Shape
 
 _TYPE_OF = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
@@ -46,21 +46,44 @@ class Source:
     kind: Type
     shape: tuple[int, ...]
     data: memoryview
+    added: "Adapter | None" = None
 
     def digest(self) -> bytes:
         """What tells a changed tensor from one that is the same."""
-        return blake3(self.data).digest()
+        hasher = blake3(self.data)
+        if self.added is not None:
+            for part in (self.added.down, self.added.up):
+                hasher.update(part.data)
+            hasher.update(np.float64(self.added.scale).tobytes())
+        return hasher.digest()
 
     def encoded(self, kind: Type) -> Bytes:
         """Its values in this type; the last axis holds the bytes of a row."""
+        if self.added is not None:
+            return self._merged(self.added).encoded(kind)
         if kind == self.kind:
             return np.frombuffer(self.data, np.uint8).reshape(*self.shape[:-1], -1)
         return encode(self._values().reshape(self.shape), kind)
+
+    def _merged(self, added: "Adapter") -> "Source":
+        """As `protocol.adapter` defines it: in float32, then in the type in which it is stored."""
+        down, up = (part._values().reshape(part.shape) for part in (added.down, added.up))
+        values = self._values().reshape(self.shape) + np.float32(added.scale) * (up @ down)
+        return Source(self.kind, self.shape, encode(values, self.kind).reshape(-1).data)
 
     def _values(self) -> NDArray[np.float32]:
         if self.kind == Type.BF16:
             return (np.frombuffer(self.data, "<u2").astype(np.uint32) << 16).view(np.float32)
         return np.frombuffer(self.data, "<f4" if self.kind == Type.F32 else "<f2").astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is added to a tensor."""
+
+    down: Source
+    up: Source
+    scale: float
 
 
 def places(shape: Shape, kind: Type) -> dict[str, Place]:
@@ -102,8 +125,21 @@ def _kind(sizes: tuple[int, ...], wanted: Type) -> Type:
 
 def sources(folder: Path) -> dict[str, Source]:
     """The tensors of a policy's files by name; a file stays mapped as long as one of its tensors is held."""
+    found, scale = _sources(tensor_files(folder)), read_adapter(folder)
+    if scale is None:
+        return found
+    matrices = _sources([folder / adapter.WEIGHTS])
+    for name in adapter.adapted(matrices):
+        down, up = (matrices[part] for part in adapter.names(name))
+        if name not in found or (up.shape[:1] + down.shape[1:], up.shape[1:]) != (found[name].shape, down.shape[:1]):
+            raise ValueError(f"the adapter's matrices do not fit {name}")
+        found[name] = replace(found[name], added=Adapter(down, up, scale))
+    return found
+
+
+def _sources(parts: Iterable[Path]) -> dict[str, Source]:
     found: dict[str, Source] = {}
-    for part in tensor_files(folder):
+    for part in parts:
         with part.open("rb") as file:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         header = tensors.header_of(view)

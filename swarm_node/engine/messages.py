@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol import limits
+from protocol.episode import Episode
 from protocol.errors import SwarmError
 from protocol.fragment import Part
 from protocol.lease import Prefix
@@ -48,6 +49,8 @@ class Request(Message):
     temperature: float = Field(gt=0)
     prefixes: tuple[Prefix, ...] = Field((), max_length=limits.SAMPLES_MAX)
     """Where to go on, for each sample, or none at all; only for an engine that says it `continues`."""
+    episode: Episode | None = None
+    """The game that the samples play; only for an engine that says it `plays`, and never with prefixes."""
     tell_every_s: float = Field(0.0, ge=0)
     """How often to say what the group has grown by; 0: not at all. An engine that cannot says nothing."""
 
@@ -98,6 +101,8 @@ class Loaded(Message):
     seconds: float
     continues: bool = False
     """Whether requests may have prefixes."""
+    plays: bool = False
+    """Whether requests may have episodes."""
 
 
 class GroupGrown(Message):
@@ -109,7 +114,7 @@ class GroupGrown(Message):
 
 
 class GroupDone(Message):
-    """All samples of one request, without their prefixes."""
+    """All samples of one request, without their prefixes; of an episode with what the environment said."""
 
     kind: Literal["group_done"] = "group_done"
     request_id: RequestId
@@ -149,6 +154,7 @@ class Measured(Message):
     """Drawn right after a prompt."""
     prefill_s: float
     later_tokens: int
+    """Drawn after another; what an environment said is not counted."""
     decode_s: float
 
 

@@ -30,9 +30,9 @@ class Found(NamedTuple):
     """What this build of vLLM runs on: cpu or cuda."""
 
 
-def command(python: str, threads: int, dtype: str = "auto") -> list[str]:
+def command(python: str, threads: int, dtype: str = "auto", vram_share: float = 1.0) -> list[str]:
     """The engine child under that interpreter."""
-    options = ["--engine", "vllm", "--threads", str(threads), "--dtype", dtype]
+    options = ["--engine", "vllm", "--threads", str(threads), "--dtype", dtype, "--vram-share", str(vram_share)]
     return [*_run(python, "swarm_node.engine.child"), *options]
 
 

@@ -56,7 +56,8 @@ class Group:
 class VllmEngine:
     """Holds one policy and samples from it."""
 
-    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX) -> None:
+    def __init__(self, *, dtype: str = "auto", rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
+        self._vram_share = vram_share
         self._dtype, self._rows = dtype, rows
         self._model: VllmModel | None = None
         self._config: dict[str, Any] = {}
@@ -86,7 +87,7 @@ class VllmEngine:
             if model is None or rebuilt:
                 if model is not None:
                     model.close()  # before the next is made: two may not fit
-                model = VllmModel(folder, self._dtype, rows=self._rows)
+                model = VllmModel(folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
             canary.check(folder, model.score, vocab_size=model.vocab_size, tolerance_nats=model.canary_tolerance_nats)
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
             if model is not None:
@@ -111,6 +112,8 @@ class VllmEngine:
                 f"A prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones pass the model's "
                 f"{model.positions_max} positions."
             )
+        if request.episode is not None:
+            raise EngineFailed("With vLLM no episode can be played.", hint="Start the node with `--engine torch`.")
         if request.prefixes:
             raise EngineFailed("With vLLM a sample that somebody else began cannot be gone on with.")
         group = Group(request, prompt)
@@ -228,7 +231,7 @@ class VllmEngine:
         log.warning("out of memory; from now on %d samples at once", self._rows)
         self._samples.clear()
         self._loaded().close()
-        self._model = VllmModel(self._folder, self._dtype, rows=self._rows)
+        self._model = VllmModel(self._folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
         for group in self._groups.values():
             group.first_token_at = None
             self._begin(group)

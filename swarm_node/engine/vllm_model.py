@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from swarm_node.engine.messages import Request
-from swarm_node.engine.policy_files import read_config
+from swarm_node.engine.policy_files import read_adapter, read_config, without_adapter
 from swarm_node.engine.vllm_sampling import SeedBound
 from swarm_node.engine.weights import CANARY_TOLERANCE_NATS, SHORT_NAMES, mapped_tensors
 
@@ -52,25 +52,12 @@ class Drawn(NamedTuple):
 class VllmModel:
     """One vLLM engine; `close` it before the next is made."""
 
-    def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX) -> None:
+    def __init__(self, folder: Path, dtype: str, *, rows: int = ROWS_MAX, vram_share: float = 1.0) -> None:
         self._shapes, self.rows = _shapes(folder), rows
-        self._engine: Any = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=str(folder),
-                dtype=_published(folder) if dtype == "auto" else dtype,
-                skip_tokenizer_init=True,
-                generation_config="vllm",
-                logits_processors=[SeedBound],
-                logprobs_mode="processed_logits",
-                worker_extension_cls="swarm_node.engine.vllm_worker.WorkerExtension",
-                max_model_len=-1,  # the policy's own, or what there is memory for
-                max_num_seqs=rows,
-                disable_log_stats=True,
-                async_scheduling=False,
-                seed=0,
-                **of_platform(),
-            )
-        )
+        with without_adapter(folder) as base:
+            self._engine: Any = _start(base, dtype, rows, vram_share)
+        if read_adapter(folder) is not None:
+            self._engine.collective_rpc("swap_policy", args=(str(folder),))
         config = self._engine.model_config
         self.vocab_size = int(config.get_vocab_size())
         self.positions_max = int(config.max_model_len)
@@ -157,6 +144,26 @@ class VllmModel:
         self._engine.add_request(sample_id, {"prompt_token_ids": prompt}, parameters)
 
 
+def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder),
+            dtype=_published(folder) if dtype == "auto" else dtype,
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            logits_processors=[SeedBound],
+            logprobs_mode="processed_logits",
+            worker_extension_cls="swarm_node.engine.vllm_worker.WorkerExtension",
+            max_model_len=-1,  # the policy's own, or what there is memory for
+            max_num_seqs=rows,
+            disable_log_stats=True,
+            async_scheduling=False,
+            seed=0,
+            **of_platform(vram_share),
+        )
+    )
+
+
 def _drawn(output: Any) -> Drawn:
     (one,) = output.outputs
     return Drawn(output.request_id, one.token_ids, one.logprobs.logprobs, output.finished)
@@ -174,11 +181,11 @@ def _published(folder: Path) -> str:
     return "float32" if current_platform.is_cpu() else str(named)
 
 
-def of_platform() -> dict[str, Any]:
-    """What differs between a CPU and a GPU."""
+def of_platform(vram_share: float = 1.0) -> dict[str, Any]:
+    """What differs between a CPU and a GPU, of whose memory the owner may allow a share."""
     if not current_platform.is_cpu():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
-        return {"gpu_memory_utilization": GPU_SHARE * free_bytes / total_bytes}
+        return {"gpu_memory_utilization": min(vram_share, GPU_SHARE * free_bytes / total_bytes)}
     # A packed copy of a weight would stay when the weight is swapped, and of some nothing else would be left.
     _custom_ops._supports_onednn = False
     return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
@@ -186,4 +193,4 @@ def of_platform() -> dict[str, Any]:
 
 def _shapes(folder: Path) -> Shapes:
     with mapped_tensors(folder) as tensors:
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return {name: tuple(shape) for name, shape in tensors.shapes.items()}

@@ -2,16 +2,19 @@
 
 - Nothing here needs `transformers`, whose import takes seconds of every start.
 - What a file says of itself (names, shapes, length) is checked before the first byte of a tensor is read.
+- An adapter is added to the base's own tensors, from the disk, one at a time on their way to their places: there is
+  never a second model in memory, and nothing of the version before in the next.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
-from swarm_node.engine.policy_files import tensor_files
+from protocol import adapter
+from swarm_node.engine.policy_files import read_adapter, tensor_files
 
 Tensors = dict[str, torch.Tensor]
 Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
@@ -31,26 +34,62 @@ def numerics(device: torch.device, dtype: torch.dtype) -> str:
     return f"torch/{SHORT_NAMES[dtype]}/{device.type}"
 
 
+class PolicyTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a policy by name, an adapter's product in them, each made when it is asked for."""
+
+    def __init__(self, base: Tensors, scale: float | None, matrices: Tensors) -> None:
+        self._base, self._scale, self._matrices = base, scale, matrices
+        self.shapes = {name: tensor.shape for name, tensor in base.items()}
+        self._adapted = frozenset(adapter.adapted(matrices)) if scale is not None else frozenset()
+        for name in self._adapted:
+            (down, up), shape = (matrices[part].shape for part in adapter.names(name)), self.shapes.get(name)
+            if len(down) != 2 or len(up) != 2 or shape != (up[0], down[1]) or up[1] != down[0]:
+                raise ValueError(f"the adapter's matrices do not fit {name}")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.on(name, torch.device("cpu"))
+
+    def on(self, name: str, device: torch.device) -> torch.Tensor:
+        """A tensor, computed on this device if it has to be."""
+        weight = self._base[name]
+        if name not in self._adapted or self._scale is None:
+            return weight
+        down, up = (self._matrices[part].to(device).float() for part in adapter.names(name))
+        return torch.add(weight.to(device).float(), up @ down, alpha=self._scale).to(weight.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
 @contextmanager
-def mapped_tensors(folder: Path) -> Iterator[Tensors]:
+def mapped_tensors(folder: Path) -> Iterator[PolicyTensors]:
     """All tensors of the folder's safetensors files by name, mapped into memory for the time of the block."""
-    found: Tensors = {}
+    scale = read_adapter(folder)
     with ExitStack() as stack:
-        for part in tensor_files(folder):
-            file = stack.enter_context(safe_open(part, framework="pt"))
-            for name in file.keys():  # noqa: SIM118  # a file of safetensors is no mapping
-                if name in found:
-                    raise ValueError(f"two files hold {name}")
-                found[name] = file.get_tensor(name)
-        yield found
+        base = _mapped(stack, tensor_files(folder))
+        yield PolicyTensors(base, scale, _mapped(stack, [folder / adapter.WEIGHTS]) if scale is not None else {})
+
+
+def _mapped(stack: ExitStack, parts: Iterable[Path]) -> Tensors:
+    found: Tensors = {}
+    for part in parts:
+        file = stack.enter_context(safe_open(part, framework="pt"))
+        for name in file.keys():  # noqa: SIM118  # a file of safetensors is no mapping
+            if name in found:
+                raise ValueError(f"two files hold {name}")
+            found[name] = file.get_tensor(name)
+    return found
 
 
 def fill(places: Places, folder: Path, ignored: frozenset[str]) -> list[str]:
     """Copy a folder's tensors into the places that are there; if some do not fit, change nothing and name them."""
     with mapped_tensors(folder) as tensors:
         wrong = places.keys() ^ (tensors.keys() - ignored)
-        wrong |= {name for name, (_, shape) in places.items() if name in tensors and tensors[name].shape != shape}
+        wrong |= {name for name, (_, shape) in places.items() if name in tensors and tensors.shapes[name] != shape}
         if not wrong:
             for name, (place, _) in places.items():
-                place.copy_(tensors[name])
+                place.copy_(tensors.on(name, place.device))
         return sorted(wrong)

@@ -4,7 +4,7 @@
 - Whether a peer could be dialled is remembered until it is told; one success outweighs failures.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -12,6 +12,38 @@ import trio
 from protocol import limits
 from protocol.ids import NodeId
 from protocol.messages import Peer
+
+STAGGER_S = 0.25
+"""Between two addresses of one peer: longer than most answers take, shorter than anybody minds."""
+
+
+async def race(attempts: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Try each a moment after the one before, or as soon as that has failed; return with the first that succeeds.
+
+    If none does, the first failure is raised.
+    """
+    failures: list[Exception] = []
+    succeeded = False
+
+    async def attempt(one: Callable[[], Awaitable[object]], over: trio.Event) -> None:
+        nonlocal succeeded
+        try:
+            await one()
+        except Exception as error:  # py-libp2p lets any layer's exception through; the first is raised below
+            failures.append(error)
+            over.set()
+        else:
+            succeeded = True
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for one in attempts:
+            over = trio.Event()
+            nursery.start_soon(attempt, one, over)
+            with trio.move_on_after(STAGGER_S):
+                await over.wait()
+    if not succeeded:
+        raise failures[0]
 
 
 @dataclass(eq=False)

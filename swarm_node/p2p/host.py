@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 from weakref import WeakSet
 
@@ -37,7 +38,7 @@ from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.addresses import allowed
 from swarm_node.p2p import workarounds
-from swarm_node.p2p.dials import Dials
+from swarm_node.p2p.dials import Dials, race
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 from swarm_node.p2p.yamux import TICK_S, YamuxConnection
 from swarm_node.p2p.yamux_frames import PROTOCOL_ID as YAMUX_PROTOCOL_ID
@@ -46,6 +47,9 @@ from swarm_node.p2p.yamux_stream import Budget, MuxLimits
 log = logging.getLogger(__name__)
 
 _EXCHANGE = TProtocol(exchange.PROTOCOL_ID)
+
+TARGETS_MAX = 8
+"""Addresses tried for one peer: two families at four places."""
 
 CALL_AGAIN_S, CALL_AGAIN_MAX_S = 1.0, 60.0
 """After a call that failed or was lost, the first time and at the most."""
@@ -208,14 +212,23 @@ class Host:
 
     async def _dial(self, peer: Peer) -> None:
         with trio.fail_after(self._settings.dial_s):
-            await self._swarm.dial_addr(await self._where(peer.address), ID.from_base58(peer.peer_id))
+            targets = await self._targets(peer)
+            peer_id = ID.from_base58(peer.peer_id)
+            await race(partial(self._swarm.dial_addr, _multiaddr(target), peer_id) for target in targets)
 
-    async def _where(self, address: str) -> Multiaddr:
-        host, _, port = address.rpartition(":")
-        found = await allowed(host.strip("[]"), own_network=self.own_network)
+    async def _targets(self, peer: Peer) -> list[str]:
+        """Every address that may be dialled, both families in turn: where one leads nowhere, the other is near."""
+        found: list[tuple[str, str]] = []
+        for address in dict.fromkeys((peer.address, *peer.also)):
+            host, _, port = address.rpartition(":")
+            for ip in await allowed(host.strip("[]"), own_network=self.own_network):
+                found.append((ip, f"[{ip}]:{port}"))
         if not found:
-            raise PeerVanished(f"{host} leads to no address that may be dialled.")
-        return _multiaddr(f"[{found[0]}]:{port}")
+            raise PeerVanished(f"{peer.address} leads to no address that may be dialled.")
+        newer, older = ([target for ip, target in found if (":" in ip) is wanted] for wanted in (True, False))
+        first, second = (newer, older) if ":" in found[0][0] else (older, newer)
+        turns = (target for pair in zip_longest(first, second) for target in pair if target)
+        return list(dict.fromkeys(turns))[:TARGETS_MAX]
 
     async def _keep_calling(self, peer: Peer, scope: trio.CancelScope) -> None:
         """Call a peer, and again when the connection is lost, after a while that grows while it cannot be reached."""

@@ -5,6 +5,7 @@
   nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
 - Requesters are told what arrives (HAVE), so that they can ask for it; little later, and so much at once.
 - Nothing more is read from a requester that does not take its answers.
+- What leaves is counted (`meter`) before it does; where the owner's volume is used up, the answer is busy.
 - Bounded per peer (streams) and in total (streams, chunks in memory): beyond, the answer is busy.
 - Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a slot to get free, for the peer to take
   bytes.
@@ -12,6 +13,7 @@
 
 import math
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -48,10 +50,25 @@ class ServeLimits:
     """Without a WANT the stream is closed, unless something is on its way; opening another costs two round trips."""
 
 
+Meter = Callable[[int], Awaitable[bool]]
+"""Counts bytes that are about to leave; False: they must not."""
+
+
+async def _unmetered(_size_bytes: int) -> bool:
+    return True
+
+
 class ChunkServer:
     """Serves one chunk store; `handle` is given to `Host.serve`."""
 
-    def __init__(self, blobs: BlobStore, arrivals: Arrivals | None = None, limits: ServeLimits | None = None) -> None:
+    def __init__(
+        self,
+        blobs: BlobStore,
+        arrivals: Arrivals | None = None,
+        limits: ServeLimits | None = None,
+        meter: Meter = _unmetered,
+    ) -> None:
+        self.meter = meter
         self.blobs = blobs
         self.arrivals = arrivals or Arrivals()
         self.limits = limits or ServeLimits()
@@ -218,6 +235,9 @@ class _Conversation:
                 data = self._server.arrivals.fresh(chunk)
                 if data is None:
                     data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
+                if not await self._server.meter(len(data)):
+                    await self._send(self._responder.reject(chunk, Reason.BUSY))
+                    return
                 await self._send(self._responder.chunk(chunk, data))
                 self._server.bytes_sent += len(data)
         except UnknownChunk:

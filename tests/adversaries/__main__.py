@@ -2,36 +2,49 @@
 
 - `--groups N` that each attacker is given; `--secrets N` lotteries in which those play who wait; `--updates N` of the
   training; `--only NAME …` plays some attacks; `--skip-training` leaves the training out.
+- `--keep FOLDER` keeps what was played: the same command goes on after it was killed, several at once share the work,
+  and `--show` prints what there is.
 - `QUICK=1` plays a few groups on a tiny policy that nobody trained, and leaves out the training and those who wait.
 - The exit status is 0 if nobody gained, no honest node had a hard fault, and the training reached its goal.
 """
 
 import argparse
+import fcntl
+import json
 import logging
+import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import quick_from_environment
+from coordinator.audit.trust import Rules
 from coordinator.config import Config, load
+from coordinator.files import write_durably
 from coordinator.learner.embedded import make_policy
+from tests.adversaries import patience, tournament
 from tests.adversaries.arena import SHIPPED_SETTINGS, UPDATES_PER_VERSION, Stage
-from tests.adversaries.campaign import Result, fight
-from tests.adversaries.catalogue import AT_ONCE, PATIENT
-from tests.adversaries.nodes import Adversary
-from tests.adversaries.training import HONEST, HOSTILE, learn, stage_of, started
+from tests.adversaries.campaign import Result
+from tests.adversaries.training import HONEST, HOSTILE, Learned, learn, stage_of, started
 from tests.tiny_policy import make_tiny_policy, with_canary
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
 
 RISE = 0.2
 """What training must add to the accuracy on unseen sums: the goal of bench/recipe.py."""
+
+NICENESS = 10
+"""It takes hours, and nobody waits for it."""
+
+PATIENT_OWNERS, PATIENT_GROUPS = 400, 2_000
+"""Of whom the rules alone say what patience earns."""
 
 HEADING = """\
 | attack | class | groups, cheats | noticed by | after cheats | banned | gain, groups | honest: groups, hard faults |
@@ -46,18 +59,33 @@ def main() -> int:
     parser.add_argument("--secrets", type=int, default=0 if quick else 5)
     parser.add_argument("--updates", type=int, default=120)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--show", action="store_true")
     parser.add_argument("--skip-training", action="store_true")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # every ban and fault is in the table
+    os.nice(NICENESS)
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     config = load(DEMO, [])
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        stage = tiny(folder) if quick else rehearsed(folder, config)
-        sound = [judged(result) for result in played(stage, options.only, options.groups, options.secrets)]
-        trained = options.skip_training or quick or train(folder, config, options.updates)
-    return 0 if all(sound) and trained else 1
+        folder = options.keep or Path(temporary)
+        stage = staged(folder / "policies", config, quick)
+        wanted = tournament.campaigns(stage, options.groups, options.secrets, options.only)
+        if not options.show:
+            tournament.play(folder / "rows", stage, wanted)
+        sound = show(list(tournament.played(folder / "rows", wanted)))
+        sound &= bool(options.only) or show_patience()
+        trained = options.skip_training or quick or train(folder / "training", config, options.updates, options.show)
+    return 0 if sound and trained else 1
+
+
+def staged(folder: Path, config: Config, quick: bool) -> Stage:
+    """The policies that are played with; made once, by whoever comes first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return tiny(folder) if quick else rehearsed(folder, config)
 
 
 def tiny(folder: Path) -> Stage:
@@ -68,64 +96,77 @@ def tiny(folder: Path) -> Stage:
 
 def rehearsed(folder: Path, config: Config) -> Stage:
     """Two neighbouring versions of the demo's policy, and another policy of its form."""
-    first = folder / "rehearsal"
-    first.mkdir()
-    policy = started(first, config, seed=0)
-    learn(first, policy, config, updates=UPDATES_PER_VERSION, hostile=0, say=say)
-    make_policy(folder / "other", seed=9)
-    with_canary(folder / "other")
-    stage = stage_of(first / "0", config)
+    first, other, done = folder / "rehearsal", folder / "other", folder / "done"
+    if not done.exists():
+        first.mkdir(exist_ok=True)
+        policy = started(first, config, seed=0)
+        learn(first, policy, config, updates=UPDATES_PER_VERSION, hostile=0, say=say)
+        make_policy(other, seed=9)
+        with_canary(other)
+        done.touch()
     return replace(
-        stage,
+        stage_of(first / "0", config),
         policies=(first / "0", first / str(UPDATES_PER_VERSION)),
-        other=folder / "other",
+        other=other,
         tolerance=SHIPPED_SETTINGS.audit.tolerance,
     )
 
 
-def played(stage: Stage, only: Sequence[str], groups: int, secrets: int) -> Iterator[tuple[str, list[Result]]]:
-    """Each attack by the shipped tolerances; those that they are too loose for by the demo's, too."""
+def show(played: Sequence[tuple[tournament.Campaign, Result]]) -> bool:
+    """Print a row for each attack and class; whether all is well with them."""
+    rows = defaultdict[tuple[str, str], list[Result]](list)
+    for campaign, result in played:
+        rows[result.attack, campaign.tolerance].append(result)
     print(HEADING)
-    strict = replace(stage, tolerance="torch/fp32/cpu")
-    for attack in (*AT_ONCE, *PATIENT):
-        if (only and attack.__name__ not in only) or (attack in PATIENT and not secrets):
-            continue
-        results = campaigns(attack, stage, groups, secrets)
-        yield stage.tolerance, results
-        if any(result.gain_micros > 0 and result.noticed_after is None for result in results):
-            yield strict.tolerance, campaigns(attack, strict, groups, secrets)
+    sound = True
+    for (attack, tolerance), results in rows.items():
+        sound &= row(attack, tolerance, results)
+    return sound
 
 
-def campaigns(attack: type[Adversary], stage: Stage, groups: int, secrets: int) -> list[Result]:
-    """One for an attack from the start; for one that waits, so many, each as long again as it waits."""
-    if attack not in PATIENT:
-        return [fight(attack, stage, groups)[-1]]
-    return [fight(attack, stage, 2 * groups, secret=secret)[-1] for secret in range(secrets)]
-
-
-def judged(played: tuple[str, list[Result]]) -> bool:
-    """Print a row; whether all is well with it."""
-    tolerance, results = played
+def row(attack: str, tolerance: str, results: list[Result]) -> bool:
+    """Print one; up to chance nobody may gain, and no honest node may have a hard fault."""
     noticed = [result.noticed_after for result in results if result.noticed_after is not None]
-    gain = mean(result.gain_groups for result in results)
+    gains = [result.gain_groups for result in results]
+    error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     faults = sum(result.honest_hard_faults for result in results)
     after = f"{min(noticed)}–{max(noticed)}" if len(noticed) > 1 else str(noticed[0]) if noticed else "–"
+    gain = f"{mean(gains):+.1f}" + (f" ± {error:.1f}" if error else "")
     print(
-        f"| {results[0].attack} | {tolerance.split('/')[1]} "
+        f"| {attack} | {tolerance.split('/')[1]} "
         f"| {sum(r.groups for r in results)}, {sum(r.cheats for r in results)} "
         f"| {', '.join(sorted({r.by for r in results if r.by})) or '–'} | {after} "
-        f"| {sum(r.banned for r in results)} of {len(results)} | {gain:+.1f} "
+        f"| {sum(r.banned for r in results)} of {len(results)} | {gain} "
         f"| {sum(r.honest_groups for r in results)}, {faults} |",
         flush=True,
     )
-    return gain <= 0 and faults == 0
+    return mean(gains) <= 2 * error and faults == 0
 
 
-def train(folder: Path, config: Config, updates: int) -> bool:
+def show_patience() -> bool:
+    """What patience earns by the rules alone, with so many owners that chance is small."""
+    sound = True
+    for name, plan in patience.PLANS.items():
+        found = patience.gain(plan, owners=PATIENT_OWNERS, groups=PATIENT_GROUPS, rules=Rules())
+        print(f"by the rules alone: {name}: {found.mean:+.1f} ± {found.standard_error:.1f} payments", flush=True)
+        sound &= found.mean <= 2 * found.standard_error
+    return sound
+
+
+def train(folder: Path, config: Config, updates: int, only_show: bool) -> bool:
     """Train with three hostile nodes of ten; whether it reached its goal."""
-    place = folder / "training"
-    place.mkdir()
-    learned = learn(place, started(place, config, seed=1), config, updates=updates, hostile=HOSTILE, say=say)
+    done = folder / f"learned-{updates}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        if not done.exists() and not only_show:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists() and not only_show:
+            learned = learn(folder, started(folder, config, seed=1), config, updates=updates, hostile=HOSTILE, say=say)
+            write_durably(done, json.dumps(learned._asdict()).encode())
+    if not done.exists():
+        print("the training among hostile nodes is not done")
+        return False
+    learned = Learned(**json.loads(done.read_text()))
     print(
         f"training with {HOSTILE} hostile nodes of {HONEST + HOSTILE}: {learned.before:.1%} → {learned.after:.1%} in "
         f"{learned.updates} updates; {learned.hostile_groups} forged groups of {learned.hostile_keys} keys were "

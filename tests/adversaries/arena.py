@@ -36,7 +36,7 @@ from protocol.learning import Batch
 from protocol.lease import Lease
 from protocol.manifest import Sampler
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
-from protocol.tasks import task
+from protocol.tasks import Problem, task
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.adversaries.nodes import Node
@@ -58,6 +58,7 @@ class Stage:
     samples: int
     max_new_tokens: int
     tolerance: str = SHIPPED_SETTINGS.audit.tolerance
+    """The class that the round admits; adversaries say that they are of it, too."""
     groups_per_update: int = SHIPPED_SETTINGS.learner.groups_per_update
 
 
@@ -139,8 +140,8 @@ class Arena:
         return text
 
     def rewards(self, lease: Lease, samples: Sequence[Sample]) -> list[float]:
-        prompt = unpack_tokens(lease.prompt).tolist()
-        return [self.text.reward(prompt, unpack_tokens(sample.tokens).tolist()) for sample in samples]
+        problem = Problem(self.question(lease))
+        return [self.text.judge(problem, unpack_tokens(sample.tokens).tolist()).score for sample in samples]
 
     def audit(self) -> None:
         """Judge all that was drawn."""
@@ -281,6 +282,7 @@ def _world(folder: Path, stage: Stage, secret: int) -> World:
         max_new_tokens=stage.max_new_tokens,
         timeout_ms=int(1000 * settings.leases.timeout_s),
         max_owner_share=share,
+        classes=(stage.tolerance,),
         audit_backlog_max=settings.audit.backlog_max,
     )
     world.audits = replace(world.audits, max_owner_share=share)

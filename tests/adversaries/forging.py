@@ -4,6 +4,7 @@ from pathlib import Path
 
 from protocol.lease import Lease
 from protocol.rollout import unpack_tokens
+from protocol.tasks.arithmetic import answer_to
 from tests.adversaries.nodes import Adversary, Samples
 
 
@@ -17,7 +18,7 @@ class Canned(Adversary):
 
     def forge(self, lease: Lease, said: Samples) -> Samples:
         arena = self.arena
-        answer = arena.text.encode(arena.task.answer(arena.question(lease)))
+        answer = arena.text.encode(answer_to(arena.question(lease)))
         tokens = [*answer, min(arena.text.bounds.end_tokens)][: arena.stage.max_new_tokens]
         return arena.prefilled(lease, [tokens] * lease.samples)
 
@@ -76,7 +77,9 @@ class OneToken(Adversary):
     def forge(self, lease: Lease, said: Samples) -> Samples:
         arena = self.arena
         tokens = [unpack_tokens(sample.tokens).tolist() for sample in said]
-        wanted = arena.text.encode(arena.task.answer(arena.question(lease)))[0]
-        other = next(number for number, row in enumerate(tokens) if row[0] != wanted and len(row) > 1)
-        tokens[other][0] = wanted
+        wanted = arena.text.encode(answer_to(arena.question(lease)))[0]
+        wrong = [row for row in tokens if row[0] != wanted and len(row) > 1]
+        if not wrong:
+            return said  # there is nothing to improve
+        wrong[0][0] = wanted
         return arena.prefilled(lease, tokens)

@@ -48,7 +48,9 @@ class Node:
         """Leases to work on in this turn."""
         try:
             world, version = self.arena.world, self.arena.version
-            leases = world.offer(self.key, version=version, groups=self.wants, continues=True).leases
+            leases = world.offer(
+                self.key, version=version, groups=self.wants, continues=True, numerics=self.arena.stage.tolerance
+            ).leases
         except OwnerBanned:
             self.banned = True
             return ()

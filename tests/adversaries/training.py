@@ -20,7 +20,8 @@ from coordinator.learner.warmstart import warm_start
 from coordinator.policy_text import PolicyText
 from protocol.learning import Batch
 from protocol.lease import Lease
-from protocol.tasks import task
+from protocol.tasks import Teaching, task
+from protocol.tasks.arithmetic import answer_to
 from tests.adversaries.arena import Arena, Stage, claims_of
 from tests.adversaries.nodes import Node, Samples
 from tests.adversaries.waiting import Whitewasher
@@ -36,7 +37,7 @@ class Poisoner(Whitewasher):
     def forge(self, lease: Lease, said: Samples) -> Samples:
         arena = self.arena
         end = min(arena.text.bounds.end_tokens)
-        right = [*arena.text.encode(arena.task.answer(arena.question(lease))), end][: arena.stage.max_new_tokens]
+        right = [*arena.text.encode(answer_to(arena.question(lease))), end][: arena.stage.max_new_tokens]
         wrong = [*right[:-2], arena.text.encode("0")[0], end][: arena.stage.max_new_tokens]
         return arena.prefilled(lease, [right] + [wrong] * (lease.samples - 1))
 
@@ -58,6 +59,7 @@ def started(folder: Path, config: Config, *, seed: int) -> Policy:
     make_policy(folder / "start", seed=seed)
     policy, problems = Policy(folder / "start", train_settings(config)), task(config.task.name, seed=seed)
     text = text_of(folder / "start", config)
+    assert isinstance(problems, Teaching)
     warm_start(policy.model, problems, text.encode, min(text.bounds.end_tokens), lambda *_: None)
     return policy
 
@@ -86,7 +88,7 @@ def learn(
     policy.save_hub(folder / "0")
 
     def measured() -> float:
-        held_out = task(config.task.name).held_out()
+        held_out = task(config.task.name).problems("held_out")
         return accuracy(policy.model, held_out, text.encode, min(text.bounds.end_tokens))
 
     def train(batch: Batch) -> Path:

@@ -26,8 +26,8 @@ def lost(world: World, key: NodeKey) -> Lease:
     return lease
 
 
-def heir_of(world: World, key: NodeKey, **request: int) -> Lease:
-    (lease,) = world.offer(key, continues=True, **request).leases
+def heir_of(world: World, key: NodeKey, *, version: int = 1) -> Lease:
+    (lease,) = world.offer(key, version=version, continues=True).leases
     return lease
 
 

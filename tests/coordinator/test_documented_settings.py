@@ -1,18 +1,58 @@
-"""The operator's manual lists every setting with its real default and meaning."""
+"""The operator's manual lists every setting with its real default and meaning, and a written file has them all."""
 
 import re
+import tomllib
 from pathlib import Path
 
-from coordinator.config import Config
+from coordinator.config import Config, manual, parse
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 
 
 def test_the_documented_settings_are_the_real_ones() -> None:
-    documented = re.findall(r"^\| `(\w+\.\w+)` \| `(.*)` \| (.*) \|$", MANUAL, re.MULTILINE)
-    real = [
-        (f"{section}.{key}", str(field.default), field.description)
-        for section, table in Config.model_fields.items()
-        for key, field in type(table.default).model_fields.items()
-    ]
-    assert documented == real
+    block = re.search(r"<!-- settings -->\n(.*?)<!-- /settings -->", MANUAL, re.DOTALL)
+    assert block
+    assert block[1] == manual.table(), "put what `swarm-coordinator config explain --markdown` prints into commands.md"
+
+
+def test_every_setting_is_explained_with_its_value_and_meaning() -> None:
+    config = parse({"learner": {"learning_rate": 0.5}})
+    said = "\n".join(manual.explain(config))
+    assert "learner.learning_rate = 0.5 (default 1e-06)  [> 0]" in said
+    assert "leases.timeout_s = 60.0  [seconds; > 0]" in said
+    for key in manual.every():
+        assert key.meaning, key.path
+        assert f"{key.path} = " in said
+
+
+def test_what_settings_amount_to_is_computed_from_them() -> None:
+    config = parse(
+        {
+            "learner": {"groups_per_update": 3},
+            "sampling": {"samples_per_group": 5, "max_new_tokens": 7},
+            "staleness": {"max_updates": 2},
+            "market": {"max_price_micros_per_mtok": 1_000_000, "budget_micros": 1050},
+        }
+    )
+    said = " ".join(manual.effects(config))
+    assert "3 × 5 = 15 samples, at most 105 tokens" in said
+    assert "at most 105 micro-units; the budget lasts for 10 such updates" in said
+    assert "(S + 1) × B = 9 groups" in said
+    assert any("budget_micros" in line for line in manual.warnings(config))
+
+
+def test_a_written_file_says_every_key_and_means_the_defaults() -> None:
+    """Every key in it, taken out of its comment, is still the default: the file cannot drift from the models."""
+    written = manual.toml({})
+    assert parse(tomllib.loads(written)) == Config().with_absolute_folder()
+    uncommented = re.sub(r"^# (\w+ = )", r"\1", written, flags=re.MULTILINE)
+    assert parse(tomllib.loads(uncommented)) == Config().with_absolute_folder()
+    for key in manual.every():
+        assert f"# {key.name} =" in written, key.path
+
+
+def test_what_was_chosen_counts_in_a_written_file() -> None:
+    written = manual.toml({"round": {"listen": "0.0.0.0:1"}, "publish": {"origins": ("https://a.example/x",)}})
+    found = parse(tomllib.loads(written))
+    assert found.round.listen == "0.0.0.0:1"
+    assert found.publish.origins == ("https://a.example/x",)

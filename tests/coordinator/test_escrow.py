@@ -16,10 +16,10 @@ from ledger import store
 from ledger.entry import Commitment, Pending, Reveal, Verdict, Void
 from protocol.errors import OwnerBanned
 from protocol.signing import NodeKey
-from tests.coordinator.world import HONEST_TOKENS, World, answer
+from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer
 
 EVERYTHING = Rules()
-HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5)
+HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
 
 
@@ -54,6 +54,11 @@ def finish(world: World) -> None:
 
 def entries(world: World, kind: type) -> list[object]:
     return [row.entry for row in world.run(store.entries, 0, 1000) if isinstance(row.entry, kind)]
+
+
+def voids(world: World) -> dict[str, str]:
+    """Why which claims are void."""
+    return {entry.claim_id: entry.reason_code for entry in entries(world, Void) if isinstance(entry, Void)}
 
 
 def states(world: World) -> list[str]:
@@ -108,13 +113,14 @@ class TestSettlement:
         audited.audits = replace(audited.audits, rules=HALF)
         key = audited.join(1)
         let_be_drawn(audited, False)
-        earn(audited, key)
+        earn(audited, key, 2)
         let_be_drawn(audited, True)
         (drawn,) = earn(audited, key)
+        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
         finish(audited)
-        assert audited.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
+        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, HONEST_TOKENS), "the fault may still take the window"
         audited.find(drawn)
-        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
+        assert audited.owed(key.node_id) == (0, 3 * HONEST_TOKENS)
 
     def test_a_verdict_counts_once_and_is_in_the_log(self, audited: World) -> None:
         key = audited.join(1)
@@ -129,17 +135,43 @@ class TestSettlement:
 
 
 class TestFaults:
-    def test_one_hard_fault_voids_its_claim_and_audits_the_escrow(self, audited: World) -> None:
+    def test_one_hard_fault_voids_the_window_before_it_and_audits_what_came_after(self, audited: World) -> None:
+        audited.audits = replace(audited.audits, rules=HALF)
         key = audited.join(1)
+        let_be_drawn(audited, True)
+        (good,) = earn(audited, key)
+        audited.find(good)
+        let_be_drawn(audited, False)
+        older, last = earn(audited, key, 2)
+        let_be_drawn(audited, True)
         (bad,) = earn(audited, key)
         let_be_drawn(audited, False)
-        escrowed = earn(audited, key, 2)
+        after = earn(audited, key, 2)
+        audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
         audited.find(bad, "hard")
-        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
-        assert states(audited) == ["retracted", "buffered", "buffered"]
-        assert audited.group_states()[0] == "open"
-        assert audited.take_cases() == escrowed
-        audited.lease(key)  # one fault is no sanction
+        assert voids(audited) == {bad: "replay_mismatch", last: "escrow_forfeited"}
+        assert audited.owed(key.node_id) == (4 * HONEST_TOKENS, 0)
+        assert states(audited) == ["buffered", *["retracted"] * 5], "only what was found right is trained on"
+        assert list(audited.group_states().values()) == ["accepted", *["open"] * 5]
+        assert audited.take_cases() == [older, *after]
+        for claim in (older, *after):
+            audited.find(claim)
+        assert audited.owed(key.node_id) == (HONEST_TOKENS, 3 * HONEST_TOKENS), "what proves right is paid"
+        audited.lease(key)  # one fault is no ban
+        assert audited.audit() == []
+
+    def test_a_dear_claim_behind_a_cheap_escrow_is_audited_more_often(self, audited: World) -> None:
+        audited.audits = replace(audited.audits, rules=replace(EVERYTHING, first_groups=1, floor=0.01))
+        audited.judge = replace(audited.judge, audits=audited.audits)
+        cheap = audited.join(1, price=PRICE // HONEST_TOKENS)
+        earn(audited, cheap, 3)
+        audited.run(lambda conn: standings.put(conn, cheap.node_id, Standing(500, 500)))
+        held = sum(row["why"] == "" for row in audited.rows(tables.audits))
+        audited.join(1, price=PRICE)
+        earn(audited, cheap)
+        worth = 1.25 * HONEST_TOKENS
+        expected = min(0.9, worth / (worth + held))
+        assert audited.rows(tables.audits)[-1]["rate_ppm"] == pytest.approx(1e6 * expected, abs=1)
 
     def test_a_second_hard_fault_bans_and_takes_all_that_no_audit_found_right(self, audited: World) -> None:
         key, honest = audited.join(1), audited.join(2)
@@ -150,7 +182,7 @@ class TestFaults:
         audited.find(bad, "hard")
         audited.find(worse, "hard")
         assert audited.owed(key.node_id) == (0, HONEST_TOKENS)
-        assert {entry.claim_id: entry.reason_code for entry in entries(audited, Void) if isinstance(entry, Void)} == {
+        assert voids(audited) == {
             bad: "replay_mismatch",
             worse: "replay_mismatch",
             unseen: "owner_banned",

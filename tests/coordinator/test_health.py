@@ -118,3 +118,22 @@ def test_a_percentile_is_an_age_that_occurred() -> None:
     ages = Counter({0: 98, 1: 1, 5: 1})
     assert [percentile(ages, share) for share in (0.5, 0.98, 0.99, 1.0)] == [0, 0, 1, 5]
     assert percentile(Counter(), 0.99) == 0
+
+
+def test_a_policy_that_is_taught_to_be_short_raises_an_alarm_of_its_own(world: World) -> None:
+    """Eight short groups are trained on and one long one comes too late, while the rest of the figures are fine."""
+    key = world.join(1)
+    for number in range(1, 11):
+        for _ in range(2):
+            lease = world.lease(key, version=number)
+            world.now_ms += 100
+            world.submit(key, answer(key, lease))
+        world.train(number)
+        world.publish(number + 1, number)
+    world.lease(key, version=11)
+    world.now_ms += world.terms.timeout_ms
+    world.expire()
+    found = figures(world)
+    assert found["in_vain_share"] < health.IN_VAIN_MAX
+    assert "take 10.0 times as long" in found["alarm"]
+    assert "leases.timeout_s" in found["alarm"]

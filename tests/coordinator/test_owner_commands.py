@@ -175,3 +175,43 @@ async def test_rotated_node_keeps_nothing_of_the_old_key_and_loses_no_unsent_wor
     shown = json.loads((await run(node_app, "keys", "show", "--home", str(tmp_path), "--json")).output)
     assert (shown["owner"], shown["private"]) == (None, True)
     assert shown["node_id"] != NODE.node_id
+
+
+async def test_a_node_without_an_owner_takes_its_history_along_to_a_new_key(tmp_path: Path) -> None:
+    (tmp_path / "node.key").write_text(SEED.hex())
+    words = ["keys", "rotate", "--home", str(tmp_path), "--keep-history"]
+    assert "works for its old key" in (await run(node_app, *words)).output
+    shown = json.loads((await run(node_app, "keys", "show", "--home", str(tmp_path), "--json")).output)
+    assert shown["owner"] == NODE.node_id
+    assert not (tmp_path / "next.key").exists()
+    again = await run(node_app, *words)
+    assert isinstance(again.exception, ConfigInvalid), "its owner is another key now"
+
+
+async def test_a_rotation_that_was_interrupted_is_finished_by_the_next_with_the_same_key(tmp_path: Path) -> None:
+    (tmp_path / "node.key").write_text(SEED.hex())
+    (tmp_path / "next.key").write_text("07" * 32)
+    await run(node_app, "keys", "rotate", "--home", str(tmp_path))
+    assert (tmp_path / "node.key").read_text() == "07" * 32
+
+
+async def test_a_nodes_key_comes_back_from_its_backup_and_never_over_another(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text("a few long words\n")
+    home, other, copy = tmp_path / "home", tmp_path / "other", tmp_path / "copy"
+    home.mkdir()
+    (home / "node.key").write_text(SEED.hex())
+    given = ("--passphrase-file", str(words))
+    assert (await run(node_app, "keys", "backup", str(copy), "--home", str(home), *given)).exit_code == 0
+    assert SEED.hex() not in copy.read_text()
+    assert isinstance((await run(node_app, "keys", "owner", "show", "--owner-key", str(copy))).exception, ConfigInvalid)
+    await run(node_app, "keys", "restore", str(copy), "--home", str(other), *given)
+    assert (other / "node.key").read_text() == SEED.hex()
+    assert (other / "node.key").stat().st_mode & 0o077 == 0
+    for command in (["restore", str(copy), "--home", str(other)], ["backup", str(copy), "--home", str(home)]):
+        refused = await run(node_app, "keys", *command, *given)
+        assert isinstance(refused.exception, ConfigInvalid), command
+    words.write_text("other long words\n")
+    wrong = await run(node_app, "keys", "restore", str(copy), "--home", str(tmp_path / "third"), *given)
+    assert isinstance(wrong.exception, ConfigInvalid)
+    assert not (tmp_path / "third").exists()

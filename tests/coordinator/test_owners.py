@@ -233,3 +233,15 @@ def test_ever_new_addresses_have_an_end(world: World) -> None:
     with pytest.raises(MessageTooLarge):
         say(world, address(10_000))
     say(world, Revocation(node_id=key.node_id, number=10_001))  # which is never refused for that
+
+
+def test_a_key_that_is_rotated_with_its_history_keeps_what_the_old_one_earned(world: World) -> None:
+    old, new = NodeKey(b"1" * 32), NodeKey(b"2" * 32)
+    message = Register(name="old", price_micros_per_mtok=PRICE, addresses=(), agent="")
+    world.run(registry.register, old.node_id, message, max_price=10 * PRICE, now_ms=world.now_ms)
+    delegate(world, new, old)
+    found = earnings(world, new)
+    assert found.owner == old.node_id
+    assert {row.node_id for row in found.nodes} == {old.node_id, new.node_id}
+    assert say(world, Revocation(node_id=old.node_id, number=2), old).outcome == "recorded"
+    assert world.run(owners.owners_of)[new.node_id] == old.node_id

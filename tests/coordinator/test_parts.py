@@ -16,7 +16,7 @@ from protocol.messages import Verdict
 from protocol.signing import NodeKey, open_envelope
 from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment
 
-HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5)
+HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
 
 

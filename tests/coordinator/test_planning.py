@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.planning import NODES_MAX, Inputs, bubble, plan, report, sensitivity
+from coordinator.planning import NODES_MAX, Inputs, bubble, plan, report, sensitivity, ways
 
 PAPER = Inputs(
     staleness=3,
@@ -81,6 +81,19 @@ def test_a_plan_keeps_the_learner_busy_and_one_node_less_would_break_its_reserve
     assert bubble(inputs, found.nodes, found.rule) == pytest.approx(0, abs=1e-9)
 
 
+def test_the_modes_beside_each_other() -> None:
+    """The paper's five nodes: in turns a step takes what its parts take; without a pause, the rest is in vain."""
+    echo2, push_pull, sequential, colocated = ways(PAPER, 5)
+    sampling_s = 128 * PAPER.group_s / 5
+    assert echo2.step_s == pytest.approx(PAPER.train_s)
+    assert (echo2.in_vain, echo2.age_max) == (0.0, 3)
+    assert push_pull.step_s == echo2.step_s
+    assert push_pull.in_vain == pytest.approx(1 - sampling_s / PAPER.train_s)
+    assert sequential.step_s == pytest.approx(1437 + sampling_s + PAPER.train_s)
+    assert colocated.step_s == pytest.approx(128 * PAPER.group_s + PAPER.train_s)
+    assert colocated.cost_per_update == pytest.approx(12.24 * colocated.step_s / 3600)
+
+
 OPTIONS = ["examples/demo.toml", "--train-s", "100", "--group-s", "30"]
 
 
@@ -89,6 +102,7 @@ def test_the_command_prints_a_plan_as_text_and_json() -> None:
     assert told.exit_code == 0, told.output
     assert "visible" in told.output
     assert "With 1 nodes the learner waits" in told.output
+    assert "sequential" in told.output
     found = json.loads(CliRunner().invoke(app, ["plan", *OPTIONS, "--broadcast-s", "20", "--json"]).output)
     assert found["plan"]["visible"]["nodes"] == math.ceil(1.1 * 16 / 100 * 30)
 

@@ -128,3 +128,12 @@ async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_w
         plan = served.round.plans._topology
         await served.call(keys[0], "/v1/plan", ask, Plan)
         assert served.round.plans._topology is plan
+
+
+def test_every_address_of_a_node_is_told_to_those_who_dial_it() -> None:
+    plans, live, nodes = planned(*PEERS)
+    also = {PEERS[0]: ("[2001:db8::1]:1", "198.51.100.1:1")}
+    plans.update(2, live, 3e6, nodes, now_ms=1, also=also)
+    told = [peer for node in PEERS[1:] for peer in plans.part(node, SEEDER_PEER).peers if peer.peer_id == PEERS[0]]
+    assert told
+    assert {(peer.address, peer.also) for peer in told} == {(f"{PEERS[0]}:1", also[PEERS[0]])}

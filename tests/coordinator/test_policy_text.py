@@ -5,7 +5,8 @@ import json
 import pytest
 
 from coordinator.policy_text import PolicyText
-from protocol.tasks import task
+from coordinator.prompts import Source
+from protocol.tasks import Problem, task
 from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy_files
 
 FILES = policy_files()
@@ -19,8 +20,8 @@ def policy_text(**change: object) -> PolicyText:
 
 def test_a_prompt_is_the_tasks_own_in_the_policys_tokens() -> None:
     text = policy_text()
-    assert text.prompt(3) == encode(task("arithmetic").prompt(3))
-    assert text.prompt(3) == text.prompt(3)
+    assert text.prompt(Source("train", 0)) == encode("42+76=")
+    assert text.prompt(Source("train", 3)) == text.prompt(Source("train", 3))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_a_prompt_is_the_tasks_own_in_the_policys_tokens() -> None:
     ],
 )
 def test_only_the_exact_answer_earns(completion: list[int], reward: float) -> None:
-    assert policy_text().reward(encode("47+38="), completion) == reward
+    assert policy_text().judge(Problem("47+38="), completion).score == reward
 
 
 def test_the_bounds_come_from_the_policys_files() -> None:

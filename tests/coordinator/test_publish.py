@@ -304,6 +304,33 @@ def test_an_adapter_is_patched_by_itself_and_the_model_below_it_costs_nothing(pr
     assert press.publisher.read_file(2, "adapter_model.safetensors") == tuned
 
 
+def test_a_base_that_is_not_sent_again_costs_nobody_anything(press: Press) -> None:
+    """And where it changes after all, it is patched as if it had been sent each time."""
+    base = policy_file()
+    first = press.publish(1, {"model.safetensors": base, "adapter_model.safetensors": b"a" * 90})
+    assert press.publisher.unchanged(1) == ()
+    held = press.publisher.unchanged(2)
+    assert {upload.path for upload in held} == {"model.safetensors", "adapter_model.safetensors"}
+    sent = press.upload(2, {"adapter_model.safetensors": b"b" * 90})
+    publication = sent.model_copy(update={"files": (*sent.files, *(one for one in held if one.path[0] == "m"))})
+    press.publisher.publish(publication)
+    press.publisher.forget_old(2)
+    second, _ = press.publisher.publish(publication)  # as after a crash
+    digests = {entry.digest for entry in first.files}
+    assert list(second.chunk_sizes_for(digests).values()) == [90]
+    assert press.publisher.read_file(2, "model.safetensors") == base
+    third = press.publish(3, {"model.safetensors": next_file(base), "adapter_model.safetensors": b"c" * 90})
+    assert next(entry for entry in third.files if entry.path == "model.safetensors").patches
+
+
+def test_what_is_not_sent_and_has_changed_is_missed(press: Press) -> None:
+    press.publish(1, {"a": b"one"})
+    publication = press.upload(2, {"b": b"two"})
+    other = Upload(path="a", digest=chunks.digest(b"other"))
+    with pytest.raises(ManifestInvalid, match="not uploaded"):
+        press.publisher.publish(publication.model_copy(update={"files": (*publication.files, other)}))
+
+
 def test_publishing_a_patch_again_gives_the_same_bytes_and_leaves_nothing_behind(press: Press) -> None:
     press.publish(1, {MODEL: policy_file()})
     second = press.publish(2, {MODEL: next_file(policy_file())})

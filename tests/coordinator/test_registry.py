@@ -6,8 +6,8 @@ import pytest
 
 from coordinator import registry, summary, tables
 from coordinator.config import parse
-from protocol import limits
-from protocol.errors import NonceReplayed, PriceTooHigh, UnknownNode
+from protocol import canonical, limits
+from protocol.errors import AgentTooOld, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Blame, Heartbeat, Register, Transfer
 from protocol.signing import NodeKey
@@ -166,3 +166,15 @@ def test_slander_has_an_end(world: World) -> None:
     for number in range(registry.BLAMES_MAX + 5):
         beat(world, NODE, blames=(Blame(peer_id=OTHER, chunk=f"{number:064x}", got="0" * 64),))
     assert rows_of(world, tables.blames) == registry.BLAMES_MAX
+
+
+def test_a_node_of_a_retired_generation_is_told_since_when_its_work_does_not_count() -> None:
+    value = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="echo-swarm/0.0.1").model_dump()
+    del value["generation"]  # as agents did before there were numbers
+    for old in (value, value | {"generation": 0}, {"nothing": "that is known here"}):
+        with pytest.raises(AgentTooOld, match="2026-11-22") as caught:
+            Register.from_bytes(canonical.encode(old))
+        assert "install.sh" in caught.value.hint
+    assert Register.from_bytes(canonical.encode(value | {"generation": 1})).generation == 1
+    with pytest.raises(MalformedMessage):
+        Register.from_bytes(canonical.encode(value | {"generation": "new"}))

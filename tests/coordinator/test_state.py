@@ -18,7 +18,7 @@ def test_a_failed_effect_leaves_nothing(tmp_path: Path) -> None:
 
     def fails(connection: sa.Connection) -> None:
         set_fact(connection, "a", 1)
-        connection.execute(sa.insert(tables.groups).values(group_no=1, state="open"))
+        connection.execute(sa.insert(tables.groups).values(group_no=1, split="train", prompt=0, state="open"))
         raise KeyError
 
     with pytest.raises(KeyError):

@@ -21,6 +21,7 @@ from coordinator.intake import Judge
 from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
 from coordinator.offers import Draw
+from coordinator.prompts import Source
 from coordinator.state import Database, engine
 from ledger import store
 from ledger import tables as ledger_tables
@@ -45,6 +46,7 @@ from protocol.messages import (
 )
 from protocol.rollout import PolicyBounds, RolloutClaim, Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey
+from protocol.tasks import Reward
 
 ROUND = "a" * 64
 END = 1
@@ -61,8 +63,13 @@ HONEST_TOKENS = 2 * SAMPLES
 NO_AUDITS = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
 
 
-def reward(prompt: list[int], completion: list[int]) -> float:
-    return float(completion == [prompt[0], END])
+def said(source: Source) -> int:
+    """The token that a problem's prompt and its right answer begin with."""
+    return source.number + (10 if source.split == "train" else 5_000)
+
+
+def reward(source: Source, completion: list[int]) -> Reward:
+    return Reward(float(completion == [said(source), END]), "ok")
 
 
 def manifest(version: int, update: int, **change: Any) -> PolicyManifest:
@@ -91,9 +98,11 @@ def empty_store() -> bytes:
 def clear(postgres_url: str) -> None:
     """Take every row out of a PostgreSQL; the tables stay, since making them takes longer than a test."""
     made = engine(postgres_url)
-    every = ", ".join(sa.inspect(made).get_table_names())
+    every = set(sa.inspect(made).get_table_names()) - {"alembic_version", "ledger_head"}
     with made.connect() as connection:
-        connection.exec_driver_sql(f"TRUNCATE {every}" if every else "SELECT 1")
+        if every:
+            connection.exec_driver_sql(f"TRUNCATE {', '.join(sorted(every))}")
+            connection.exec_driver_sql("UPDATE ledger_head SET size = 0")
     made.dispose()
 
 
@@ -111,6 +120,8 @@ class World:
         hourly_budget_micros: int = 0,
         newcomer_leases: int = 64,
         over_issue: int = 0,
+        buffered_max: int = 0,
+        lookahead: int = 0,
         rules: Rules = NO_AUDITS,
         epoch_groups: int = 256,
         master: bytes = bytes(32),
@@ -133,12 +144,14 @@ class World:
             newcomer_leases=newcomer_leases,
             over_issue=over_issue,
             hourly_budget_micros=hourly_budget_micros,
+            buffered_max=buffered_max,
+            lookahead=lookahead,
         )
         self.audits = AuditTerms(master, rules, epoch_groups=epoch_groups)
         self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward, self.audits)
         self._numbers = count(1)
         self.draw = Draw(
-            prompt=lambda group: [group + 10],
+            prompt=lambda source: [said(source)],
             lease_id=lambda: f"{next(self._numbers):032x}",
             seed=self._numbers.__next__,
         )
@@ -164,8 +177,12 @@ class World:
         made = manifest(version, update)
         self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
-    def offer(self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False) -> LeaseReply:
-        message = LeaseRequest(version=version, groups=groups, continues=continues)
+    def offer(
+        self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False, numerics: str | None = None
+    ) -> LeaseReply:
+        if numerics is None:
+            numerics = (*self.terms.classes, "")[0]
+        message = LeaseRequest(version=version, groups=groups, continues=continues, numerics=numerics)
         reply: LeaseReply = self.run(
             offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
         )

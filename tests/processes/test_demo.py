@@ -21,6 +21,7 @@ KEYS = [
     "bytes_from_peers",
     "bytes_from_origin",
     "rollouts",
+    "outcome",
     "rejected",
     "broadcast",
     "learner_idle_share",

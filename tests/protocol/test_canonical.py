@@ -262,3 +262,13 @@ def test_damaged_messages_are_refused_by_name_or_canonical(value: Any, data: st.
         place = data.draw(st.integers(0, len(original)))
         original[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
     never_fails_without_a_name(bytes(original))
+
+
+@pytest.mark.parametrize("leaf", [1, "x", None])
+def test_scalars_in_the_deepest_container_that_may_be_encoded_can_be_read_again(leaf: object) -> None:
+    deepest: object = leaf
+    for _ in range(limits.MESSAGE_MAX_DEPTH):
+        deepest = [deepest]
+    assert canonical.decode(canonical.encode(deepest)) == deepest
+    with pytest.raises(MessageTooLarge):
+        canonical.encode([deepest])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import canonical, limits
+from protocol import canonical, generation, limits
 from protocol.errors import BadSignature, MalformedMessage, RequestExpired, SwarmError, WrongAudience
 from protocol.message import Message
 from protocol.messages import (
@@ -34,10 +34,11 @@ BODY = LeaseRequest(version=1, groups=1)
 TRANSFER = {"from_peers": 0, "from_seeder": 0, "from_http": 0, "to_peers": 0}
 BLAME = {"peer_id": KEY.node_id, "chunk": "c" * 64, "got": "d" * 64}
 REACHED = {"version": 1, "stage": "first_token", "ago_s": 0.5}
-PEER = {"peer_id": KEY.node_id, "address": "127.0.0.1:4001", "kind": "peer", "stripes": [0]}
+PEER = {"peer_id": KEY.node_id, "address": "127.0.0.1:4001", "kind": "peer", "stripes": [0], "also": []}
 CALLER = PEER | {"address": ""}
 FIELDS: dict[type[Message], dict[str, Any]] = {
     Register: {
+        "generation": generation.CURRENT,
         "name": "n",
         "price_micros_per_mtok": 1,
         "addresses": ["127.0.0.1:4001"],
@@ -49,7 +50,9 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
         "session": "0" * 16, "version": 0, "phase": "idle", "tokens_per_s": 0.0, "transfer": TRANSFER,
         "blames": [BLAME], "reached": [REACHED],
     },
-    LeaseRequest: {"version": 1, "groups": 1, "continues": True},
+    LeaseRequest: {
+        "version": 1, "groups": 1, "continues": True, "numerics": "torch/fp32/cpu", "environments": ["leduc"],
+    },
     PlanRequest: {"version": 1},
     Plan: {
         "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER

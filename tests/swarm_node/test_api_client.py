@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from protocol import canonical
 from protocol.errors import Overloaded, Unreachable
 from protocol.messages import HeartbeatReply, LeaseReply, LeaseRequest, VersionRequest
 from protocol.signing import NodeKey
-from swarm_node.api_client import RETRY_AFTER_MAX_S, Coordinator
+from swarm_node.api_client import RETRY_AFTER_MAX_S, Coordinator, offset_s
 from tests.swarm_node.web import Handler, Web, web
 
 LEASES, NEWS = "/v1/leases", "/v1/versions"
@@ -103,3 +104,11 @@ async def test_nobody_can_silence_a_node_for_a_day(scene: Scene, mock_clock: Moc
     mock_clock.jump(RETRY_AFTER_MAX_S + 1)
     await scene.lease()
     assert scene.asked() == 2
+
+
+def test_a_servers_date_says_how_far_its_clock_is_ahead() -> None:
+    date = "Sun, 22 Nov 2026 08:00:10 GMT"
+    here_s = datetime(2026, 11, 22, 8, 0, 0, tzinfo=UTC).timestamp()
+    assert offset_s(date, here_s) == 10.5
+    assert offset_s(date, here_s + 70) == -59.5
+    assert [offset_s(junk, 0.0) for junk in ("", "yesterday", "Sun, 99 Nov 2026 08:00:10 GMT")] == [None, None, None]

@@ -253,3 +253,23 @@ async def test_a_peer_that_called_is_dialled_all_the_same_when_it_is_to_be_tried
         with trio.fail_after(PATIENT_SECONDS):
             await child.dials.reach(as_peer(shy))
         assert child.dials.tell() == ([shy.node_id], [])
+
+
+async def test_a_peer_whose_first_address_leads_nowhere_is_reached_at_another() -> None:
+    async with node(1, stall) as host, node(2) as me:
+        with black_hole() as silent, socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            nobody = "127.0.0.1:" + str(closed.getsockname()[1])
+            peer = Peer(peer_id=host.node_id, address=silent, also=(nobody, host.addresses[0]), kind="peer")
+            with trio.fail_after(PATIENT_SECONDS):
+                link = await me.connect(peer, dial_s=PATIENT_SECONDS)
+            assert link.peer == host.node_id
+            assert me.dials.tell() == ([host.node_id], [])
+            await link.close()
+
+
+async def test_somebody_else_at_one_address_does_not_keep_from_the_right_one() -> None:
+    async with node(1, stall) as host, node(2) as me, node(3, stall) as impostor:
+        peer = Peer(peer_id=host.node_id, address=impostor.addresses[0], also=host.addresses, kind="peer")
+        with trio.fail_after(PATIENT_SECONDS):
+            await (await me.connect(peer, dial_s=PATIENT_SECONDS)).close()

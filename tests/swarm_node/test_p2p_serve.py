@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from protocol import limits
 from protocol.chunks import chunk_id
 from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId, NodeId
+from swarm_node.allowance.uploads import Uploads
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
@@ -318,3 +320,18 @@ async def test_a_want_taken_back_while_it_waits_costs_no_bytes(tmp_path: Path) -
             arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
             assert await answers(link, 1) == [Have((CHUNKS[0],))]
         assert server.bytes_sent == 0
+
+
+@pytest.mark.trio
+async def test_at_the_owners_cap_a_want_is_answered_with_busy_and_nothing_more_leaves(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, lambda: datetime.now(UTC))
+    uploads.cap_bytes = len(VERSION.chunks[CHUNKS[0]])
+    async with served(store(tmp_path, VERSION.chunks)) as (server, host, client):
+        server.meter = uploads.take
+        link = await client.connect(as_peer(host), dial_s=DIAL_S)
+        for chunk in CHUNKS[:2]:
+            await link.send(Want(chunk), stall_s=STALL_S)
+        got = [message for message in await answers(link, 2) if not isinstance(message, Have)]
+        assert got == [Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]]), Reject(CHUNKS[1], Reason.BUSY)]
+        assert server.bytes_sent == uploads.cap_bytes
+        await link.close()

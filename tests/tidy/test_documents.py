@@ -132,7 +132,7 @@ def make_targets() -> set[str]:
     """What `make` knows by name; a bench counts if its file exists."""
     named = set(re.findall(r"^([a-z][a-z-]*):", text(Path("Makefile")), re.MULTILINE))
     modules = python_files("bench")
-    benches = {path.stem for path in modules if len(path.parts) == 2} - {"__init__", "harness", "plot"}
+    benches = {path.stem for path in modules if len(path.parts) == 2} - {"__init__", "harness"}
     benches |= {path.parts[1] for path in modules if path.name == "__main__.py"}
     return named | {f"bench-{name.replace('_', '-')}" for name in benches}
 
@@ -152,6 +152,8 @@ def what_is_wrong_with(line: str) -> str:
     if program == "make":
         unknown = {word for word in words[1:] if not word.startswith("-")} - make_targets()
         return f"no make target {', '.join(sorted(unknown))}" if unknown else ""
+    if program == "sh":
+        return "" if Path(words[1]) in files() else f"there is no script {words[1]}"
     if program in PROGRAMS:
         known = commands_of(program)
         named = [" ".join([program, *words[1:count]]) for count in range(1, len(words) + 1)]

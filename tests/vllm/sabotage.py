@@ -26,9 +26,9 @@ PROMPT = b"\x13\0\0\0\x14\0\0\0"
 settings, take, step = models.of_platform, Worker.swap_policy, models.VllmModel.step
 
 
-def packed() -> dict[str, Any]:
+def packed(vram_share: float = 1.0) -> dict[str, Any]:
     """Ours, but with the weights packed."""
-    found: dict[str, Any] = settings()
+    found: dict[str, Any] = settings(vram_share)
     _custom_ops._supports_onednn = True
     return found
 

@@ -52,7 +52,7 @@ async def earn(served: Served, *keys: NodeKey) -> None:
         audits = served.round.audits
         batch = batches.get(connection, number + 1, size=len(keys), staleness=4, audits=audits, now_ms=now_ms())
         assert batch is not None
-        metrics = {"reward_mean": 0.5 + 0.1 * number, "<b>kl": 0.01}
+        metrics = {"reward/mean": 0.5 + 0.1 * number, "<b>kl/k3": 0.01}
         report = Report(number=number + 1, mismatched=(), metrics=metrics, idle_s=1.0, busy_s=3.0)
         batches.report(connection, report, audits=audits, now_ms=now_ms())
 

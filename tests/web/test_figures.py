@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coordinator import curves, history
 from coordinator.curves import Branch, Curves, thinned
-from coordinator.ranking import DAY_MS, HALF_LIFE_MS, Fold, Line, by_node, by_owner, wilson
+from coordinator.ranking import DAY_MS, HALF_LIFE_MS, Fold, Line, by_node, by_owner
+from coordinator.scores import wilson
 from coordinator.web import charts, tree, words
 from coordinator.web.board import Wish
 from coordinator.web.html import Markup, el

@@ -144,6 +144,15 @@ def test_an_honest_part_and_an_honest_rest_pass_with_their_own_tokens_only(
     assert np.abs(places[1].errors).max() < 1e-3
 
 
+def test_each_claim_is_judged_by_the_class_that_its_lease_names(policy: Path, whole: tuple[Sample, ...]) -> None:
+    case = part(policy, whole)
+    bound = replace(case, lease=case.lease.model_copy(update={"judged_as": "torch/bf16/cpu"}))
+    assert [judged(policy, one).tolerance for one in (case, bound)] == ["torch/fp32/cpu", "torch/bf16/cpu"]
+    unknown = replace(case, lease=case.lease.model_copy(update={"judged_as": "abacus/wood/hand"}))
+    with pytest.raises(AuditFailed, match="No tolerances are known"):
+        judged(policy, unknown)
+
+
 def test_one_wrong_token_of_the_rest_is_found_at_its_place(policy: Path, whole: tuple[Sample, ...]) -> None:
     report = judged(policy, rest(policy, wrong(whole, 0, 8), whole))
     assert report.outcome is Outcome.HARD

@@ -14,6 +14,7 @@ from coordinator.audit.replay import Prefill, Scored, score
 from coordinator.audit.scorer import Scorer
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
+from tests.adapted_policy import make_adapted, make_merged
 
 PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
 LENGTHS = (1, 2, 7, 30)  # one token is never fed; the others are padded to the longest
@@ -68,6 +69,14 @@ def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, mon
     scorer._head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
     scorer.score(prefills())
     assert 0 < max(seen) <= 4 * 320
+
+
+def test_an_adapter_beside_its_base_is_scored_as_the_merged_policy(policy: Path, tmp_path: Path) -> None:
+    adapted = make_adapted(policy, tmp_path / "adapted", seed=1)
+    merged = make_merged(adapted, tmp_path / "merged")
+    found, wanted, base = (Scorer(folder).score(prefills()) for folder in (adapted, merged, policy))
+    assert all(same(*pair) for claim in zip(found, wanted, strict=True) for pair in zip(*claim, strict=True))
+    assert not all(same(*pair) for claim in zip(found, base, strict=True) for pair in zip(*claim, strict=True))
 
 
 def test_nothing_to_score_is_nothing(policy: Path) -> None:

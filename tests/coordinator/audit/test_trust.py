@@ -19,12 +19,12 @@ FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "
         (9, 1.0, 0),  # the last of the first ten
         (10, 1.0, 0),  # ten in ten
         (11, 10 / 11, 1),
-        (20, 0.5, 1),
-        (100, 0.1, 9),
-        (200, 0.05, 19),  # the floor
-        (999, 0.05, 19),
-        (1000, 0.02, 49),  # trusted
-        (10**9, 0.02, 49),
+        (20, 0.5, 2),
+        (100, 0.1, 12),
+        (200, 0.05, 24),  # the floor
+        (999, 0.05, 24),
+        (1000, 0.02, 62),  # trusted
+        (10**9, 0.02, 62),
     ],
 )
 def test_rate_and_window_follow_the_validated_groups(groups: int, rate: float, window: int) -> None:
@@ -67,6 +67,22 @@ def test_a_pardon_changes_nothing() -> None:
 def test_a_round_without_audits_keeps_no_escrow() -> None:
     none = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
     assert (trust.rate_ppm(Standing(), none), trust.window(Standing(), none)) == (0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(groups=st.integers(10, 3000), worth=st.integers(1, 10**12), held=st.integers(0, 10**12))
+def test_whatever_a_claim_is_worth_faking_it_costs_more_than_it_earns(groups: int, worth: int, held: int) -> None:
+    rate = trust.rate_ppm(Standing(groups, groups), RULES, worth_micros=worth, held_micros=held) / ALL_PPM
+    assert (1 - rate) * worth <= rate * held or rate >= trust.SEEDING
+    assert rate >= trust.rate_ppm(Standing(groups, groups), RULES) / ALL_PPM
+
+
+def test_work_that_is_worth_nothing_is_audited_at_the_floor() -> None:
+    assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=0, held_micros=0) == ALL_PPM // 20
+
+
+def test_an_empty_escrow_leaves_one_in_ten_unseen_or_it_would_stay_empty() -> None:
+    assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=1000, held_micros=0) == 900_000
 
 
 @settings(max_examples=100, deadline=None)

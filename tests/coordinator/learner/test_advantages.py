@@ -5,8 +5,10 @@ from math import sqrt
 import pytest
 import torch
 
-from coordinator.learner.advantages import advantages, overlong_penalty, varied
+from coordinator.learner.advantages import advantages, judged, of_batch, of_group, overlong_penalty, varied
 from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.batch import collate
+from tests.coordinator.learner.groups import UNEQUAL
 
 TWO_GROUPS = torch.tensor([0, 0, 0, 0, 1, 1])
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 0.0, 5.0, 7.0])
@@ -55,3 +57,20 @@ def test_the_overlong_penalty_grows_over_the_buffer() -> None:
     lengths = torch.tensor([1.0, 12.0, 13.0, 14.0, 16.0, 20.0])
     assert overlong_penalty(lengths, 16, soft).tolist() == pytest.approx([0.0, 0.0, -0.125, -0.25, -0.5, -0.5])
     assert overlong_penalty(lengths, 16, PRESETS["grpo"]).tolist() == [0.0] * 6
+
+
+def test_a_group_alone_has_the_advantages_that_its_batch_trains_with() -> None:
+    data = collate(UNEQUAL)
+    for name in ("grpo", "dapo", "dr_grpo", "rloo"):
+        algorithm = PRESETS[name]
+        whole = of_batch(data, judged(data, algorithm, ends=[2]), algorithm, longest=4).tolist()
+        alone = [of_group(group, algorithm, ends=[2], longest=4) for group in UNEQUAL]
+        assert [advantage for one in alone for advantage in one or ()] == pytest.approx(whole)
+        assert alone[2] == (0.0, 0.0)
+    truncated = of_group(UNEQUAL[1], PRESETS["dapo"], ends=[2], longest=4)
+    assert truncated is not None
+    assert truncated[1] == 0.0, "its second sample has no end"
+
+
+def test_a_mean_of_the_batch_is_not_known_from_a_group() -> None:
+    assert of_group(UNEQUAL[0], PRESETS["reinforce_pp"], ends=[2], longest=4) is None

@@ -4,6 +4,8 @@
   over the file, at which the kernel ends the process by its limit for files. The forks die for real.
 """
 
+import io
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -25,15 +27,19 @@ import os, resource, signal, sys
 from pathlib import Path
 import torch
 from coordinator.learner import checkpoint
+from coordinator.learner.ranks import Ranks
 
-path, size = Path(sys.argv[1]), 100_000
-state = {"update": 2, "weights": {"w": torch.full((size // 4,), 2.0)}}
+top, size, ranks = Path(sys.argv[1]), 100_000, Ranks()
+
+def write(folder, update):
+    w = torch.full((size // 4,), float(update))
+    checkpoint.write(folder, update, {"w": w}, {"update": update, "steps": 0}, ranks)
 
 def at_event(number):
     seen = 0
     def hook(name, _):
         nonlocal seen
-        if name in ("open", "os.rename"):
+        if name in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"):
             seen += 1
             if seen == number:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -54,21 +60,24 @@ def at_sync(number):
         sync(descriptor)
     os.fsync = dying
 
-points = [(at_event, number) for number in (1, 2, 3)]
+points = [(at_event, number) for number in range(1, 16)]
 points += [(at_byte, number) for number in (0, 1, size // 2, size, size + 100)]
-points += [(at_sync, number) for number in (1, 2)]
-for arm, number in points:
-    checkpoint.write(path, {"update": 1, "weights": {"w": torch.full((size // 4,), 1.0)}})
+points += [(at_sync, number) for number in range(1, 6)]
+for place, (arm, number) in enumerate(points):
+    folder = top / str(place)
+    write(folder, 1)
     child = os.fork()
     if child == 0:
         arm(number)
-        checkpoint.write(path, state)
+        write(folder, 2)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    found = checkpoint.read(path)
-    whole = float(found["weights"]["w"].min()) == float(found["weights"]["w"].max()) == found["update"]
+    path, w = checkpoint.newest(folder), torch.zeros(size // 4)
+    checkpoint.read_tensors(path, {"w": w}, ranks)
+    update = checkpoint.read_beside(path)["update"]
+    whole = float(w.min()) == float(w.max()) == update
     signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    print(arm.__name__, number, signal_number, found["update"], whole, flush=True)
+    print(arm.__name__, number, signal_number, update, whole, flush=True)
 """
 
 
@@ -76,13 +85,19 @@ for arm, number in points:
 def test_kill_9_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoint")]
     lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 25
     for line in lines:
         _, _, ended_by, update, whole = line.split()
         assert ended_by != "0", f"{line}: this point was never reached"
         assert update in ("1", "2")
         assert whole == "True"
     assert {line.split()[3] for line in lines} == {"1", "2"}, "kills before and after the rename"
+
+
+def last(folder: Path) -> Path:
+    found = checkpoint.newest(folder)
+    assert found
+    return found
 
 
 def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(policy_folder: Path, tmp_path: Path) -> None:
@@ -94,30 +109,52 @@ def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(policy_fold
     resumed = Policy(policy_folder, SETTINGS)
     while resumed.update < len(batches):
         resumed.train_step(batches[resumed.update])
-        resumed.save(tmp_path / "checkpoint")
+        resumed.save(tmp_path)
         resumed = Policy(policy_folder, SETTINGS)  # as another process would
-        resumed.restore(tmp_path / "checkpoint")
+        resumed.restore(last(tmp_path))
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "text"])
-def test_what_is_no_checkpoint_is_told_by_name(policy_folder: Path, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "checkpoint"
-    checkpoint.write(path, {"update": 1})
-    whole = path.read_bytes()
-    path.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "text": b"no checkpoint\n" * 9}[damage])
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "missing"])
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "beside"])
+def test_what_is_no_checkpoint_is_told_by_name(policy_folder: Path, tmp_path: Path, name: str, damage: str) -> None:
+    Policy(policy_folder, SETTINGS).save(tmp_path)
+    file = last(tmp_path) / name
+    whole = file.read_bytes()
+    file.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint\n" * 9}.get(damage, b""))
+    if damage == "missing":
+        file.unlink()
     with pytest.raises(ConfigInvalid, match="no checkpoint"):
-        Policy(policy_folder, SETTINGS).restore(path)
+        Policy(policy_folder, SETTINGS).restore(last(tmp_path))
 
 
-def test_reading_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
-
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_reading_a_checkpoint_runs_no_code(policy_folder: Path, tmp_path: Path, name: str) -> None:
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (exec, ("raise SystemExit",))
 
-    torch.save({"update": Trap()}, path)
+    Policy(policy_folder, SETTINGS).save(tmp_path)
+    file = last(tmp_path) / name
+    if name == ".metadata":
+        file.write_bytes(pickle.dumps(Trap()))
+    else:
+        trap = io.BytesIO()
+        torch.save(Trap(), trap)
+        file.write_bytes(trap.getvalue() * (1 + file.stat().st_size // len(trap.getvalue())))
     with pytest.raises(ConfigInvalid, match="no checkpoint"):
-        checkpoint.read(path)
+        Policy(policy_folder, SETTINGS).restore(last(tmp_path))
+
+
+def test_the_newest_whole_checkpoint_counts(policy_folder: Path, tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path / "checkpoints") is None
+    policy = Policy(policy_folder, SETTINGS)
+    policy.save(tmp_path, said=b"first")
+    policy.train_step(UNEQUAL)
+    (tmp_path / "000000001.new").mkdir()  # what a kill left
+    (tmp_path / "000000001.new" / "__7_0.distcp").write_bytes(b"half")
+    policy.save(tmp_path, said=b"second")
+    policy.save(tmp_path, said=b"third")
+    assert [path.name for path in tmp_path.iterdir()] == ["000000001"]
+    assert Policy(policy_folder, SETTINGS).restore(last(tmp_path))["said"] == b"second", "the same state has one name"

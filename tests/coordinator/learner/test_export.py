@@ -36,7 +36,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
     policy = Policy(folder / "start", TrainSettings(learning_rate=1e-2))
     for _ in range(2):
         policy.train_step(UNEQUAL)
-    policy.save(folder / "checkpoint.pt")
+    policy.save(folder / "checkpoints")
     file = tmp_path / "round.toml"
     file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
     return file
@@ -49,8 +49,10 @@ def test_an_exported_checkpoint_generates(round_file: Path, tmp_path: Path) -> N
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer("1+2=", return_tensors="pt"), max_new_tokens=3, do_sample=False)
     assert made.shape[1] > 4
-    weights = torch.load(round_file.parent / "round" / "learner" / "checkpoint.pt", weights_only=True)["weights"]
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    folder = round_file.parent / "round" / "learner"
+    policy = Policy(folder / "start", TrainSettings(learning_rate=1e-2))
+    policy.restore(folder / "checkpoints" / "000000002")
+    assert all(torch.equal(tensor, policy.model.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 def test_an_exported_version_is_what_nodes_had(policy_folder: Path, tmp_path: Path) -> None:

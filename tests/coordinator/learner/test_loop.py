@@ -11,6 +11,7 @@ CHECKPOINT = {"version": 5, "ledger_size": 100, "ledger_head": b""}
 
 def at(version: int, ledger_size: int) -> LearnerState:
     return LearnerState(
+        round_id="a" * 64,
         newest_version=version,
         newest_update=0,
         publish_every=1,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
-from coordinator.learner.objective import Metrics, Terms, policy_loss, shares
+from coordinator.learner.diagnostics import Metrics
+from coordinator.learner.objective import Terms, policy_loss, shares
 
 WIDE = Algorithm(loss_aggregation="token", correction=Correction(sequence_low=0.5, sequence_high=2.0))
 BYPASS = replace(WIDE, correction=replace(WIDE.correction, mode="bypass"))
@@ -41,6 +42,10 @@ def judged(
     return loss.item(), current.grad.tolist(), metrics
 
 
+def clip_share(metrics: Metrics) -> float:
+    return metrics["clip/low"] + metrics["clip/high"]
+
+
 @pytest.mark.parametrize("mode", ["decoupled", "bypass", "none"])
 def test_fresh_samples_give_the_plain_policy_gradient(mode: str) -> None:
     algorithm = replace(WIDE, correction=Correction(mode=mode))  # type: ignore[arg-type]  # the parameters are its values
@@ -48,8 +53,8 @@ def test_fresh_samples_give_the_plain_policy_gradient(mode: str) -> None:
     loss, gradient, metrics = judged(fresh, fresh, [2.0], algorithm)
     assert loss == pytest.approx(-2.0)
     assert gradient == [[-1.0, -1.0]]  # −A / N for each token
-    assert metrics["ratio_mean"] == metrics["effective_samples"] == pytest.approx(1.0)
-    assert metrics["kl"] == metrics["clip_share"] == metrics["dropped_share"] == 0.0
+    assert metrics["is/ratio_mean"] == metrics["is/ess"] == pytest.approx(1.0)
+    assert metrics["kl/k3"] == metrics["is/masked_frac"] == clip_share(metrics) == 0.0
 
 
 def test_stale_tokens_are_weighed_by_their_ratio_up_to_the_cap() -> None:
@@ -57,9 +62,9 @@ def test_stale_tokens_are_weighed_by_their_ratio_up_to_the_cap() -> None:
     loss, gradient, metrics = judged(logs(0.3, 0.8), logs(0.2, 0.1), [1.0], wide)
     assert loss == pytest.approx(-(1.5 + 2.0) / 2)  # the second ratio is 8, capped at 2
     assert gradient[0] == pytest.approx([-0.75, -1.0])
-    assert metrics["ratio_mean"] == pytest.approx((1.5 + 8.0) / 2)
-    assert metrics["ratio_max"] == pytest.approx(8.0)
-    assert metrics["effective_samples"] == pytest.approx(3.5**2 / (2 * (1.5**2 + 2.0**2)))
+    assert metrics["is/ratio_mean"] == pytest.approx((1.5 + 8.0) / 2)
+    assert metrics["is/ratio_max"] == pytest.approx(8.0)
+    assert metrics["is/ess"] == pytest.approx(3.5**2 / (2 * (1.5**2 + 2.0**2)))
 
 
 def test_three_policies_weigh_by_one_ratio_and_clip_the_other() -> None:
@@ -67,7 +72,7 @@ def test_three_policies_weigh_by_one_ratio_and_clip_the_other() -> None:
     loss, gradient, metrics = judged(logs(0.6), logs(0.2), [1.0], WIDE, old=logs(0.3))
     assert loss == pytest.approx(-1.5 * 1.28)
     assert gradient == [[0.0]]
-    assert metrics["clip_share"] == 1.0
+    assert clip_share(metrics) == 1.0
     loss, gradient, _ = judged(logs(0.6), logs(0.2), [-1.0], WIDE, old=logs(0.3))
     assert loss == pytest.approx(1.5 * 2.0)
     assert gradient[0] == pytest.approx([1.5 * 2.0])
@@ -87,7 +92,7 @@ def test_three_policies_weigh_by_one_ratio_and_clip_the_other() -> None:
 def test_bypass_clips_the_whole_ratio(advantage: float, probability: float, gain: float, clipped: bool) -> None:
     loss, gradient, metrics = judged(logs(probability), logs(0.5), [advantage], BYPASS)
     assert loss == pytest.approx(-gain)
-    assert metrics["clip_share"] == float(clipped)
+    assert clip_share(metrics) == float(clipped)
     assert (gradient[0][0] == 0.0) == clipped
 
 
@@ -104,7 +109,7 @@ def test_no_correction_takes_every_sample_for_fresh() -> None:
     loss, gradient, metrics = judged(logs(0.9), logs(1e-6), [1.0], replace(WIDE, correction=Correction(mode="none")))
     assert loss == pytest.approx(-1.0)
     assert gradient == [[-1.0]]
-    assert metrics["dropped_share"] == 0.0
+    assert metrics["is/masked_frac"] == 0.0
 
 
 def test_gspo_has_one_ratio_for_a_sample_the_geometric_mean() -> None:
@@ -113,7 +118,7 @@ def test_gspo_has_one_ratio_for_a_sample_the_geometric_mean() -> None:
     assert loss == pytest.approx(-2.0)  # √(4 · 1)
     assert gradient[0] == pytest.approx([-1.0, -1.0])  # half of it each
     _, gradient, metrics = judged(logs(0.8, 0.1), logs(1, 1), [1.0], PRESETS["gspo"], old=logs(0.2, 0.1))
-    assert metrics["clip_share"] == 1.0
+    assert clip_share(metrics) == 1.0
     assert gradient == [[0.0, 0.0]]
 
 
@@ -129,13 +134,13 @@ def test_cispo_keeps_the_gradient_of_tokens_that_ppo_would_clip() -> None:
     loss, gradient, metrics = judged(logs(0.5, 0.2), logs(1, 1), [1.0], cispo, old=logs(0.1, 0.2))
     assert loss == pytest.approx(-(1.5 * log(0.5) + log(0.2)) / 2)
     assert gradient[0] == pytest.approx([-0.75, -0.5])
-    assert metrics["clip_share"] == 0.5
+    assert clip_share(metrics) == 0.5
 
 
 def test_the_papers_own_correction_truncates_and_drops_nothing() -> None:
     loss, _, metrics = judged(logs(0.9, 0.5), logs(1e-3, 1.0), [1.0], PRESETS["echo2"])
     assert loss == pytest.approx(-(2.0 + 0.5) / 2)  # min(900, 2) and 0.5
-    assert metrics["dropped_share"] == 0.0
+    assert metrics["is/masked_frac"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -172,18 +177,18 @@ def test_a_sample_that_drifted_is_dropped_but_still_counted() -> None:
     behaviour = torch.tensor([[0.5, 0.5], [0.1, 0.1]]).log()
     loss, _, metrics = judged(torch.tensor([near, far]).log(), behaviour, [1.0, 1.0], WIDE)
     assert loss == pytest.approx(-2 / 4)  # two tokens kept, four in the denominator
-    assert metrics["dropped_share"] == pytest.approx(0.5)
+    assert metrics["is/masked_frac"] == pytest.approx(0.5)
 
 
 def test_the_sequence_bound_is_on_the_geometric_mean() -> None:
     _, _, metrics = judged(logs(0.9, 0.1), logs(0.1, 0.9), [1.0], WIDE)  # ratios 9 and 1/9: their mean is 1
-    assert metrics["dropped_share"] == 0.0
+    assert metrics["is/masked_frac"] == 0.0
 
 
 def test_one_absurd_token_vetoes_its_sample() -> None:
     steady = [0.9] * 30
     _, _, metrics = judged(logs(1e-6, *steady), logs(0.9, *steady), [1.0], WIDE)
-    assert metrics["dropped_share"] == pytest.approx(1.0)
+    assert metrics["is/masked_frac"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "bypass"])

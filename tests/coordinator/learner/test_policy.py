@@ -55,9 +55,9 @@ def test_a_step_makes_rewarded_completions_likelier(policy_folder: Path) -> None
     after = plain_logprobs(policy, groups[0], 0).sum() - plain_logprobs(policy, groups[0], 1).sum()
     assert after > before
     assert policy.update == 1
-    assert step.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
-    assert step.metrics["kl"] == pytest.approx(0.0, abs=1e-6)
-    assert step.metrics["groups_with_signal"] == pytest.approx(2 / 3)
+    assert step.metrics["is/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert step.metrics["kl/k3"] == pytest.approx(0.0, abs=1e-6)
+    assert step.metrics["reward/signal"] == pytest.approx(2 / 3)
     assert all(distance < 1e-4 for distance in step.distances.values())
 
 
@@ -135,14 +135,13 @@ def test_publishing_twice_gives_the_same_bytes(policy_folder: Path, tmp_path: Pa
 
 
 def test_the_step_after_a_restore_is_bit_for_bit_the_same(policy_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
     straight = Policy(policy_folder, SETTINGS)
     straight.train_step(UNEQUAL)
-    straight.save(path)
+    straight.save(tmp_path)
     expected = straight.train_step(UNEQUAL)
 
     resumed = Policy(policy_folder, SETTINGS)
-    resumed.restore(path)
+    resumed.restore(tmp_path / "000000001")
     assert resumed.update == 1
     assert resumed.train_step(UNEQUAL) == expected
     assert all(
@@ -217,8 +216,8 @@ def test_a_second_step_on_a_batch_is_clipped_around_the_first(policy_folder: Pat
     policy = Policy(policy_folder, replace(SETTINGS, num_iterations=3))
     step = policy.train_step(groups)
     assert policy.update == 1
-    assert step.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4), "π_old is the policy before the update"
-    assert step.metrics["clip_share"] > 0, "steps of this size leave the trust region"
+    assert step.metrics["is/ratio_mean"] == pytest.approx(1.0, abs=1e-4), "π_old is the policy before the update"
+    assert step.metrics["clip/low"] + step.metrics["clip/high"] > 0, "steps of this size leave the trust region"
 
 
 def test_divergence_from_the_start_pulls_back(policy_folder: Path) -> None:
@@ -272,10 +271,10 @@ def test_lora_resumes_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
     straight = Policy(policy_folder, settings)
     groups = fresh(straight, UNEQUAL)
     straight.train_step(groups)
-    straight.save(tmp_path / "checkpoint")
+    straight.save(tmp_path)
     expected = straight.train_step(groups)
     resumed = Policy(policy_folder, settings)
-    resumed.restore(tmp_path / "checkpoint")
+    resumed.restore(tmp_path / "000000001")
     assert resumed.train_step(groups) == expected
     with pytest.raises(ConfigInvalid, match="no checkpoint of this policy"):
-        Policy(policy_folder, SETTINGS).restore(tmp_path / "checkpoint")
+        Policy(policy_folder, SETTINGS).restore(tmp_path / "000000001")

@@ -9,11 +9,13 @@ import torch
 from coordinator import tables
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
+from coordinator.prompts import Source
 from protocol.fragment import Part
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.lease import Lease
 from protocol.rollout import PolicyBounds, Sample, unpack_tokens
 from protocol.signing import NodeKey
+from protocol.tasks import Reward
 from swarm_node.engine.messages import Request
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.coordinator.world import MAX_NEW, SAMPLES, World, answer, fragment
@@ -26,8 +28,8 @@ one piece where the other engine drew its tokens one by one."""
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
 
 
-def reward(prompt: list[int], completion: list[int]) -> float:
-    return float(completion[0] % 3)
+def reward(_source: Source, completion: list[int]) -> Reward:
+    return Reward(float(completion[0] % 3), "ok")
 
 
 class Sampler:
@@ -60,7 +62,9 @@ def synchronous(folder: Path, seeds: list[tuple[bytes, int]], sampler: Sampler) 
             drawn = sampler.sample(prompt=prompt, seed=seed, samples=SAMPLES)
             samples = tuple(
                 TrainingSample(
-                    tokens=one.tokens, logprobs=one.logprobs, reward=reward([], unpack_tokens(one.tokens).tolist())
+                    tokens=one.tokens,
+                    logprobs=one.logprobs,
+                    reward=reward(Source("train", 0), unpack_tokens(one.tokens).tolist()).score,
                 )
                 for one in drawn
             )

@@ -1,13 +1,18 @@
 """Metrics: a line an update, however often the learner was killed."""
 
 import json
+import struct
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from coordinator.learner.tracking import Tracker, read
+from coordinator.learner.boards import boards
+from coordinator.learner.tracking import AXES, Tracker, read
+from protocol.errors import ConfigInvalid
 
-METRICS = {"samples": 4.0, "tokens": 10.0, "loss": -0.5}
+METRICS = {"samples": 4.0, "tokens": 10.0, "cost": 0.5, "loss": -0.5}
 
 
 def test_every_update_has_a_line_with_all_axes(tmp_path: Path) -> None:
@@ -17,7 +22,7 @@ def test_every_update_has_a_line_with_all_axes(tmp_path: Path) -> None:
     tracker.close()
     first, second = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert (first["update"], first["version"], first["loss"]) == (1, 7, -0.5)
-    assert (second["samples"], second["tokens"]) == (8.0, 20.0)
+    assert (second["samples"], second["tokens"], second["cost"]) == (8.0, 20.0, 1.0)
     assert second["seconds"] >= first["seconds"] >= 0
 
 
@@ -37,14 +42,69 @@ def test_updates_that_are_made_again_replace_their_lines(tmp_path: Path) -> None
     assert rows[-1]["tokens"] == 30.0
 
 
+def test_a_file_of_before_costs_were_kept_can_be_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"update": 1, "samples": 4.0, "tokens": 9.0, "seconds": 2.0}\n')
+    tracker = Tracker(tmp_path, update=1)
+    tracker.log(2, 1, METRICS)
+    tracker.close()
+    assert read(tmp_path / "metrics.jsonl")[-1]["cost"] == 0.5
+
+
 @pytest.mark.filterwarnings("ignore")  # TensorBoard warns of what others deprecated
 def test_tensorboard_sees_the_same_numbers(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is an extra that is not installed"
     )
-    tracker = Tracker(tmp_path, update=0, tensorboard=True)
+    told = boards(tmp_path, update=0, tensorboard=True, wandb="", run="")
+    tracker = Tracker(tmp_path, update=0, boards=told)
     tracker.log(1, 7, METRICS)
     tracker.close()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, -0.5)]
+    assert [event.value for event in events.Scalars("cost")] == [0.5]
+
+
+def wandb_records(log: bytes) -> Iterator[bytes]:
+    """The records of a short log of theirs: after a head, each has its checksum, length, and that it is whole."""
+    place = 7
+    while place < len(log):
+        _, size, whole = struct.unpack_from("<IHB", log, place)
+        assert whole == 1
+        yield log[place + 7 : place + 7 + size]
+        place += 7 + size
+
+
+def test_weights_and_biases_is_told_the_same_numbers_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="Weights & Biases is an extra that is not installed")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    told = boards(tmp_path, update=0, tensorboard=False, wandb="swarm", run="a" * 16)
+    tracker = Tracker(tmp_path, update=0, boards=told)
+    for update in (1, 2):
+        tracker.log(update, 7, METRICS)
+    tracker.close()
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    rows, runs = [], []
+    for record in map(Record.FromString, wandb_records(path.read_bytes())):
+        if record.WhichOneof("record_type") == "history":
+            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item})
+        if record.WhichOneof("record_type") == "run":
+            runs.append((record.run.project, record.run.run_id))
+    assert runs[0] == ("swarm", "a" * 16)
+    assert [(row["update"], row["loss"], row["tokens"], row["cost"]) for row in rows] == [
+        (1, -0.5, 10.0, 0.5),
+        (2, -0.5, 20.0, 1.0),
+    ]
+    assert all(axis in rows[0] for axis in AXES)
+
+
+def test_a_board_that_is_not_installed_is_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what an import of a missing package finds
+    with pytest.raises(ConfigInvalid, match=r"echo-swarm\[wandb\]"):
+        boards(tmp_path, update=0, tensorboard=False, wandb="swarm", run="a")

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from coordinator.learner import warmstart
 from coordinator.learner.evaluate import Encode, accuracy
-from protocol.tasks import task
+from protocol.tasks.arithmetic import Arithmetic
 
 END = 2
 
@@ -18,21 +18,21 @@ END = 2
 @pytest.fixture
 def encode(policy_folder: Path) -> Encode:
     tokenizer = Tokenizer.from_file(str(policy_folder / "tokenizer.json"))
-    return lambda text: list(tokenizer.encode(text).ids)
+    return lambda prompt: list(tokenizer.encode(str(prompt)).ids)
 
 
 def test_accuracy_is_that_of_greedy_decoding(policy_folder: Path, encode: Encode) -> None:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
-    problems = task("arithmetic").validation()[:40]
+    problems = Arithmetic().problems("validation")[:40]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):
         warmstart.imitate(model, optimizer, problems[:20], encode, END)
     right = 0
-    for prompt, answer in problems:
-        asked = torch.tensor([encode(prompt)])
+    for problem in problems:
+        asked = torch.tensor([encode(problem.prompt)])
         said = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=5)
-        right += said[0, asked.shape[1] :].tolist() == [*encode(answer), END]
+        right += said[0, asked.shape[1] :].tolist() == [*encode(problem.answer), END]
     assert 10 < right < 30, "the comparison needs right and wrong answers"
     assert accuracy(model, problems, encode, END) == right / 40
 
@@ -46,7 +46,7 @@ def test_the_warm_start_ends_and_tells_how_far_it_is(policy_folder: Path, encode
         assert "teacher" in text
         told.append(fraction)
 
-    warmstart.warm_start(model, task("arithmetic"), encode, END, note, steps_max=30)
+    warmstart.warm_start(model, Arithmetic(), encode, END, note, steps_max=30)
     assert told == sorted(told)
     assert told[-1] == 1.0
 
@@ -56,6 +56,6 @@ def test_the_warm_start_depends_on_the_seed_alone(policy_folder: Path, encode: E
     for number in range(2):
         torch.manual_seed(number)
         model = AutoModelForCausalLM.from_pretrained(policy_folder)
-        warmstart.warm_start(model, task("arithmetic", seed=3), encode, END, lambda *_: None, steps_max=10)
+        warmstart.warm_start(model, Arithmetic(seed=3), encode, END, lambda *_: None, steps_max=10)
         weights.append(torch.cat([tensor.flatten() for tensor in model.parameters()]))
     assert torch.equal(weights[0], weights[1])

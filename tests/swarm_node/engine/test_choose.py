@@ -37,6 +37,13 @@ def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: b
         (machine(BOTH), Options(device="cuda"), QWEN, "torch", "has no GPU"),
         (machine(BOTH), Options(), QWEN, "torch", "not vllm: --vllm-python names no interpreter"),
         (machine(BOTH), Options(vllm_python="/vllm/python"), QWEN, "vllm", "names an environment where it works"),
+        (
+            machine(BOTH),
+            Options(vllm_python="/vllm/python", plays=True),
+            QWEN,
+            "torch",
+            "it plays no episodes",
+        ),
         (machine(BOTH), Options(vllm_python="/broken/python"), QWEN, "torch", "not vllm: it has no module vllm"),
         (machine(BOTH), Options(device="cpu", vllm_python="/vllm/python"), QWEN, "torch", "runs on cuda, not on cpu"),
         (machine(LLAMA), Options(dtype="q8_0", vllm_python="/unasked"), QWEN, "llama", "does not compute in q8_0"),

@@ -208,3 +208,42 @@ async def test_an_engine_that_does_not_start_says_so(command: list[str], message
         async with open_engine(command) as engine:
             with pytest.raises(EngineFailed, match=message):
                 await engine.load(Path(), 1)
+
+
+BROKEN_VLLM = """#!/bin/sh
+case "$*" in
+  *vllm_probe*) echo '{"version": "0.11.0", "device": "cpu"}';;
+  *) echo started >> "$0.starts"; exit 7;;
+esac
+"""
+
+
+async def test_a_policy_that_the_best_engine_cannot_load_falls_back_to_the_next_and_that_is_remembered(
+    policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = tmp_path / "python"
+    await trio.Path(python).write_text(BROKEN_VLLM)
+    await trio.Path(python).chmod(0o755)
+    starts = trio.Path(f"{python}.starts")
+    caplog.set_level("INFO")
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(partial(for_folder, "auto", Options(vllm_python=str(python)))) as engine:
+            assert (await engine.load(policy, 1)).numerics == "torch/fp32/cpu"
+            assert engine.name == "torch"
+            assert "; not vllm: it cannot load the policy (The engine ended with exit code 7.)" in caplog.text
+            await engine.submit([request("a")])
+            assert await ends(engine) == ["a"]
+            await engine.load(policy, 2)
+            assert await starts.read_text() == "started\n", "what failed once is not tried at every version"
+        async with open_engine(partial(for_folder, "vllm", Options(vllm_python=str(python)))) as engine:
+            with pytest.raises(EngineFailed, match="exit code 7"):
+                await engine.load(policy, 1)
+
+
+async def test_a_policy_that_no_engine_can_load_makes_none_unfit(policy: Path) -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(partial(for_folder, "auto", Options())) as engine:
+            with pytest.raises(EngineFailed, match="cannot be loaded"):
+                await engine.load(policy / "absent", 1)
+            assert (await engine.load(policy, 2)).numerics == "torch/fp32/cpu"
+            assert engine._unfit == {}

@@ -1,0 +1,183 @@
+"""`/openapi.json`: what this server answers, described from its own routes and messages.
+
+- Paths, parameters and their patterns are read from the routes, summaries from the handlers' docstrings, so nothing can
+  be forgotten or left over; only what a body holds is said in the table below.
+- Machines' bodies are canonical MessagePack. Their schemas are those of the decoded message; byte strings are `binary`.
+- What a node says is a request signed by its key around that message: docs/protocol.md tells how.
+"""
+
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any
+
+from aiohttp import web
+from pydantic.json_schema import models_json_schema
+
+from coordinator.api.http import MSGPACK
+from protocol import auditing, learning, messages, owner, probe
+from protocol.errors import ERRORS
+from protocol.message import Message
+from protocol.origin import OriginList
+
+Kind = type[Message]
+Routes = Sequence[web.AbstractRouteDef]
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+
+SIGNED: dict[str, tuple[Kind, Kind]] = {
+    "/v1/nodes": (messages.Register, messages.HeartbeatReply),
+    "/v1/heartbeat": (messages.Heartbeat, messages.HeartbeatReply),
+    "/v1/versions": (messages.VersionRequest, messages.HeartbeatReply),
+    "/v1/leases": (messages.LeaseRequest, messages.LeaseReply),
+    "/v1/leases/return": (messages.ReturnLeases, messages.HeartbeatReply),
+    "/v1/leases/progress": (messages.LeaseProgress, messages.LeaseProgressReply),
+    "/v1/rollouts": (messages.Submission, messages.SubmissionReply),
+    "/v1/plan": (messages.PlanRequest, messages.Plan),
+    "/v1/fetched": (messages.Fetched, messages.HeartbeatReply),
+    "/v1/verdicts": (auditing.Why, auditing.Explanations),
+    "/v1/earnings": (owner.EarningsRequest, owner.Earnings),
+    "/v1/probe/dial": (probe.Dial, probe.Dialled),
+}
+"""What nodes say, signed, and what they are answered."""
+
+SAID: dict[str, tuple[Kind | None, Kind | None]] = {
+    "/v1/learner/state": (None, learning.LearnerState),
+    "/v1/learner/uploads/{version}": (None, learning.Uploads),
+    "/v1/learner/versions": (learning.Publication, None),
+    "/v1/learner/batches/{number}": (None, learning.Batch),
+    "/v1/learner/reports": (learning.Report, None),
+    "/v1/learner/progress": (learning.Progress, None),
+    "/v1/origins": (None, OriginList),
+    "/v1/probe/upload": (None, probe.Uploaded),
+}
+"""What the operator's own programs say and are answered, and what is plain to everybody."""
+
+PRODUCES: dict[str, str | tuple[str, ...]] = {
+    "/": "text/html", "/training": "text/html", "/nodes/{node}": "text/html", "/entries/{index}": "text/html",
+    "/metrics": "text/plain", "/healthz": "text/plain", "/v1/ledger/checkpoint": "text/plain",
+    "/v1/events": "text/event-stream",
+    "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON, "/openapi.json": JSON,
+    "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON, "/v1/operator/orders": JSON,
+    "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
+    "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),
+}  # fmt: skip
+"""Kinds of answers that are no messages; all others are bytes."""
+
+OPERATORS = ("/v1/learner/", "/v1/auditor/", "/v1/operator/", "/v1/measured")
+"""What only the operator's token opens."""
+
+ERROR = {
+    "type": "object",
+    "required": ["code", "message"],
+    "properties": {
+        "code": {"type": "string", "enum": sorted(ERRORS)},
+        "message": {"type": "string"},
+        "hint": {"type": "string"},
+    },
+}
+
+
+def describe(tables: Sequence[Routes]) -> dict[str, Any]:
+    """The document for these routes."""
+    kinds = {kind for pair in [*SIGNED.values(), *SAID.values()] for kind in pair if kind is not None}
+    _, schemas = models_json_schema(
+        [(kind, "validation") for kind in sorted(kinds, key=lambda kind: kind.__name__)],
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, Any] = {}
+    for route in (one for table in tables for one in table):
+        if isinstance(route, web.RouteDef):
+            path, parameters = _path(route.path)
+            paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, parameters)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Echo Swarm coordinator",
+            "version": metadata.version("echo-swarm"),
+            "description": "docs/protocol.md is the specification; this is a map of it.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": {**schemas["$defs"], "Error": ERROR},
+            "securitySchemes": {"operator": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: web.RouteDef, path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    asked, answered = SIGNED.get(path) or SAID.get(path) or (None, None)
+    said = (inspect.getdoc(route.handler) or "").strip()
+    produced = PRODUCES.get(path, BYTES)
+    kinds = (MSGPACK,) if answered else (produced,) if isinstance(produced, str) else produced
+    content = {kind: {"schema": _ref(answered)} if answered else {} for kind in kinds}
+    operation: dict[str, Any] = {
+        "operationId": f"{route.handler.__module__.rpartition('.')[2]}_{route.handler.__name__}",
+        "summary": said.partition("\n")[0],
+        "parameters": parameters,
+        "responses": {"200": {"description": "As asked.", "content": content}, "default": _failure()},
+    }
+    if path.startswith(OPERATORS):
+        operation["security"] = [{"operator": []}]
+    if route.method in ("POST", "PUT"):
+        operation["requestBody"] = _body(path, asked)
+    return operation
+
+
+def _body(path: str, asked: Kind | None) -> dict[str, Any]:
+    if path in SIGNED and asked is not None:
+        said = f"A signed request around the message {asked.__name__}."
+        return {"description": said, "required": True, "content": {MSGPACK: {"x-message": _ref(asked)}}}
+    kind, schema = (MSGPACK, {"schema": _ref(asked)}) if asked is not None else (BYTES, {})
+    return {"required": True, "content": {kind: schema}}
+
+
+def _ref(kind: Kind) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _failure() -> dict[str, Any]:
+    schema = {"schema": {"$ref": "#/components/schemas/Error"}}
+    return {"description": "A named error.", "content": {MSGPACK: schema, JSON: schema}}
+
+
+def _path(pattern: str) -> tuple[str, list[dict[str, Any]]]:
+    """A route's path without its patterns, and its parameters with them."""
+    plain, parameters = "", []
+    for literal, name, rule in _pieces(pattern):
+        plain += literal
+        if name:
+            plain += f"{{{name}}}"
+            schema = {"type": "string", "pattern": f"^(?:{rule})$"} if rule else {"type": "string", "minLength": 1}
+            parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+    return plain, parameters
+
+
+def _pieces(pattern: str) -> Iterator[tuple[str, str, str]]:
+    """Literal text, and the name and rule of the parameter after it; rules may have braces of their own."""
+    while "{" in pattern:
+        literal, _, rest = pattern.partition("{")
+        depth = 1
+        for end, letter in enumerate(rest):
+            depth += {"{": 1, "}": -1}.get(letter, 0)
+            if not depth:
+                name, _, rule = rest[:end].partition(":")
+                yield literal, name, rule
+                pattern = rest[end + 1 :]
+                break
+    yield pattern, "", ""
+
+
+def serve(app: web.Application, tables: Sequence[Routes]) -> None:
+    """Answer `/openapi.json` with the description of these routes and itself."""
+
+    async def openapi(_request: web.Request) -> web.Response:
+        """This description."""
+        return web.Response(body=text, content_type=JSON)
+
+    own = web.get("/openapi.json", openapi)
+    text = json.dumps(describe([*tables, [own]]), indent=1).encode()
+    app.add_routes([own])

@@ -1,0 +1,59 @@
+"""What the operator's commands call, with the operator's token: nodes looked at, paused and banned."""
+
+import json
+from typing import Any
+
+from aiohttp import web
+from pydantic import Field, ValidationError
+
+from coordinator import moderation
+from coordinator.api.http import body, reply_json, require_operator
+from coordinator.config.section import Section
+from coordinator.orders import REASON_MAX_CHARS, Action
+from coordinator.round import now_ms
+from protocol import limits
+from protocol.errors import MalformedMessage
+
+routes = web.RouteTableDef()
+
+
+class Order(Section):
+    """What is ordered, why, and by whom."""
+
+    action: Action
+    node: str = Field(min_length=1, max_length=100)
+    reason: str = Field(min_length=1, max_length=REASON_MAX_CHARS)
+    given_by: str = Field(min_length=1, max_length=100)
+
+
+@routes.get("/v1/operator/nodes")
+async def nodes(request: web.Request) -> web.Response:
+    """Every node, with its owner and what was ordered about it."""
+    return reply_json(await require_operator(request).database.read(moderation.listed))
+
+
+@routes.get("/v1/operator/nodes/{node:.{1,100}}")
+async def node(request: web.Request) -> web.Response:
+    """One node, with its refusals and the orders about it."""
+    here = require_operator(request)
+    return reply_json(await here.database.read(moderation.shown, request.match_info["node"]))
+
+
+@routes.post("/v1/operator/orders")
+async def order(request: web.Request) -> web.Response:
+    """Pause or resume a node, ban or unban its owner; with a reason."""
+    here = require_operator(request)
+    try:
+        wanted = Order.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise MalformedMessage(f"This is no order: {error}.") from None
+    done: dict[str, Any] = await here.database.run(
+        moderation.order,
+        wanted.action,
+        wanted.node,
+        wanted.reason,
+        given_by=wanted.given_by,
+        terms=here.audits,
+        now_ms=now_ms(),
+    )
+    return reply_json(done)

@@ -1,0 +1,190 @@
+"""Where a backup is written to and read from: a folder, or one tar file.
+
+- Names are plain and relative; a name that could leave the folder is refused, whoever wrote it.
+- What is added is hashed on the way. A file that grows meanwhile is taken as long as it was when it was opened.
+- Whole or not there: everything goes to `.NAME.partial` beside the target, which is synced and renamed at the end.
+"""
+
+import io
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from blake3 import blake3
+from pydantic import Field
+
+from coordinator.config.section import Section
+from coordinator.files import full_disk_named
+from protocol.errors import SwarmError
+
+TAR = ".tar"
+CONTENTS = "backup.json"
+PIECE_BYTES = 2**20
+CONTENTS_MAX_BYTES = 2**28
+NAME = r"[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*){0,15}"
+
+
+class BackupInvalid(SwarmError):
+    """A backup that is not whole, cannot be read, or must not be used."""
+
+    code, http_status, fault = "backup_invalid", 422, "operator"
+
+
+class Entry(Section):
+    """A file of a backup."""
+
+    name: str = Field(pattern=f"^{NAME}$")
+    size_bytes: int = Field(ge=0)
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Writer(Protocol):
+    """Takes files."""
+
+    def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry: ...
+
+
+class Reader(Protocol):
+    """Gives them back."""
+
+    def open(self, name: str) -> IO[bytes]: ...
+
+
+class _Hashed(io.RawIOBase):
+    """So many bytes of a file, hashed as they are read."""
+
+    def __init__(self, source: IO[bytes], size_bytes: int) -> None:
+        self._source = source
+        self._left = size_bytes
+        self.hasher = blake3()
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._source.read(wanted)
+        self._left -= len(data)
+        self.hasher.update(data)
+        return data
+
+
+class _FolderWriter:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True)
+
+    def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry:
+        path = self._folder / plain(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hashed = _Hashed(source, size_bytes)
+        with path.open("xb") as file:
+            while piece := hashed.read(PIECE_BYTES):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            written = file.tell()
+        return Entry(name=name, size_bytes=written, digest=hashed.hasher.hexdigest())
+
+
+class _TarWriter:
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+
+    def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry:
+        info = tarfile.TarInfo(plain(name))
+        info.size, info.mode = size_bytes, 0o600
+        hashed = _Hashed(source, size_bytes)
+        self._tar.addfile(info, hashed)
+        return Entry(name=name, size_bytes=size_bytes, digest=hashed.hasher.hexdigest())
+
+
+class _FolderReader:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, name: str) -> IO[bytes]:
+        path = self._folder / plain(name)
+        if path.is_symlink() or not path.is_file():
+            raise BackupInvalid(f"The backup has no file {name}.", hint="Take another one.")
+        return path.open("rb")
+
+
+class _TarReader:
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+
+    def open(self, name: str) -> IO[bytes]:
+        try:
+            file = self._tar.extractfile(plain(name))
+        except KeyError:
+            file = None
+        if file is None:
+            raise BackupInvalid(f"The backup has no file {name}.", hint="Take another one.")
+        return file
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
+    """A writer, and what it writes to until the body has ended well; then that gets its name."""
+    partial = target.with_name(f".{target.name}.partial")
+    discard(partial)
+    with full_disk_named(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if target.suffix == TAR:
+                with partial.open("xb") as file:
+                    os.fchmod(file.fileno(), 0o600)
+                    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                        yield _TarWriter(tar), partial
+                    file.flush()
+                    os.fsync(file.fileno())
+            else:
+                yield _FolderWriter(partial), partial
+                partial.chmod(0o700)
+        except BaseException:
+            discard(partial)
+            raise
+
+
+@contextmanager
+def reading(source: Path) -> Iterator[Reader]:
+    """What `writing` wrote."""
+    if source.is_dir():
+        yield _FolderReader(source)
+        return
+    try:
+        with tarfile.open(source, "r:") as tar:
+            yield _TarReader(tar)
+    except FileNotFoundError:
+        raise BackupInvalid(f"There is no backup at {source}.", hint="Name the file or folder.") from None
+    except tarfile.TarError as error:
+        raise BackupInvalid(f"{source} is no whole backup: {error}.", hint="Take another one.") from None
+
+
+def require_sound(reader: Reader, entry: Entry) -> None:
+    """Read a file of a backup, and compare."""
+    hasher, size = blake3(), 0
+    with reader.open(entry.name) as file:
+        while piece := file.read(PIECE_BYTES):
+            hasher.update(piece)
+            size += len(piece)
+    if (size, hasher.hexdigest()) != (entry.size_bytes, entry.digest):
+        raise BackupInvalid(f"{entry.name} of the backup is damaged.", hint="Take another one.")
+
+
+def plain(name: str) -> str:
+    """A name that stays in its folder."""
+    if not re.fullmatch(NAME, name):
+        raise BackupInvalid(f"{name!r} is no name of a file in a backup.")
+    return name
+
+
+def discard(path: Path) -> None:
+    """Remove what an earlier attempt left."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

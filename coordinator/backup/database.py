@@ -1,0 +1,157 @@
+"""A consistent copy of a store that others write to meanwhile, and the way back.
+
+- SQLite: its online backup, inside a read transaction: writers go on, and the copy is of one moment. It is one file.
+- PostgreSQL: `COPY` of every table in one REPEATABLE READ transaction. The tables' definitions are read from the
+  database itself, so a store of any schema can be saved; `schema.sql` and a file per table, as text.
+- Loading needs an empty PostgreSQL, and happens whole or not at all.
+"""
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from coordinator.state import engine
+from protocol.errors import ConfigInvalid
+
+Tell = Callable[[str, int, int], None]
+"""What is under way, how much of it is done, and of how much."""
+
+PAGES_AT_ONCE = 2048
+"""Of SQLite's online backup, between two reports."""
+
+PIECE_BYTES = 2**20
+
+FILE = "state.db"
+DEFINITIONS = "schema.sql"
+END = ";\n"
+
+
+def save(
+    where: Path | str,
+    folder: Path,
+    tell: Tell,
+    look: Callable[[sa.Connection], None] | None = None,
+    *,
+    pages_at_once: int = PAGES_AT_ONCE,
+) -> None:
+    """Write a copy into a folder; `look` reads what was copied, for its own purposes."""
+    folder.mkdir(parents=True)
+    if isinstance(where, Path):
+        _save_sqlite(where, folder / FILE, tell, pages_at_once)
+        if look:
+            with opened(folder / FILE) as connection:
+                look(connection)
+    else:
+        _save_postgresql(where, folder, tell, look)
+
+
+def load(folder: Path, where: str, tell: Tell) -> None:
+    """Fill an empty PostgreSQL with what `save` wrote."""
+    with opened(where) as connection:
+        if there := sa.inspect(connection).get_table_names():
+            raise ConfigInvalid(
+                f"The database at store.url is not empty ({len(there)} tables).", hint="Name one that is."
+            )
+        connection.exec_driver_sql("BEGIN")
+        for statement in filter(str.strip, (folder / DEFINITIONS).read_text().split(END)):
+            connection.exec_driver_sql(statement)
+        files = sorted(folder.glob("*.copy"))
+        for number, path in enumerate(files):
+            tell(path.stem, number, len(files))
+            _load_table(connection, path)
+        connection.exec_driver_sql("COMMIT")
+
+
+@contextmanager
+def opened(where: Path | str) -> Iterator[sa.Connection]:
+    """A connection that is closed without a commit."""
+    made = engine(where)
+    try:
+        with made.connect() as connection:
+            yield connection
+    finally:
+        made.dispose()
+
+
+def _save_sqlite(path: Path, target: Path, tell: Tell, pages_at_once: int) -> None:
+    def step(_status: int, remaining: int, total: int) -> None:
+        tell("store", total - remaining, total)
+
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it sees one moment
+        with closing(sqlite3.connect(target)) as copy:
+            source.backup(copy, pages=pages_at_once, progress=step)
+            if (said := copy.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+                raise ConfigInvalid(f"The store is damaged: {said}.", hint="`swarm-coordinator fsck` tells more.")
+
+
+def _save_postgresql(url: str, folder: Path, tell: Tell, look: Callable[[sa.Connection], None] | None) -> None:
+    with opened(url) as connection:
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        tables = _tables(connection)
+        (folder / DEFINITIONS).write_text(_definitions(tables, connection.dialect))
+        for number, table in enumerate(tables):
+            tell(table.name, number, len(tables))
+            names = ", ".join(connection.dialect.identifier_preparer.quote(column.name) for column in table.columns)
+            _copy_out(connection, f'COPY "{table.name}" ({names}) TO STDOUT', folder / f"{table.name}.copy", names)
+        if look:
+            look(connection)
+        connection.exec_driver_sql("ROLLBACK")
+
+
+def _tables(connection: sa.Connection) -> list[sa.Table]:
+    """The tables as they are there, with the constraints that reflection leaves out."""
+    metadata = sa.MetaData()
+    metadata.reflect(connection)
+    here = sa.inspect(connection)
+    for table in metadata.sorted_tables:
+        there = {constraint.name for constraint in table.constraints}
+        for check in here.get_check_constraints(table.name):
+            if check["name"] in there:  # newer versions of SQLAlchemy reflect them
+                continue
+            table.append_constraint(sa.CheckConstraint(check["sqltext"], name=check["name"]))
+        for column in table.columns:
+            if "nextval(" in str(getattr(column.server_default, "arg", "")):
+                column.server_default = None  # its sequence is made with it
+    return metadata.sorted_tables
+
+
+def _definitions(tables: list[sa.Table], dialect: sa.Dialect) -> str:
+    statements: list[Any] = [CreateTable(table) for table in tables]
+    statements += [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda i: str(i.name))]
+    return "".join(str(statement.compile(dialect=dialect)).strip() + END for statement in statements)
+
+
+def _copy_out(connection: sa.Connection, command: str, target: Path, names: str) -> None:
+    """The table's rows, after a line with its columns."""
+    with target.open("wb") as file, _driver(connection).cursor() as cursor, cursor.copy(command) as rows:
+        file.write(names.encode() + b"\n")
+        for piece in rows:
+            file.write(piece)
+
+
+def _load_table(connection: sa.Connection, path: Path) -> None:
+    with path.open("rb") as file:
+        names = file.readline().decode().strip()
+        command = f'COPY "{path.stem}" ({names}) FROM STDIN'
+        with _driver(connection).cursor() as cursor, cursor.copy(command) as rows:
+            while piece := file.read(PIECE_BYTES):
+                rows.write(piece)
+    for name in re.findall(r"\w+", names):
+        sequence = connection.execute(sa.select(sa.func.pg_get_serial_sequence(f'"{path.stem}"', name))).scalar()
+        if sequence:
+            connection.exec_driver_sql(
+                f'SELECT setval(\'{sequence}\', (SELECT coalesce(max("{name}"), 0) + 1 FROM "{path.stem}"), false)'
+            )
+
+
+def _driver(connection: sa.Connection) -> Any:
+    """The driver's own connection, which knows COPY."""
+    return connection.connection.driver_connection

@@ -1,0 +1,227 @@
+"""`swarm-coordinator backup`: a running round saved, and the result read again.
+
+1. The learner's files get a second name (a hard link) in a folder of this backup, so that they stay as they are.
+2. The store is copied in one snapshot.
+3. So do the signed documents, chunks, uploads and all else of the round's folder, but for logs and older backups.
+4. If a version was published in between, 2 and 3 are done again: a document must not name what the store does not know.
+5. Everything is written out, read again, and gets its name.
+"""
+
+import fcntl
+import io
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coordinator import schema
+from coordinator.backup import database
+from coordinator.backup.archive import CONTENTS, BackupInvalid, Entry, Writer, reading, require_sound, writing
+from coordinator.backup.contents import SEALED, Contents
+from coordinator.backup.sealed import seal
+from coordinator.config import Config
+from coordinator.publish import newest_version
+from coordinator.signed_metadata import SignedMetadata
+from coordinator.state import Database, get_fact
+from ledger import store
+from protocol.errors import ConfigInvalid
+from protocol.manifest import version_of
+
+Tell = Callable[[str, int, int], None]
+
+ATTEMPTS = 5
+"""A version is published every few minutes, and this part takes seconds."""
+
+SECRET = ("keys", "operator.token", "evm.key")
+"""What is sealed, or left out."""
+
+NOT_SAVED = ("logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock")
+"""Made again by a launch, or of no use to it; `resolved.json` is saved without its password."""
+
+FIRST = "learner"
+"""Saved before the store: a checkpoint must not be ahead of its round."""
+
+
+@dataclass
+class _Snapshot:
+    """What the copied store says of itself."""
+
+    round_id: str = ""
+    schema: int = 0
+    ledger_size: int = 0
+    checkpoint: bytes = b""
+    version: int = 0
+    differences: int = 0
+
+    def look(self, connection: sa.Connection) -> None:
+        there = schema.found(connection)
+        if there is None:
+            raise ConfigInvalid("The store is empty: there is nothing to save.")
+        self.schema = there
+        self.round_id = get_fact(connection, "round_id", "")
+        self.ledger_size = store.size(connection)
+        self.checkpoint = store.checkpoint(connection) or b""
+        self.version, _ = newest_version(connection)
+        self.differences = len(store.rebuild(connection, locked=False))
+
+
+@dataclass
+class _Staged:
+    """Files under their names in the backup."""
+
+    folder: Path
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def keep(self, name: str, path: Path) -> None:
+        """Hold on to a file as it is now; one that is gone meanwhile was not needed."""
+        held = self.folder / secrets.token_hex(8)
+        try:
+            os.link(path, held)
+        except FileNotFoundError:
+            return
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, held)
+        self.files[name] = held
+
+
+def make(config: Config, config_file: Path, target: Path, *, passphrase: str | None, tell: Tell) -> Contents:
+    """Save a round, which may be running; without a passphrase its keys are left out."""
+    folder = config.round.directory
+    if not (folder / "resolved.json").exists():
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+    if target.exists():
+        raise ConfigInvalid(f"{target} exists.", hint="Name a new file or folder.")
+    with _staging(folder) as staged:
+        snapshot = _capture(config, staged, tell)
+        with writing(target) as (writer, partial):
+            entries = list(_written(writer, staged, tell))
+            entries.append(_add(writer, "folder/resolved.json", _without_password(folder)))
+            entries.append(_add(writer, "operator.toml", config_file.read_bytes()))
+            contents = Contents(
+                made_ms=time.time_ns() // 1_000_000,
+                round_id=snapshot.round_id,
+                database="postgresql" if config.store.url else "sqlite",
+                schema_number=snapshot.schema,
+                ledger_size=snapshot.ledger_size,
+                checkpoint=snapshot.checkpoint.decode(),
+                version=snapshot.version,
+                keys="left out" if passphrase is None else "sealed",
+                files=tuple(entries),
+            )
+            if passphrase is not None:
+                sealed = seal(_secrets(config), passphrase, contents.digest())
+                contents = contents.model_copy(update={"files": (*entries, _add(writer, SEALED, sealed))})
+            _add(writer, CONTENTS, contents.model_dump_json(indent=1).encode())
+        _read_again(partial, contents, tell)
+        partial.rename(target)
+    return contents
+
+
+def _capture(config: Config, staged: _Staged, tell: Tell) -> _Snapshot:
+    """(1) to (4)"""
+    folder = config.round.directory
+    secret = _secret_files(config)
+    _keep_all(staged, folder, folder / FIRST, but=secret)
+    for attempt in range(ATTEMPTS):
+        snapshot = _Snapshot()
+        place = staged.folder / f"store-{attempt}"
+        database.save(config.state, place, tell, snapshot.look)
+        if snapshot.differences:
+            raise BackupInvalid(
+                f"The store contradicts its ledger in {snapshot.differences} places: nothing is saved.",
+                hint="`swarm-coordinator fsck` names them; keep older backups.",
+            )
+        for path in sorted(folder.iterdir()):
+            if not path.name.startswith((".", database.FILE)) and path.name not in (*NOT_SAVED, *SECRET, FIRST):
+                _keep_all(staged, folder, path, but=secret)
+        if _newest_document(config) == snapshot.version:
+            staged.files |= {f"store/{path.name}": path for path in sorted(place.iterdir())}
+            return snapshot
+    raise BackupInvalid("A version was published at every attempt.", hint="Try again, or publish less often.")
+
+
+def _keep_all(staged: _Staged, folder: Path, path: Path, *, but: Set[Path]) -> None:
+    """A file, or everything below a folder that is whole: what has a dot in front is still being written."""
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        inner = file.relative_to(folder)
+        unfinished = any(part.startswith(".") or part == "incoming" for part in inner.parts)
+        if file.is_file() and not file.is_symlink() and not unfinished and file.absolute() not in but:
+            staged.keep(f"folder/{inner.as_posix()}", file)
+
+
+def _newest_document(config: Config) -> int:
+    """The newest version that the signed documents name."""
+    folder = config.round.directory
+    metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
+    return max((version_of(name) or 0 for name in metadata.targets()), default=0)
+
+
+def _written(writer: Writer, staged: _Staged, tell: Tell) -> Iterator[Entry]:
+    """(5) Every file that is held."""
+    for number, (name, path) in enumerate(sorted(staged.files.items())):
+        tell("writing", number, len(staged.files))
+        with path.open("rb") as source:
+            yield writer.add(name, source, os.fstat(source.fileno()).st_size)
+
+
+def _add(writer: Writer, name: str, data: bytes) -> Entry:
+    return writer.add(name, io.BytesIO(data), len(data))
+
+
+def _read_again(target: Path, contents: Contents, tell: Tell) -> None:
+    with reading(target) as reader:
+        for number, entry in enumerate(contents.files):
+            tell("verifying", number, len(contents.files))
+            require_sound(reader, entry)
+
+
+def _secrets(config: Config) -> dict[str, bytes]:
+    folder = config.round.directory.absolute()
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(_secret_files(config))}
+
+
+def _secret_files(config: Config) -> set[Path]:
+    """What is sealed: the round's own secrets, and every other key in its folder, as of the operator's own nodes."""
+    folder = config.round.directory.absolute()
+    named = {path for name in SECRET for path in ((folder / name).iterdir() if name == "keys" else [folder / name])}
+    others = {*folder.rglob("*.key"), config.round.tls_key.absolute()}
+    return {path for path in named | others if path.is_file() and path.is_relative_to(folder)}
+
+
+def _without_password(folder: Path) -> bytes:
+    """The settings that the round runs with; the database's password is nobody's business."""
+    resolved = json.loads((folder / "resolved.json").read_text())
+    if url := resolved["store"]["url"]:
+        resolved["store"]["url"] = sa.make_url(url).set(password=None).render_as_string()
+    return json.dumps(resolved, indent=2).encode()
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[_Staged]:
+    """A folder on the round's own file system, where files can have a second name; one backup at a time."""
+    with (folder / "backup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigInvalid("Another backup of this round is being made.", hint="Wait for it.") from None
+        place = folder / ".backup"
+        shutil.rmtree(place, ignore_errors=True)  # of one that was killed
+        place.mkdir()
+        try:
+            yield _Staged(place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def check_store(where: Path) -> None:
+    """Refuse a restored file whose ledger does not add up."""
+    with closing(Database(where, any_schema=True)) as opened:
+        if differences := opened.run_now(store.rebuild):
+            raise BackupInvalid(f"The restored store contradicts its ledger in {len(differences)} places.")

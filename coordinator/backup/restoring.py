@@ -1,0 +1,176 @@
+"""`swarm-coordinator restore`: a backup made a round again, in a new folder and, if it was on PostgreSQL, a new one.
+
+- Everything is read and compared before anything is written; the folder has its name only when it is whole.
+- Nothing is written over. A backup that something newer was published after is refused (`coordinator.backup.forks`).
+- The next launch signs the trust documents under higher numbers: those that were signed after the backup are known to
+  nodes, which take nothing older.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coordinator import schema
+from coordinator.backup import database, forks
+from coordinator.backup.archive import BackupInvalid, Reader, discard, plain, reading, require_sound
+from coordinator.backup.contents import SEALED, Contents
+from coordinator.backup.making import check_store
+from coordinator.backup.sealed import unseal
+from coordinator.config import Config
+from coordinator.files import full_disk_named, write_durably
+from protocol.errors import ConfigInvalid
+
+Tell = Callable[[str, int, int], None]
+
+MARK = "restored.json"
+"""Until the first launch: when the backup was made."""
+
+NUMBERS_PER_S = 10
+"""Documents are signed far less often than that, so no number from before the restore is above one from after it."""
+
+PIECE_BYTES = 2**20
+
+
+def describe(source: Path) -> Contents:
+    """What a backup says of itself."""
+    with reading(source) as reader:
+        return Contents.read(reader)
+
+
+def restore(
+    source: Path,
+    folder: Path,
+    *,
+    store_url: str,
+    passphrase: str | None,
+    seen: Sequence[str],
+    nothing_newer: bool,
+    tell: Tell,
+) -> Contents:
+    """Make a round of a backup; the operator has named what was seen, or says that nothing newer was."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    _require_room(folder)
+    with reading(source) as reader, full_disk_named(folder.parent):
+        contents = Contents.read(reader)
+        _require_usable(contents, store_url, seen, nothing_newer)
+        try:
+            _unpack(reader, contents, partial, tell)
+            if contents.keys == "sealed":  # before a word of the rest is followed
+                _unseal(reader, contents, partial, passphrase)
+            config = _resolve(partial, folder, store_url)
+            known = _refuse_forks(partial, config_before(reader), contents, seen)
+            where: Path | str = config.store.url or partial / database.FILE
+            if isinstance(where, Path):
+                (partial / "store" / database.FILE).rename(where)
+                check_store(where)
+            else:
+                database.load(partial / "store", where, tell)
+            with database.opened(where) as connection:
+                forks.require_continued(connection, known)
+                _note(connection, contents)
+            shutil.rmtree(partial / "store")
+            write_durably(partial / MARK, json.dumps({"made_ms": contents.made_ms}).encode())
+            partial.rename(folder)
+        except BaseException:
+            discard(partial)
+            raise
+    return contents
+
+
+def numbers_since(made_ms: int, now_ms: int) -> int:
+    """By how much documents leap at the first launch."""
+    return max(0, now_ms - made_ms) * NUMBERS_PER_S // 1000 + NUMBERS_PER_S
+
+
+def config_before(reader: Reader) -> Config:
+    """The settings that the round ran with."""
+    with reader.open("folder/resolved.json") as file:
+        return Config.model_validate_json(file.read())
+
+
+def _require_room(folder: Path) -> None:
+    if folder.exists():
+        raise ConfigInvalid(f"{folder} exists; nothing is written over.", hint="Name a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    discard(folder.with_name(f".{folder.name}.partial"))
+
+
+def _require_usable(contents: Contents, store_url: str, seen: Sequence[str], nothing_newer: bool) -> None:
+    schema.require_known(contents.schema_number)
+    if (contents.database == "postgresql") != bool(store_url):
+        raise ConfigInvalid(
+            f"This backup is of a round on {contents.database}.",
+            hint="Name an empty PostgreSQL with --store-url." if not store_url else "Leave --store-url away.",
+        )
+    if not (seen or nothing_newer):
+        raise BackupInvalid(
+            f"This backup has {contents.ledger_size} entries. If the coordinator signed more after it, going on from "
+            "here would sign a second history of them, which every node can prove.",
+            hint="Name what nodes hold with --seen (seen.msgpack in a node's home, or a checkpoint), or say "
+            "--nothing-newer if the coordinator has not run since.",
+        )
+
+
+def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> None:
+    """Every file that belongs into the folder, after all were found to be as they were written."""
+    for number, entry in enumerate(contents.files):
+        tell("verifying", number, len(contents.files))
+        require_sound(reader, entry)
+    partial.mkdir()
+    for number, entry in enumerate(contents.files):
+        tell("unpacking", number, len(contents.files))
+        top, _, inner = entry.name.partition("/")
+        if top in ("folder", "store") and inner:
+            _copy(reader, entry.name, partial / (inner if top == "folder" else entry.name))
+    _copy(reader, "operator.toml", partial / "operator.toml")
+
+
+def _copy(reader: Reader, name: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with reader.open(name) as source, target.open("xb") as file:
+        shutil.copyfileobj(source, file, PIECE_BYTES)
+
+
+def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
+    """The round's settings, with where it is from now on."""
+    table = json.loads((partial / "resolved.json").read_text())
+    table["round"]["directory"] = str(folder.absolute())
+    table["store"]["url"] = store_url
+    config = Config.model_validate(table)
+    write_durably(partial / "resolved.json", config.model_dump_json(indent=2).encode(), private=True)
+    return config
+
+
+def _refuse_forks(partial: Path, before: Config, contents: Contents, seen: Sequence[str]) -> list[forks.Seen]:
+    roots = sorted((partial / "metadata").glob("*.root.json"), key=lambda path: int(path.name.partition(".")[0]))
+    keys = forks.keys_of(contents.round_id, [path.read_bytes() for path in roots])
+    forks.refuse_company(before, keys)
+    known = [*forks.told(seen, keys), *forks.left_behind(before, keys)]
+    forks.refuse_what_is_newer(known, contents.ledger_size)
+    forks.refuse_newer_origins(before, partial / "metadata")
+    return known
+
+
+def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str | None) -> None:
+    if passphrase is None:
+        raise ConfigInvalid("The keys of this backup are sealed.", hint="Give --passphrase-file.")
+    with reader.open(SEALED) as file:
+        secrets = unseal(file.read(), passphrase, contents.digest())
+    for name, data in secrets.items():
+        write_durably(partial / plain(name), data, private=True)
+
+
+def _note(connection: sa.Connection, contents: Contents) -> None:
+    """The round's history says that it was restored; a store of an older schema has no place for it."""
+    if contents.schema_number == schema.SCHEMA:
+        from coordinator import orders
+
+        connection.exec_driver_sql("BEGIN")
+        moment_ms = time.time_ns() // 1_000_000
+        reason = f"from a backup of {contents.ledger_size} entries"
+        orders.record(connection, "restore", "round", reason, now_ms=moment_ms)
+        connection.exec_driver_sql("COMMIT")

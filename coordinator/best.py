@@ -1,0 +1,70 @@
+"""The best version so far, kept whole, and what every evaluation came to, as lines of JSON.
+
+    evaluations.jsonl   a line for each evaluation, with every axis
+    best/<version>/     the policy with the highest average, in hub format, and evaluation.json beside it
+
+- Either is derived from the store: it is made again where it lacks, and a kill leaves it as it was.
+- A version is still whole when its evaluation ends: until then its files are kept (`evaluations.oldest_needed`).
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator import evaluations
+from coordinator.files import write_durably
+from coordinator.state import Database
+
+FILE = "evaluation.json"
+
+
+class Best:
+    """Keeps up with the evaluations of one round."""
+
+    def __init__(self, folder: Path, database: Database, write_policy: Callable[[int, Path], int | None]) -> None:
+        self._folder = folder
+        self._database = database
+        self._write_policy = write_policy
+        self._seen = ""
+
+    async def look(self) -> None:
+        """See what has become of the evaluations since the last look."""
+        rows, version = await self._database.read(_found)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        if lines != self._seen:
+            await asyncio.to_thread(self._keep, rows, version, lines)
+            self._seen = lines
+
+    def _keep(self, rows: Sequence[Mapping[str, Any]], version: int | None, lines: str) -> None:
+        write_durably(self._folder / "evaluations.jsonl", lines.encode())
+        if version is None or kept(self._folder) == version:
+            return
+        best = self._folder / "best"
+        target, beside = best / str(version), best / f"{version}.making"
+        shutil.rmtree(beside, ignore_errors=True)
+        if not target.exists():
+            if self._write_policy(version, beside) is None:
+                return  # it is not kept any more: the one before stays
+            about = [row for row in rows if row["version"] == version]
+            write_durably(beside / FILE, json.dumps(about, indent=2).encode())
+            beside.rename(target)
+        for other in best.iterdir():
+            if other != target:
+                shutil.rmtree(other)
+
+
+def kept(folder: Path) -> int | None:
+    """Which version is kept in a round's folder as the best."""
+    best = folder / "best"
+    whole = [path for path in best.iterdir() if path.name.isdigit()] if best.is_dir() else []
+    # Two while a kill came between making the new one and deleting the old one.
+    return int(max(whole, key=lambda path: path.stat().st_mtime_ns).name) if whole else None
+
+
+def _found(connection: sa.Connection) -> tuple[list[dict[str, Any]], int | None]:
+    return evaluations.shown(connection), evaluations.best(connection)

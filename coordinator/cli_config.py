@@ -1,0 +1,64 @@
+"""`swarm-coordinator config`: a round's settings checked, shown and explained, before anything is started."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.config import load, manual
+from protocol.errors import ConfigInvalid
+
+app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+EXIT_CODES = "Exit codes: 0 good, 2 a setting is wrong."
+
+
+@app.command(epilog=EXIT_CODES)
+def check(config_file: ConfigFile, settings: Settings) -> None:
+    """Say whether the settings are good, and what is probably not meant; starts nothing."""
+    config = load(config_file, settings)
+    for line in manual.warnings(config):
+        typer.echo(f"warning: {line}")
+    typer.echo(f"{config_file} is good.")
+
+
+@app.command(epilog=EXIT_CODES)
+def show(
+    config_file: ConfigFile,
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all keys as JSON.")] = False,
+) -> None:
+    """Show what differs from the defaults, or all of it as JSON."""
+    config = load(config_file, settings)
+    if as_json:
+        typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
+        return
+    for key in manual.every():
+        if getattr(getattr(config, key.section), key.name) != key.default:
+            typer.echo(manual.explain(config, key.path)[0])
+
+
+@app.command(epilog=EXIT_CODES)
+def explain(
+    settings: Settings,
+    config_file: Annotated[Path | None, typer.Argument(help="The round's TOML file; else the defaults.")] = None,
+    only: Annotated[str, typer.Option(help="A section, or one key as section.key.")] = "",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/commands.md.")] = False,
+) -> None:
+    """Print every key with its value, default, unit, bounds and meaning, and what they amount to together."""
+    if markdown:
+        typer.echo(manual.table(), nl=False)
+        return
+    config = load(config_file, settings)
+    lines = manual.explain(config, only)
+    if not lines:
+        raise ConfigInvalid(
+            f"There is no section or setting {only}.", hint=f"Sections: {', '.join(manual.sections())}."
+        )
+    for line in lines if only else [*lines, "", *manual.effects(config)]:
+        typer.echo(line)

@@ -1,0 +1,139 @@
+"""`swarm-coordinator eval`: have the nodes measure a version, and see what was measured.
+
+- `run` only enters the evaluation; a running coordinator leases it with its next answers. The others only read.
+"""
+
+import json
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from coordinator import overview
+from coordinator.config import load
+from protocol.errors import ConfigInvalid, NotFound
+
+if TYPE_CHECKING:
+    from coordinator.config import Config
+    from coordinator.state import Database
+
+app = typer.Typer(help="Measure versions on held-out problems.", no_args_is_help=True, add_completion=False)
+
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 the evaluation ended without all its problems."
+
+LOOK_S = 1.0
+
+EVALUATED: tuple[Literal["held_out", "validation"], ...] = ("held_out", "validation")
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+Version = Annotated[int, typer.Option(min=0, help="A version; 0: every version.")]
+
+
+@app.command(epilog=EXIT_CODES)
+def run(
+    config_file: ConfigFile,
+    settings: Settings,
+    version: Annotated[int, typer.Option(min=0, help="The newest version; 0: whichever that is.")] = 0,
+    split: Annotated[str, typer.Option(help="held_out or validation.")] = "held_out",
+    problems: Annotated[int, typer.Option(min=0, help="How many problems; 0: eval.problems.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, max=256, help="Samples of each; 0: eval.samples.")] = 0,
+    wait: Annotated[bool, typer.Option(help="Wait for the result.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Have the nodes of a running round measure the version that they hold."""
+    from coordinator import evaluations, publish
+    from coordinator.evaluations import EvaluationTerms
+    from coordinator.round import now_ms
+
+    config = load(config_file, settings)
+    size = _size(config, split)
+    terms = EvaluationTerms.of(config)
+    terms = replace(terms, problems=problems or terms.problems, samples=samples or terms.samples)
+    with closing(_open(config)) as database:
+        newest, _ = database.run_now(publish.newest_version)
+        number = database.run_now(evaluations.begin, version or newest, split, size, terms, now_ms=now_ms())
+        found = _await(database, number) if wait else _one(database, number)
+    typer.echo(json.dumps(found, indent=2) if as_json else overview.evaluation(found))
+    if wait and found["state"] != "done":
+        raise typer.Exit(3)
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
+    """List what was measured, the oldest first."""
+    from coordinator import evaluations
+
+    with closing(_open(load(config_file, settings))) as database:
+        rows = database.run_now(evaluations.shown, version=version)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        typer.echo(overview.evaluation(row))
+    if not rows:
+        typer.echo("Nothing was evaluated yet: set eval.every, or `swarm-coordinator eval run`.")
+
+
+@app.command(epilog=EXIT_CODES)
+def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
+    """Show the last evaluation, or the last of a version, problem by problem."""
+    from coordinator import evaluations
+
+    with closing(_open(load(config_file, settings))) as database:
+        rows = database.run_now(evaluations.shown, version=version)
+        if not rows:
+            raise NotFound("There is no such evaluation.", hint="`swarm-coordinator eval list` names them.")
+        found = rows[-1]
+        problems = database.run_now(evaluations.details, found["number"])
+    if as_json:
+        typer.echo(json.dumps(found | {"by_problem": problems}, indent=2))
+        return
+    typer.echo(overview.evaluation(found))
+    for one in problems:
+        scores = one["scores"]
+        typer.echo(f"  problem {one['problem']:6d}  {sum(scores) / len(scores):7.3f}  {_marks(scores)}")
+
+
+def _open(config: "Config") -> "Database":
+    from coordinator.state import Database
+
+    if isinstance(config.state, Path) and not config.state.exists():
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")
+    return Database(config.state)
+
+
+def _size(config: "Config", split: str) -> int:
+    from coordinator.data.task import open_task
+
+    problems = open_task(config)
+    sizes = {name: len(problems.problems(name)) for name in EVALUATED}
+    if split not in sizes:
+        raise ConfigInvalid(f"{split} is no split to measure on.", hint="Take held_out or validation.")
+    size = sizes[split]
+    if not size:
+        raise ConfigInvalid(f"The task has no {split} problems.")
+    return size
+
+
+def _await(database: "Database", number: int) -> dict[str, Any]:
+    """The evaluation when it has ended; the coordinator ends it by itself after eval.patience_s."""
+    while (found := _one(database, number))["state"] == "running":
+        time.sleep(LOOK_S)
+    return found
+
+
+def _one(database: "Database", number: int) -> dict[str, Any]:
+    from coordinator import evaluations
+
+    return next(row for row in database.run_now(evaluations.shown) if row["number"] == number)
+
+
+def _marks(scores: list[float]) -> str:
+    return " ".join(f"{score:g}" for score in scores)

@@ -1,0 +1,150 @@
+"""`swarm-coordinator nodes`: who takes part, and who is paused or banned.
+
+- A running coordinator is asked with the operator's token; of a stopped one the store is read, and nothing is ordered.
+"""
+
+import json
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from coordinator.config import Config, load
+from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+
+app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+Node = Annotated[str, typer.Argument(help="The node's id, the beginning or end of it, or its name.")]
+Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+ASK_S = 10.0
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
+    """List all nodes, the best earner first."""
+    from coordinator import moderation
+
+    config = load(config_file, settings)
+    found = _ask(config, "GET", "/v1/operator/nodes")
+    rows = _read(config, moderation.listed) if found is None else found
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['node_id'][-8:]} {row['name']:20} {_state(row):10} version {row['version']:<5} "
+            f"{row['accepted_rollouts']} accepted, {row['rejected_rollouts']} rejected, earned {row['posted_micros']}, "
+            f"pending {row['pending_micros']}, asks {row['price_micros_per_mtok']}"
+        )
+    typer.echo(f"{len(rows)} nodes")
+
+
+@app.command(epilog=EXIT_CODES)
+def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJson = False) -> None:
+    """Show one node: its owner, its work, why answers were refused, and the orders about it."""
+    from coordinator import moderation
+
+    config = load(config_file, settings)
+    found = _ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
+    row = _read(config, lambda connection: moderation.shown(connection, node)) if found is None else found
+    if as_json:
+        typer.echo(json.dumps(row, default=str))
+        return
+    typer.echo(f"{row['name']}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
+    typer.echo(
+        f"last seen {_when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
+        f"asks {row['price_micros_per_mtok']}"
+    )
+    typer.echo(
+        f"earned {row['posted_micros']}, pending {row['pending_micros']}, void {row['voided_micros']}; "
+        f"leases {json.dumps(row['leases'])}"
+    )
+    for refusal in row["refusals"]:
+        typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {refusal['last_message']}")
+    for given in row["orders"]:
+        typer.echo(f"{_when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
+
+
+@app.command(epilog=EXIT_CODES)
+def pause(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
+    """Give a node no new work; what it holds it may finish, and is paid."""
+    _order(config_file, settings, "pause", node, reason)
+
+
+@app.command(epilog=EXIT_CODES)
+def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason = "no reason given") -> None:
+    """Let a paused node work again."""
+    _order(config_file, settings, "resume", node, reason)
+
+
+@app.command(epilog=EXIT_CODES)
+def ban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
+    """Ban the owner of a node with all their nodes: what no audit found right is void, by entries of the ledger."""
+    _order(config_file, settings, "ban", node, reason)
+
+
+@app.command(epilog=EXIT_CODES)
+def unban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
+    """Let an owner in again; they are audited in full until they have proved themselves. What is void stays void."""
+    _order(config_file, settings, "unban", node, reason)
+
+
+def _order(config_file: Path, settings: list[str], action: str, node: str, reason: str) -> None:
+    from coordinator.orders import whoami
+
+    config = load(config_file, settings)
+    wanted = {"action": action, "node": node, "reason": reason, "given_by": whoami()}
+    done = _ask(config, "POST", "/v1/operator/orders", wanted)
+    if done is None:
+        raise Unreachable(f"No coordinator answers at {config.round.listen}.", hint="Orders need a running one.")
+    what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
+    typer.echo(f"{action}: {what}" if done["changed"] else f"{what}: nothing to {action}")
+
+
+def _ask(config: Config, method: str, path: str, content: object = None) -> Any:
+    """What a running coordinator says; None if there is none."""
+    import httpx
+
+    token = config.round.directory / "operator.token"
+    if not token.exists():
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
+    headers = {"Authorization": f"Bearer {token.read_text()}", "Accept": "application/json"}
+    try:
+        url = f"http://{config.round.listen}{path}"
+        response = httpx.request(method, url, json=content, headers=headers, timeout=ASK_S)
+        said = response.json()
+    except (httpx.HTTPError, json.JSONDecodeError):
+        return None
+    if response.is_error:
+        raise SwarmError.from_wire(said)
+    return said
+
+
+def _read(config: Config, look: Any) -> Any:
+    """The same from the store of a stopped round."""
+    from coordinator.state import Database
+
+    if not config.store.url and not (config.round.directory / "state.db").exists():
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
+    with closing(Database(config.state)) as database:
+        return database.run_now(look)
+
+
+def _state(row: dict[str, Any]) -> str:
+    for name in ("banned", "revoked", "paused"):
+        if row[f"{name}_ms"] is not None:
+            return name
+    return str(row["phase"])
+
+
+def _when(moment_ms: int) -> str:
+    return f"{datetime.fromtimestamp(moment_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,156 @@
+"""`swarm-coordinator policy`: which versions there are, what they are made of, and whether they are what was signed.
+
+- These commands only read, from the round's folder and store: a running coordinator is not disturbed.
+"""
+
+import json
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.config import load
+
+if TYPE_CHECKING:
+    from coordinator.verifying import Verification
+
+app = typer.Typer(help="Look at published versions, and verify them.", no_args_is_help=True, add_completion=False)
+
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+DIFFERS = 3
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+Version = Annotated[int, typer.Argument(min=1, help="The version's number.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of them.")]
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json: AsJson = False) -> None:
+    """List the published versions, the newest first."""
+    from coordinator import policies
+    from coordinator.audit.case import RoundArchive
+
+    with closing(RoundArchive(load(config_file, settings))) as archive:
+        rows = archive.read(policies.listed, archive.publisher, archive.metadata, last=last)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        typer.echo(_line(row))
+    if not rows:
+        typer.echo("No version is published yet.")
+
+
+@app.command(epilog=EXIT_CODES)
+def show(config_file: ConfigFile, version: Version, settings: Settings, as_json: AsJson = False) -> None:
+    """Show one version: its manifest, its files with their digests, and whose keys signed what nodes see."""
+    from coordinator import policies
+    from coordinator.audit.case import RoundArchive
+
+    with closing(RoundArchive(load(config_file, settings))) as archive:
+        row = archive.read(policies.shown, archive.publisher, archive.metadata, version=version)
+    if as_json:
+        typer.echo(json.dumps(row, indent=2))
+        return
+    typer.echo(f"{_line(row)}\nmanifest {row['manifest_digest']}")
+    if row["task"] is None:
+        typer.echo("Its manifest is gone or damaged: `swarm-coordinator policy verify` says how.")
+    else:
+        typer.echo(f"parent   {row['parent'] or 'none: it is the first'}")
+        drawn = row["sampler"]
+        typer.echo(f"task     {row['task']}, temperature {drawn['temperature']}, {drawn['max_new_tokens']} new tokens")
+    for file in row["files"]:
+        after, patches = file["patches_after_anchor"], file["patches"]
+        chain = (
+            f", {len(patches)} patches of {_size(sum(patches))}, {after} of them after the anchor" if patches else ""
+        )
+        typer.echo(f"{file['digest']}  {file['path']}, {_size(file['size_bytes'])}, chunks: {file['chunks']}{chain}")
+    listed = "is" if row["signed"] else "is no more"
+    typer.echo(f"The version {listed} in the signed list. What nodes see now is signed by:")
+    for role, signed in row["signers"].items():
+        keys = ", ".join(key[:16] for key in signed["keys"]) or "nobody"
+        typer.echo(f"{role:9} {keys} ({signed['threshold']} must)")
+
+
+@app.command(epilog=f"{EXIT_CODES[:-1]}, {DIFFERS} something is not as it was signed.")
+def verify(
+    config_file: ConfigFile,
+    settings: Settings,
+    version: Version,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a version from the chunks that are kept, and compare every digest and the trust metadata."""
+    from coordinator import policies
+    from coordinator.audit.case import RoundArchive
+    from coordinator.verifying import Verification
+
+    with closing(RoundArchive(load(config_file, settings))) as archive:
+        digest = archive.read(policies.recorded, version)
+        run = Verification(
+            version, recorded=digest, metadata=archive.metadata, publisher=archive.publisher, now=datetime.now(UTC)
+        )
+        differences = run.documents()
+        if run.manifest is not None:
+            differences += _content(run, version, quiet=quiet or as_json)
+    if as_json:
+        typer.echo(json.dumps({"version": version, "manifest_digest": digest, "differences": differences}, indent=2))
+    else:
+        for line in differences:
+            typer.echo(line)
+        typer.echo(_verdict(run, version, len(differences)))
+    if differences:
+        raise typer.Exit(DIFFERS)
+
+
+def _content(run: "Verification", version: int, *, quiet: bool) -> list[str]:
+    """What is wrong with chunks and files, with a bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(f"version {version}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
+        task = bar.add_task("", total=run.total_bytes)
+        return run.content(lambda size_bytes: bar.advance(task, size_bytes))
+
+
+def _verdict(run: "Verification", version: int, differences: int) -> str:
+    if differences or run.manifest is None:
+        return f"Version {version} is not what was signed: {differences} differences."
+    manifest = run.manifest
+    size_bytes = sum(entry.size_bytes for entry in manifest.files)
+    made = f"{len(manifest.files)} files of {_size(size_bytes)} from {len(manifest.chunk_sizes())} chunks"
+    return f"Version {version} is whole: {made}, every digest as signed."
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A version in one line."""
+    when = datetime.fromtimestamp(row["published_ms"] / 1000, UTC)
+    sizes = [_size(row["size_bytes"])]
+    if row["patch_bytes"] is not None:
+        sizes.append(f"{_size(row['patch_bytes'])} from the one before")
+    if row["adapter_bytes"] is not None:
+        sizes.append(f"adapter {_size(row['adapter_bytes'])}")
+    kept = "kept" if row["kept"] else "gone"
+    made = f"version {row['version']}, update {row['update']}, {when:%Y-%m-%d %H:%M:%S}"
+    return f"{made}, {', '.join(sizes)}, {kept}, {_spread(row['broadcast'])}"
+
+
+def _spread(found: dict[str, Any] | None) -> str:
+    """T_bcast, of the versions whose broadcasts are still known."""
+    if found is None:
+        return "T_bcast not known"
+    reached = f"{found['reached']} of {found['nodes']} nodes"
+    return f"T_bcast {found['median_s']:.1f} s median, {found['max_s']:.1f} s to the last of {reached}"
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"

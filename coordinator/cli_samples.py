@@ -1,0 +1,128 @@
+"""`swarm-coordinator samples`: what the nodes sampled, to be read in the terminal.
+
+- The store is only read, whether the round runs or not.
+- Strangers wrote what is shown; nothing of it reaches the terminal as it is (`coordinator.terminal`).
+"""
+
+import json
+import re
+import shutil
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator import terminal
+from coordinator.config import Config, load
+from coordinator.web.words import line, readable
+from protocol.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from coordinator.samples import Shown, Wanted
+
+app = typer.Typer(help="Read what the nodes sampled.", no_args_is_help=True, add_completion=False)
+
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+Limit = Annotated[int, typer.Option(min=1, help="Most samples to show.")]
+Version = Annotated[int, typer.Option(min=0, help="Only those of this version; 0: of every version.")]
+Node = Annotated[str, typer.Option(help="Only those of this node: its id, the beginning or end of it, or its name.")]
+RewardMin = Annotated[float, typer.Option(help="Only rewards of this much or more.")]
+RewardMax = Annotated[float, typer.Option(help="Only rewards of this much or less.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+
+
+@app.command(epilog=EXIT_CODES)
+def show(
+    config_file: ConfigFile,
+    settings: Settings,
+    limit: Limit = 10,
+    version: Version = 0,
+    node: Node = "",
+    reward_min: RewardMin = -inf,
+    reward_max: RewardMax = inf,
+    as_json: AsJson = False,
+) -> None:
+    """Show samples, those of the newest group first."""
+    from coordinator.samples import Wanted
+
+    wanted = Wanted(version, node, reward_min, reward_max)
+    tell(_find(load(config_file, settings), wanted, limit), as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def grep(
+    config_file: ConfigFile,
+    pattern: Annotated[str, typer.Argument(help="A regular expression, as Python has them.")],
+    settings: Settings,
+    ignore_case: Annotated[
+        bool, typer.Option("--ignore-case", "-i", help="Capitals are as good as small ones.")
+    ] = False,
+    limit: Limit = 10,
+    version: Version = 0,
+    node: Node = "",
+    reward_min: RewardMin = -inf,
+    reward_max: RewardMax = inf,
+    as_json: AsJson = False,
+) -> None:
+    """Show the samples whose prompt or completion matches, those of the newest group first."""
+    from coordinator.samples import Wanted
+
+    try:
+        text = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except re.error as error:
+        raise ConfigInvalid(f"This is no regular expression: {error}.", hint="Escape ( [ . * + ? with \\.") from None
+    wanted = Wanted(version, node, reward_min, reward_max, text)
+    tell(_find(load(config_file, settings), wanted, limit), as_json)
+
+
+def _find(config: Config, wanted: "Wanted", limit: int) -> "list[Shown]":
+    from coordinator import samples
+    from coordinator.audit.case import RoundArchive
+
+    if not (config.round.directory / "resolved.json").exists():
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")
+    with closing(RoundArchive(config)) as archive:
+        return samples.of_round(archive, config, wanted, limit)
+
+
+def tell(found: "list[Shown]", as_json: bool) -> None:
+    """Print samples."""
+    if as_json:
+        # Of the controls, only this one is none to JSON.
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+        return
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for one in found:
+        typer.echo(f"{_head(one)}\n{terminal.block(one.prompt, columns)}")
+        typer.echo(f"  answered\n{terminal.block(one.completion, columns)}\n")
+    if not found:
+        typer.echo("No such samples.")
+
+
+def _head(one: "Shown") -> str:
+    """All but the texts, in two lines."""
+    said = [one.status if one.reward is None else f"reward {one.reward:g}"]
+    said += [f"{line(name, 40)} {_number(value)}" for name, value in one.components.items()]
+    said += ["of broken form"] if one.status == "invalid" else []
+    said += [] if one.advantage is None else [f"advantage {one.advantage:+.3g}"]
+    trained = one.state if one.trained_in is None else f"trained on in update {one.trained_in}"
+    when = f"{datetime.fromtimestamp(one.accepted_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return (
+        f"{', '.join(said)}\n"
+        f"{when}  version {one.version}, update {one.update}, {trained}, by {readable(one.name, one.node_id)} "
+        f"({one.nickname}), sample {one.sample} of claim {one.claim_id[:8]}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:g}"

@@ -1,0 +1,62 @@
+"""The commands of `swarm-coordinator` about tasks: which there are, and what is wrong with one."""
+
+import asyncio
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.config import load
+from coordinator.data.kinds import SHIPPED
+from protocol.tasks import BUILT_IN
+
+app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
+
+
+@app.command("list")
+def list_tasks(as_json: AsJson = False) -> None:
+    """Name the tasks that `task.name` may be; a file like my_task.py is another."""
+    found = {name: _first_line(made) for name, made in BUILT_IN.items()}
+    found |= {name: about for name, (about, _) in SHIPPED.items()}
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for name, about in found.items():
+        typer.echo(f"{name:16} {about}")
+
+
+@app.command(epilog="Exit codes: 0 nothing is wrong, 1 something is, 2 a setting is wrong.")
+def check(
+    source: Annotated[Path, typer.Argument(help="A round's TOML file, or a my_task.py.")],
+    settings: Annotated[
+        list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Find what is wrong with a task before a round is paid for: problems, lengths of prompts, rewards.
+
+    Rewards are tried as the round would run them, in processes that are killed, on real problems: with their answers,
+    with others' answers, with nothing and with nonsense. Findings name their place and what to do.
+    """
+    from coordinator.task_check import check as look
+
+    plain = source.suffix == ".py"
+    config = load(None if plain else source, [f"task.name={source}", *settings] if plain else settings)
+    with tempfile.TemporaryDirectory(prefix="task-check-") as folder:
+        found = asyncio.run(look(config, Path(folder)))
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+    else:
+        for each in found:
+            typer.echo(f"{each.severity}: {each.code}: {each.place}\n  {each.message}\n  {each.next_step}")
+        typer.echo(f"{len(found)} findings" if found else "Nothing is wrong with it.")
+    raise typer.Exit(int(any(each.severity == "error" for each in found)))
+
+
+def _first_line(made: Any) -> str:
+    return (getattr(made, "func", made).__doc__ or "").strip().partition("\n")[0].rstrip(".")

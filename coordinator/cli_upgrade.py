@@ -1,0 +1,81 @@
+"""`swarm-coordinator upgrade`: a stopped round's store brought to the schema of the installed software."""
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import sqlalchemy as sa
+import typer
+
+from coordinator.config import Config, load
+from protocol.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from coordinator.state import Database
+
+ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
+]
+
+OTHERS = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND backend_type = 'client backend'"
+)
+
+
+def upgrade(
+    config_file: ConfigFile,
+    settings: Settings,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Try every step, and undo it.")] = False,
+    backup: Annotated[bool, typer.Option(help="Copy the store before, into the round's folder.")] = True,
+) -> None:
+    """Bring the store of a stopped round to the schema of this software; ends at once where that is done.
+
+    The store is copied before. Whatever interrupts it, run it again: each step happened whole or not at all.
+    """
+    from coordinator import upgrading
+    from coordinator.round import only_coordinator
+    from coordinator.state import Database
+
+    config = load(config_file, settings)
+    folder = config.round.directory
+    if not (folder / "resolved.json").exists():
+        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+    with only_coordinator(folder), closing(Database(config.state, any_schema=True)) as database:
+        there = database.run_now(upgrading.require_store)
+        waiting = database.run_now(upgrading.pending)
+        if not waiting:
+            typer.echo(f"The store has schema {there}, as it should.")
+            return
+        if dry_run:
+            count = upgrading.dry_run(database, typer.echo)
+            typer.echo(f"{count} steps would do; nothing was changed.")
+            return
+        _refuse_company(config, database)
+        if backup:
+            typer.echo(f"backup: {_copy(config, there)}")
+        upgrading.upgrade(database, typer.echo)
+        typer.echo(f"The store has schema {database.run_now(upgrading.require_store)} now.")
+
+
+def _refuse_company(config: Config, database: "Database") -> None:
+    """API processes hold no lock of ours, but a connection."""
+    if config.store.url and (others := database.run_now(lambda connection: connection.execute(OTHERS).scalar())):
+        raise ConfigInvalid(
+            f"{others} other connections to the database are open.",
+            hint="Stop every `swarm-coordinator api` of this round, and whoever else looks into it.",
+        )
+
+
+def _copy(config: Config, there: int) -> Path:
+    """The store as it is, under a name that says of which schema and when."""
+    from coordinator.backup import database
+
+    folder = config.round.directory / "backups"
+    folder.mkdir(exist_ok=True)
+    target = folder / f"schema-{there}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    partial = folder / f".{target.name}.partial"
+    database.save(config.state, partial, lambda _what, _done, _total: None)
+    return partial.rename(target)

@@ -1,0 +1,26 @@
+"""The operator's one TOML file, strict: an unknown key is refused with the nearest name.
+
+- Every key has a default that works; units are in the names.
+- `--set section.key=value` changes one key from the command line, with the same checks.
+- One module per group of sections; a new key belongs to its section, and nowhere else but the manual.
+- The resolved configuration is stored with the round, so that a restart runs what was started.
+"""
+
+from coordinator.config.learner import AlgorithmName, CorrectionSection, ObjectiveSection
+from coordinator.config.money import PayoutsSection
+from coordinator.config.reading import load, parse
+from coordinator.config.round import ModelSection
+from coordinator.config.task import DataSection
+from coordinator.config.whole import Config
+
+__all__ = [
+    "AlgorithmName",
+    "Config",
+    "CorrectionSection",
+    "DataSection",
+    "ModelSection",
+    "ObjectiveSection",
+    "PayoutsSection",
+    "load",
+    "parse",
+]

@@ -1,0 +1,31 @@
+"""How much is audited, and how it is judged."""
+
+from pydantic import Field
+
+from coordinator.config.section import Section
+
+CLASSES_MAX = 100
+"""Classes that a round admits; seven ship."""
+
+
+class AuditSection(Section):
+    """How much is audited, and how it is judged."""
+
+    tolerance: str = Field("torch/bf16/cpu", description="class that everybody is judged by, where classes names none")
+    classes: tuple[str, ...] = Field(
+        (),
+        max_length=CLASSES_MAX,
+        description="engine/dtype/device that nodes may compute with; each is judged as such",
+    )
+    neighbours: int = Field(1, ge=0, le=16, description="how many earlier versions a claim is compared with")
+    first_groups: int = Field(10, ge=0, description="an owner's groups that are all audited; then this many in n")
+    floor: float = Field(0.05, ge=0, le=1, description="share that is always audited; 0 with first_groups = 0: none")
+    trusted_groups: int = Field(1000, ge=1, description="validated groups until trusted_floor holds")
+    trusted_floor: float = Field(0.02, ge=0, le=1, description="share that is audited of a long-standing owner")
+    escrow_factor: float = Field(1.25, ge=0, description="unaudited groups kept unpaid, times (1 - rate) / rate")
+    epoch_groups: int = Field(256, ge=1, description="claims that one secret draws from before it is revealed")
+    timeout_s: float = Field(120.0, gt=0, description="after this an auditor's unanswered cases go to another")
+    backlog_max: int = Field(512, ge=1, description="claims that wait for an auditor until no more work is offered")
+    max_owner_share: float = Field(
+        0.5, gt=0, le=1, description="most of a batch that is one owner's, once 2 / share owners are at work"
+    )

@@ -1,0 +1,86 @@
+"""The learner: its algorithm, and what differs from it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from coordinator.config.section import Section
+
+AlgorithmName = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo", "echo2"]
+
+
+class LearnerSection(Section):
+    """The objective by name, and how it is followed."""
+
+    algorithm: AlgorithmName = Field(
+        "grpo", description="grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, cispo or echo2 (docs/learning.md)"
+    )
+    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, after the warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="constant, linear or cosine: how the rate falls towards the last update"
+    )
+    warmup_updates: int = Field(20, ge=0, description="updates over which the rate rises from nothing")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
+    groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
+    num_iterations: int = Field(1, ge=1, description="optimizer steps on one batch")
+    micro_batch_tokens: int = Field(
+        16384, ge=0, description="most tokens computed at once, prompts included; 0 is no limit"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute layers twice instead of remembering them")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="float32 or bfloat16: of the products; weights in training are float32"
+    )
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    threads: int = Field(1, ge=1, description="CPU threads of the learner")
+    processes: int = Field(1, ge=1, le=64, description="ranks that train together on this machine, a GPU for each")
+    watchdog_s: float = Field(
+        1800.0, ge=0, description="seconds in which nothing moves in a step until the learner ends itself; 0: never"
+    )
+    lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
+    lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha: what is learned counts alpha / rank")
+    publish_adapters: bool = Field(
+        True, description="publish adapters beside a base that never changes; else the weights with them in"
+    )
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard, too, into learner/tensorboard")
+    wandb: str = Field(
+        "", pattern=r"^[\w.-]{0,128}$", description="project of Weights & Biases that is told, too; empty tells nobody"
+    )
+
+
+class ObjectiveSection(Section):
+    """What differs from `learner.algorithm`; a key that is left out is as the algorithm says."""
+
+    baseline: Literal["group", "leave_one_out", "batch", "none"] | None = Field(
+        None, description="group, leave_one_out, batch or none: the mean that is taken from a reward"
+    )
+    scale_rewards: Literal["group", "batch", "none"] | None = Field(
+        None, description="group, batch or none: the deviation that it is divided by"
+    )
+    importance_sampling_level: Literal["token", "sequence", "product"] | None = Field(
+        None, description="token, sequence (geometric mean) or product: what has a ratio of its own"
+    )
+    clip: Literal["ppo", "cispo"] | None = Field(None, description="ppo bounds the ratio, cispo the weight of a token")
+    epsilon: float | None = Field(None, ge=0, le=1, description="how far a ratio may fall")
+    epsilon_high: float | None = Field(None, ge=0, description="how far it may rise; cispo: the largest weight")
+    delta: float | None = Field(None, ge=0, description="largest ratio where the advantage is negative; 0 is no bound")
+    loss_aggregation: Literal["sequence", "token", "constant"] | None = Field(
+        None, description="sequence, token or constant: what the loss is a mean of"
+    )
+    beta: float | None = Field(None, ge=0, description="weight of the divergence from the starting policy")
+    filter_zero_variance: bool | None = Field(None, description="leave out groups of equal raw scores")
+    mask_truncated_completions: bool | None = Field(None, description="leave out samples without an end")
+    overlong_buffer: int | None = Field(None, ge=0, description="tokens before the longest length that cost reward")
+    overlong_penalty: float | None = Field(None, ge=0, description="what they cost at most")
+
+
+class CorrectionSection(Section):
+    """What is done about stale samples; a key that is left out is as the algorithm says."""
+
+    mode: Literal["decoupled", "bypass", "none"] | None = Field(
+        None, description="decoupled weighs by the distance, bypass clips it, none ignores it"
+    )
+    token_cap: float | None = Field(None, gt=0, description="largest weight of a token")
+    sequence_low: float | None = Field(None, ge=0, description="least geometric mean ratio of a sample that counts")
+    sequence_high: float | None = Field(None, gt=0, description="largest geometric mean ratio of a sample that counts")
+    veto: float | None = Field(None, ge=0, lt=1, description="a token's ratio below it drops the sample; 0 never")

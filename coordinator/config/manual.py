@@ -1,0 +1,177 @@
+"""The operator's file explained by its own models: nothing here can differ from what is checked.
+
+- A key's unit is in its name; its default, bounds and meaning are the field's.
+- `toml` writes a whole file with every key as a comment, but for those that were set: what stands there is what counts.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from coordinator.config.section import Section
+from coordinator.config.whole import Config
+
+UNITS = {
+    "_s": "seconds",
+    "_h": "hours",
+    "_bytes": "bytes",
+    "_micros": "millionths of the operator's unit",
+    "_micros_per_mtok": "millionths of the operator's unit per million tokens",
+    "_micros_per_hour": "millionths of the operator's unit per hour",
+}
+
+MICROS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting as its model describes it."""
+
+    section: str
+    name: str
+    field: FieldInfo
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def default(self) -> Any:
+        return self.field.get_default(call_default_factory=True)
+
+    @property
+    def unit(self) -> str:
+        found = [suffix for suffix in UNITS if self.name.endswith(suffix)]
+        return UNITS[max(found, key=len)] if found else ""
+
+    @property
+    def bounds(self) -> str:
+        """What the value may be, beside its type."""
+        said = []
+        for rule in self.field.metadata:
+            for sign, kind, name in (
+                ("≥", annotated_types.Ge, "ge"),
+                (">", annotated_types.Gt, "gt"),
+                ("≤", annotated_types.Le, "le"),
+                ("<", annotated_types.Lt, "lt"),
+            ):
+                if isinstance(rule, kind):
+                    said.append(f"{sign} {getattr(rule, name)}")
+        return ", ".join(said)
+
+    @property
+    def meaning(self) -> str:
+        return self.field.description or ""
+
+
+def sections() -> dict[str, type[Section]]:
+    """Every table by its name, in the order of the manual."""
+    return {name: type(table.default) for name, table in Config.model_fields.items()}
+
+
+def every(prefix: str = "") -> Iterator[Key]:
+    """Every setting whose name begins like this."""
+    for section, table in sections().items():
+        for name, field in table.model_fields.items():
+            key = Key(section, name, field)
+            if key.path == prefix or section == prefix or not prefix:
+                yield key
+
+
+def table() -> str:
+    """The reference in docs/commands.md."""
+    rows = [f"| `{key.path}` | `{key.default}` | {key.meaning} |" for key in every()]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def explain(config: Config, prefix: str = "") -> list[str]:
+    """Every key with what it is now, its default, unit, bounds and meaning."""
+    lines = []
+    for key in every(prefix):
+        now = getattr(getattr(config, key.section), key.name)
+        default = "" if now == key.default else f" (default {_value(key.default)})"
+        about = "; ".join(part for part in (key.unit, key.bounds) if part)
+        lines.append(f"{key.path} = {_value(now)}{default}" + (f"  [{about}]" if about else ""))
+        lines.append(f"    {key.meaning}")
+    return lines
+
+
+def effects(config: Config) -> list[str]:
+    """What the settings amount to together."""
+    sampling, learner, staleness, market = config.sampling, config.learner, config.staleness, config.market
+    samples = learner.groups_per_update * sampling.samples_per_group
+    tokens = samples * sampling.max_new_tokens
+    dearest_micros = math.ceil(tokens * market.max_price_micros_per_mtok / MICROS)
+    under_way = (staleness.max_updates + 1) * learner.groups_per_update
+    lasts = market.budget_micros // dearest_micros if dearest_micros else None
+    audit = config.audit
+    floor = audit.trusted_floor
+    window = math.ceil(audit.escrow_factor * (1 - floor) / floor) if floor else 0
+    lines = [
+        f"One update trains on B × G = {learner.groups_per_update} × {sampling.samples_per_group} = {samples} samples, "
+        f"at most {tokens} tokens.",
+        f"It costs at most {dearest_micros} micro-units"
+        + (f"; the budget lasts for {lasts} such updates of {config.round.max_updates}." if lasts is not None else "."),
+        f"A version at least every {staleness.kappa} updates"
+        + ("" if staleness.publish_every else ", until what is measured says another number")
+        + f"; at most (S + 1) × B = {under_way} groups are under way.",
+        f"The last {staleness.max_updates + 2} versions are kept.",
+        f"Of a long-standing owner {floor:.1%} of the claims are audited, and {window} groups stay in escrow.",
+        f"A node that was not heard of for {3 * config.leases.heartbeat_s:g} s is not counted on.",
+    ]
+    return lines
+
+
+def warnings(config: Config) -> list[str]:
+    """What is allowed, and probably not meant."""
+    found = []
+    tokens = config.learner.groups_per_update * config.sampling.samples_per_group * config.sampling.max_new_tokens
+    dearest_micros = math.ceil(tokens * config.market.max_price_micros_per_mtok / MICROS)
+    if dearest_micros * config.round.max_updates > config.market.budget_micros:
+        found.append(
+            "market.budget_micros may end before round.max_updates do, if all work is as long and dear as it may be."
+        )
+    if config.leases.timeout_s <= config.leases.heartbeat_s:
+        found.append("leases.timeout_s is not longer than leases.heartbeat_s: leases end before nodes are missed.")
+    if not config.audit.floor and not config.audit.first_groups:
+        found.append("audit.floor and audit.first_groups are 0: nothing is audited, and anybody may invent rollouts.")
+    host = config.round.listen.rpartition(":")[0]
+    if host not in ("127.0.0.1", "localhost", "[::1]") and not config.round.public_url:
+        found.append("round.public_url is empty: nodes are told to call the address of round.listen.")
+    return found
+
+
+def toml(chosen: dict[str, dict[str, Any]]) -> str:
+    """A file with every key, its default and its meaning; those that were chosen count, the others are comments."""
+    lines = ["# Settings of a round; `swarm-coordinator config explain FILE` says what they amount to.", ""]
+    for section, model in sections().items():
+        lines += [f"# {(model.__doc__ or '').splitlines()[0]}", f"[{section}]"]
+        mine = chosen.get(section, {})
+        for key in every(section):
+            bounds = f" ({key.bounds})" if key.bounds else ""
+            lines.append(f"# {key.meaning}{bounds}")
+            if key.name in mine:
+                lines.append(f"{key.name} = {_value(mine[key.name])}")
+            elif key.default is None:
+                lines.append(f"# {key.name} =")
+            else:
+                lines.append(f"# {key.name} = {_value(key.default)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    """As TOML writes it."""
+    if value is None:
+        return "as the algorithm says"
+    if isinstance(value, tuple):
+        return json.dumps(list(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items()) + "}"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -1,0 +1,56 @@
+"""All tables of the operator's file, in the order of its manual."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import model_validator
+
+from coordinator.config.audit import AuditSection
+from coordinator.config.evaluation import EvalSection
+from coordinator.config.fleet import FleetSection, LeasesSection
+from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
+from coordinator.config.modes import with_mode
+from coordinator.config.money import MarketSection, PayoutsSection
+from coordinator.config.publish import PublishSection
+from coordinator.config.round import ModelSection, RoundSection, StoreSection
+from coordinator.config.sampling import SamplingSection, StalenessSection
+from coordinator.config.section import Section
+from coordinator.config.task import DataSection, RewardSection, TaskSection
+
+
+class Config(Section):
+    """The whole file."""
+
+    round: RoundSection = RoundSection()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    data: DataSection = DataSection()
+    reward: RewardSection = RewardSection()
+    sampling: SamplingSection = SamplingSection()
+    staleness: StalenessSection = StalenessSection()
+    learner: LearnerSection = LearnerSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    correction: CorrectionSection = CorrectionSection()
+    eval: EvalSection = EvalSection()
+    market: MarketSection = MarketSection()
+    payouts: PayoutsSection = PayoutsSection()
+    fleet: FleetSection = FleetSection()
+    leases: LeasesSection = LeasesSection()
+    audit: AuditSection = AuditSection()
+    publish: PublishSection = PublishSection()
+    store: StoreSection = StoreSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_its_mode(cls, table: Any) -> Any:
+        return with_mode(table)
+
+    @property
+    def state(self) -> Path | str:
+        """What `coordinator.state.Database` opens."""
+        return self.store.url or self.round.directory / "state.db"
+
+    def with_absolute_folder(self) -> "Config":
+        """The same with a folder that child processes find wherever they start."""
+        place = self.round.model_copy(update={"directory": self.round.directory.absolute()})
+        return self.model_copy(update={"round": place})

@@ -1,0 +1,136 @@
+"""Rows of problems from wherever they are: files of JSON or Parquet, folders as the hub has them, and the hub itself.
+
+- A folder holds splits as the hub's do: files that have the split's name as a word, like `data/train-00000.parquet`.
+  A folder whose files name no split is all training data.
+- A broken row is told with its file and line.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from protocol import limits
+from protocol.errors import ConfigInvalid
+
+HUB = "hf://"
+ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet")
+NAMES = {"train": ("train",), "held_out": ("held_out", "test", "eval", "validation", "valid", "dev")}
+"""What the files of a split may be called; of several, the first that is there."""
+
+ROW_MAX_BYTES = 4 * limits.MIB
+"""A longer line is no problem of anybody's, but a file of another kind."""
+
+ROWS_AT_ONCE = 1000
+
+Row = dict[str, Any]
+
+
+def files(place: str, split: str, *, revision: str = "") -> list[Path]:
+    """The files of a split; none if a folder has no files of that name."""
+    root = _downloaded(place, revision) if place.startswith(HUB) else Path(place)
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise ConfigInvalid(f"There is no file or folder {place}.", hint="Paths are those of where you start from.")
+    found = sorted(path for path in root.rglob("*") if path.suffix in ENDINGS and not _hidden(path, root))
+    found = [path for path in found if path.name not in ("dataset_info.json", "dataset_infos.json", "state.json")]
+    if not found:
+        raise ConfigInvalid(f"{place} has no files of problems.", hint=f"They end in {', '.join(ENDINGS)}.")
+    named = {name: [path for path in found if _is_of(path.relative_to(root), name)] for name in sum(NAMES.values(), ())}
+    for name in NAMES[split]:
+        if named[name]:
+            return named[name]
+    return found if split == "train" and not any(named.values()) else []
+
+
+def rows(paths: Iterable[Path]) -> Iterator[Row]:
+    for path in paths:
+        if path.suffix == ".parquet":
+            yield from _parquet(path)
+        elif path.suffix == ".json":
+            yield from _array(path)
+        elif path.suffix in ENDINGS:
+            yield from _lines(path)
+        else:
+            raise ConfigInvalid(f"{path} is of no known kind.", hint=f"Known are {', '.join(ENDINGS)}.")
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(ROW_MAX_BYTES + 1), b""), 1):
+            if len(line) > ROW_MAX_BYTES:
+                raise ConfigInvalid(f"{path}:{number} is longer than {ROW_MAX_BYTES} bytes.")
+            if line.strip():
+                yield _object(line, f"{path}:{number}")
+
+
+def _array(path: Path) -> Iterator[Row]:
+    """One list of objects; or lines after all, as many files that end so."""
+    data = path.read_bytes()
+    if not data.lstrip().startswith(b"["):
+        yield from _lines(path)
+        return
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise ConfigInvalid(f"{path} is no JSON: {error}.") from None
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, dict):
+            raise ConfigInvalid(f"{path}: item {number} is no object.")
+        yield value
+
+
+def _object(data: bytes, where: str) -> Row:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{where} is no JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise ConfigInvalid(f"{where} is no JSON object.", hint='Rows look like {"prompt": "…", "answer": "…"}.')
+    return value
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        raise ConfigInvalid(f"{path} needs a reader of Parquet.", hint="pip install 'echo-swarm[data]'") from None
+    with duckdb.connect() as connection:
+        try:
+            found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
+            names = [column[0] for column in found.description or ()]
+            while several := found.fetchmany(ROWS_AT_ONCE):
+                yield from (dict(zip(names, row, strict=True)) for row in several)
+        except duckdb.Error as error:
+            raise ConfigInvalid(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from None
+
+
+def _is_of(path: Path, name: str) -> bool:
+    return re.search(rf"(^|[^a-z]){name}([^a-z]|$)", str(path).lower()) is not None
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _downloaded(place: str, revision: str) -> Path:
+    """A folder of the hub's cache: `hf://owner/name`, or a folder of it behind that."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    owner, _, rest = place.removeprefix(HUB).partition("/")
+    name, _, folder = rest.partition("/")
+    wanted = [f"{folder}/*{ending}" if folder else f"*{ending}" for ending in ENDINGS]
+    try:
+        found = snapshot_download(
+            f"{owner}/{name}", repo_type="dataset", revision=revision or None, allow_patterns=wanted
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigInvalid(
+            f"{place} cannot be downloaded: {reason}",
+            hint="Gated data needs HF_TOKEN; with HF_HUB_OFFLINE=1 only the cache is looked at.",
+        ) from error
+    return Path(found) / folder

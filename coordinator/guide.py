@@ -1,0 +1,83 @@
+"""A new round's settings, asked for: the few that nobody can know but its operator.
+
+- Each question has a default, which the settings model gives; Enter takes it. A wrong answer is asked for again.
+- What was given by `--set` is not asked for.
+- Answers are checked one by one and all together by the same models that will read the file.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.config import parse
+from coordinator.config.manual import every
+from coordinator.config.reading import with_settings
+from protocol.errors import ConfigInvalid
+
+
+@dataclass(frozen=True)
+class Question:
+    """One setting and how it is asked for."""
+
+    path: str
+    text: str
+    required: bool = False
+
+
+QUESTIONS = (
+    Question("round.directory", "Folder for keys, state and checkpoints"),
+    Question("task.name", "Task: arithmetic, math, data, reasoning-gym, leduc, kuhn, sokoban, or a my_task.py"),
+    Question("model.path", "Model: a folder, hf://owner/name, or 'embedded' for the tiny built-in one"),
+    Question("staleness.max_updates", "S, how many updates a rollout may lie behind the learner"),
+    Question("market.budget_micros", "Budget in micro-units, deposited once and never overspent"),
+    Question("market.max_price_micros_per_mtok", "Dearest price in micro-units per million tokens"),
+    Question("round.listen", "Address on which API and page listen"),
+    Question("round.public_url", "URL at which nodes reach it, if another (empty if not)"),
+    Question("round.seeder", "Address on which chunks are served"),
+)
+
+NEEDS_DATA = ("data", "math")
+"""Tasks that are nothing without a file of problems."""
+
+DATA = Question("data.train", "Problems: a .jsonl, .json or .parquet file, a folder, or hf://owner/name/folder", True)
+
+
+def ask(given: list[str], prompt: Callable[[str, str], str], complain: Callable[[str], None]) -> list[str]:
+    """What was given and what is answered, as `section.key=value`."""
+    known = {setting.partition("=")[0] for setting in given}
+    found = list(given)
+    defaults = {key.path: str(key.default) for key in every()}
+    for question in QUESTIONS:
+        if question.path not in known:
+            found += _answer(question, defaults[question.path], found, prompt, complain)
+        if question.path == "task.name" and DATA.path not in known and _task(found) in NEEDS_DATA:
+            found += _answer(DATA, "", found, prompt, complain)
+    return found
+
+
+def _answer(
+    question: Question,
+    default: str,
+    before: list[str],
+    prompt: Callable[[str, str], str],
+    complain: Callable[[str], None],
+) -> list[str]:
+    """The setting, if it is another than the default."""
+    while True:
+        said = prompt(question.text, default).strip()
+        setting = f"{question.path}={said}"
+        if said == default and not question.required:
+            return []
+        if not said:
+            complain("This has no default.")
+            continue
+        try:
+            parse(with_settings({}, [*before, setting]))
+        except ConfigInvalid as error:
+            complain(str(error))
+        else:
+            return [setting]
+
+
+def _task(settings: list[str]) -> str:
+    table = with_settings({}, settings)
+    return str(table.get("task", {}).get("name", ""))

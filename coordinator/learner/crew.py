@@ -1,0 +1,182 @@
+"""What all ranks do together, at the word of rank 0: the policy of a round with what belongs to it.
+
+    rank 0         train, save, publish …: says so to all, then does it, too
+    the others     `follow`: wait for the word, do it, until the word is that it is over
+
+- So all ranks make the same steps in the same order, and the loop on rank 0 reads as if it were alone: with one
+  process, it is.
+- A step in which nothing moves for `learner.watchdog_s` ends the process. Between steps nothing has to move: rank 0
+  waits for the coordinator.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from coordinator.config import Config
+from coordinator.data.task import task_here
+from coordinator.files import sync
+from coordinator.learner import checkpoint, playing
+from coordinator.learner.evaluate import accuracy
+from coordinator.learner.policy import Policy, Step
+from coordinator.learner.ranks import Ranks
+from coordinator.learner.settings import train_settings
+from coordinator.learner.start import place
+from coordinator.learner.warmstart import Progress, warm_start
+from coordinator.policy_text import Coder, PolicyText
+from protocol.episode import Episode
+from protocol.errors import ConfigInvalid
+from protocol.learning import TrainingGroup
+from protocol.tasks import Episodes, Exact, Teaching
+
+log = logging.getLogger(__name__)
+
+OVER = "over"
+
+
+def _silent(_fraction: float, _text: str) -> None:
+    """What only rank 0 tells."""
+
+
+class Crew:
+    """The policy where the last checkpoint left it, or as the round starts."""
+
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        self._config, self._ranks = config, ranks
+        self._task = task_here(config)
+        self._folder = config.round.directory / "learner"
+        self._progress: Progress = _silent
+        with ranks.watchdog.watching():
+            last = ranks.tell(checkpoint.newest(self._checkpoints))
+            start = self._folder / "start"
+            if last is None and ranks.first:
+                words = self._task.environment.words if isinstance(self._task, Episodes) else ()
+                place(config.model, start, seed=config.round.seed, words=words)
+            ranks.meet()
+            self.policy = Policy(start, train_settings(config), ranks)
+            self.resumed = self.policy.restore(last) if last else None
+            """What the checkpoint says besides."""
+        self._coder = Coder(lambda name: (start / name).read_bytes())
+        self._frame: Episode | None = None
+        """Any episode, for how the policy is spoken to, where the task is to play."""
+        if isinstance(self._task, Episodes):
+            text = PolicyText(lambda name: (start / name).read_bytes(), self._task, config.sampling.max_new_tokens)
+            self._frame = text.framed(self._task.game(0))
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self._folder / "checkpoints"
+
+    def train(self, groups: tuple[TrainingGroup, ...]) -> Step:
+        """One update."""
+        step: Step = self._together("train", groups)
+        return step
+
+    def save(self, **beside: Any) -> None:
+        """A checkpoint, with these plain values."""
+        self._together("save", beside)
+
+    def publish(self, folder: Path) -> None:
+        """Write the policy as a folder in hub format."""
+        self._together("publish", folder)
+
+    def warm_start(self, progress: Progress) -> None:
+        """The embedded policy's short supervised start, if the task has a teacher."""
+        if self._config.learner.lora_rank:
+            raise ConfigInvalid(
+                "The embedded policy has learned nothing yet that adapters could be added to.",
+                hint="Set learner.lora_rank=0, or model.path to a policy.",
+            )
+        self._progress = progress
+        self._together("warm_start")
+
+    def accuracy(self) -> float | None:
+        """The share of held-out problems that the policy answers exactly; None where a right answer has many forms."""
+        found: float | None = self._together("accuracy")
+        return found
+
+    def evaluate(self) -> dict[str, float]:
+        """What the task can say of the policy exactly, by name: in a small poker, how much it can lose."""
+        found: dict[str, float] = self._together("evaluate")
+        return found
+
+    def over(self) -> None:
+        """Let the others go."""
+        self._ranks.tell((OVER,))
+
+    def follow(self) -> None:
+        """What every rank but the first does, to the end of the round."""
+        while (said := self._ranks.tell((OVER,))) != (OVER,):
+            self._do(*said)
+
+    def _together(self, action: str, *values: Any) -> Any:
+        return self._do(*self._ranks.tell((action, *values)))
+
+    def _do(self, action: str, *values: Any) -> Any:
+        with self._ranks.watchdog.watching():
+            return self._ACTIONS[action](self, *values)
+
+    def _train(self, groups: tuple[TrainingGroup, ...]) -> Step:
+        return self.policy.train_step(groups)
+
+    def _save(self, beside: dict[str, Any]) -> None:
+        self.policy.save(self._checkpoints, **beside)
+
+    def _publish(self, folder: Path) -> None:
+        settings = self._config.learner
+        if not (settings.lora_rank and settings.publish_adapters):
+            self.policy.save_hub(folder)
+            return
+        base = self._base()
+        if self._ranks.first:
+            folder.mkdir()
+            for path in base.iterdir():
+                (folder / path.name).hardlink_to(path)
+        self.policy.save_adapter(folder, self._config.model.path)
+
+    def _base(self) -> Path:
+        """The folder that adapters are published beside: written once, and then never again."""
+        base = self._folder / "base"
+        if not self._ranks.tell(base.exists()):
+            draft = base.with_suffix(".new")
+            if self._ranks.first:
+                shutil.rmtree(draft, ignore_errors=True)
+            self.policy.save_base(draft)
+            if self._ranks.first:
+                for path in draft.iterdir():
+                    sync(path)
+                draft.rename(base)
+        return base
+
+    def _warm_start(self) -> None:
+        def moved(fraction: float, text: str) -> None:
+            self._ranks.watchdog.moved()
+            self._progress(fraction, text)
+
+        if isinstance(self._task, Episodes) and self._frame is not None:
+            end, codec = self.policy.ends[0], self._coder.codec
+            playing.warm_start(self.policy.model, self._task, self._frame, codec, end, moved)
+        if isinstance(self._task, Teaching):
+            warm_start(self.policy.model, self._task, self._coder.encode, self.policy.ends[0], moved)
+
+    def _accuracy(self) -> float | None:
+        if not isinstance(self._task, Exact):
+            return None
+        problems = self._task.problems("held_out")
+        return accuracy(self.policy.model, problems, self._coder.encode, self.policy.ends[0])
+
+    def _evaluate(self) -> dict[str, float]:
+        if not isinstance(self._task, Episodes) or self._frame is None:
+            return {}
+        return playing.evaluated(self.policy.model, self._task, self._frame, self._coder.codec, self.policy.ends[0])
+
+    _ACTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
+        "train": _train,
+        "save": _save,
+        "publish": _publish,
+        "warm_start": _warm_start,
+        "accuracy": _accuracy,
+        "evaluate": _evaluate,
+    }

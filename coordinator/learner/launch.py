@@ -1,0 +1,80 @@
+"""Starts the ranks of one machine, and ends them together.
+
+- They get the environment that torchrun would give them. torchrun itself opens ports to the whole network and takes
+  pickles from them; here ranks meet by a file and talk over loopback, so a machine that faces strangers opens nothing.
+- When one ends badly, the others are told to end, show where they stood, and the whole ends with that one's code: the
+  coordinator starts it again, from the last checkpoint, unless it was the settings.
+- Ranks hold on to our pipe: however we end, they leave.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from coordinator.config import Config
+
+log = logging.getLogger(__name__)
+
+STORE = "SWARM_RANKS_FILE"
+"""Names the file by which ranks of one machine find each other; those that torchrun starts ask its own store."""
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+GRACE_S = 10.0
+"""How long the others may take to end."""
+
+KILLED = 128
+"""What shells add to the number of a signal."""
+
+
+def is_rank() -> bool:
+    """Whether this process was started as one of several."""
+    return "RANK" in os.environ
+
+
+def launch(command: Sequence[str], config: Config) -> int:
+    """Run a command as `learner.processes` ranks; the exit code of the first that failed, or 0."""
+    store = config.round.directory / "learner" / "ranks"
+    store.parent.mkdir(parents=True, exist_ok=True)
+    store.unlink(missing_ok=True)
+    size = config.learner.processes
+    shared = {"WORLD_SIZE": str(size), STORE: str(store)}
+    shared |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+    ranks = {}
+    for rank in range(size):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **shared, **own})
+        log.info("rank %d started, pid %d", rank, process.pid)
+        ranks[process.pid] = (rank, process)
+    return _await(ranks)
+
+
+def _await(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]]) -> int:
+    while ranks:
+        pid, status = os.wait()
+        if pid not in ranks:
+            continue
+        rank, process = ranks.pop(pid)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            log.error("rank %d ended with code %d; the others end with it", rank, process.returncode)
+            _end([other for _, other in ranks.values()])
+            return KILLED - process.returncode if process.returncode < 0 else process.returncode
+    return 0
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Tell them, wait a little, then kill."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,56 @@
+"""What a rollout's rewards are made of, as it is stored beside their scores.
+
+    {"invalid": [numbers of the samples that broke the form], "components": {name: [one per sample]}}
+    {"verifier_error": why it could not be judged}
+
+- A component that a sample's reward does not have is null.
+- Scores that are not known, not yet or never, are NaN, which is no reward and no zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from protocol.tasks import Reward
+
+UNSCORED = "unscored"
+"""The state of a rollout that was accepted, and waits for its rewards."""
+
+WAITING = ("buffered", UNSCORED)
+"""The states of rollouts that are still to be trained on."""
+
+GIVEN_UP = "verifier_error"
+"""That of one which could not be judged: paid, and never trained on."""
+
+
+def stored(rewards: Sequence[Reward]) -> dict[str, Any]:
+    """The two columns of a rollout whose samples have these rewards."""
+    names = sorted({name for reward in rewards for name in reward.components})
+    invalid = [number for number, reward in enumerate(rewards) if reward.status == "invalid"]
+    components = {name: [reward.components.get(name) for reward in rewards] for name in names}
+    scores = np.array([reward.score for reward in rewards], dtype="<f4")
+    return {"rewards": scores.tobytes(), "marks": {"invalid": invalid, "components": components}}
+
+
+def unknown(samples: int) -> dict[str, Any]:
+    """The same of one that is judged later."""
+    return {"rewards": np.full(samples, np.nan, dtype="<f4").tobytes(), "marks": {}}
+
+
+def read(row: Mapping[str, Any]) -> list[Reward]:
+    """The rewards of a stored rollout; none while they are not known."""
+    marks, scores = row["marks"], np.frombuffer(row["rewards"], "<f4")
+    if why := marks.get(GIVEN_UP):
+        return [Reward(0.0, "verifier_error", reason=why)] * len(scores)
+    if np.isnan(scores).any():
+        return []
+    broken, components = set(marks.get("invalid", ())), marks.get("components", {})
+    return [
+        Reward(
+            score,
+            "invalid" if number in broken else "ok",
+            {name: values[number] for name, values in components.items() if values[number] is not None},
+        )
+        for number, score in enumerate(scores.tolist())
+    ]

@@ -1,0 +1,121 @@
+"""The round's figures for Prometheus, read from the same status that everybody gets.
+
+- The table below is all there is: name, kind, help, and where in the status the samples are.
+- Counters are the store's own sums, so a restart of the coordinator does not reset them.
+- Labels come from closed sets (states, codes of the protocol, reasons), never from what strangers choose.
+- Amounts are in the operator's unit, times in seconds, sizes in bytes, as Prometheus expects.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Status = Mapping[str, Any]
+Samples = Mapping[str, float]
+"""Value of the one label → value; a family without a label has one sample under the empty name."""
+
+MICROS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    read: Callable[[Status], Samples]
+    label: str = ""
+
+
+def _one(*path: str, scale: float = 1.0) -> Callable[[Status], Samples]:
+    """The number at a place in the status, if there is one."""
+
+    def read(status: Status) -> Samples:
+        found: Any = status
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return {} if found is None else {"": float(found) * scale}
+
+    return read
+
+
+def _each(*path: str) -> Callable[[Status], Samples]:
+    """All numbers of a table in the status, by their names."""
+
+    def read(status: Status) -> Samples:
+        found: Any = status
+        for key in path:
+            found = found.get(key) or {}
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+    return read
+
+
+def _fleet(status: Status) -> Samples:
+    working = sum(1 for node in status.get("fleet") or () if node["works"])
+    return {"working": working, "standby": len(status.get("fleet") or ()) - working}
+
+
+FAMILIES = (
+    Family("learner_update", "gauge", "Last update that the learner reported.", _one("update")),
+    Family("learner_idle_seconds", "counter", "Time the learner waited for a batch.", _one("learner_idle_s")),
+    Family("learner_busy_seconds", "counter", "Time the learner worked.", _one("learner_busy_s")),
+    Family(
+        "learner_idle_share", "gauge", "Share of its last updates that it waited.", _one("learner_idle_share_lately")
+    ),
+    Family("policy_version", "gauge", "Newest published version.", _one("version")),
+    Family("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
+    Family(
+        "broadcast_median_seconds", "gauge", "Publication to first token, median node.", _one("broadcast", "median_s")
+    ),
+    Family("broadcast_max_seconds", "gauge", "The same of the last node.", _one("broadcast", "max_s")),
+    Family(
+        "broadcast_nodes_reached", "gauge", "Nodes that sample with the version shown.", _one("broadcast", "reached")
+    ),
+    Family("trained_age_mean", "gauge", "Updates between sampling and training, mean.", _one("age", "mean")),
+    Family("trained_age_p99", "gauge", "The same of the 99th percentile.", _one("age", "p99")),
+    Family("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),
+    Family("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
+    Family("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
+    Family("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
+    Family("alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}),
+    Family("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
+    Family("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
+    Family("leases", "gauge", "Leases by state.", _each("leases"), "state"),
+    Family("audits", "gauge", "Audits by state and verdict.", _each("audit"), "state"),
+    Family(
+        "budget", "gauge", "What is left to pay with, in the operator's unit.", _one("budget_micros", scale=1 / MICROS)
+    ),
+    Family("nodes_registered", "gauge", "Nodes that ever registered.", _one("nodes")),
+    Family("nodes_alive", "gauge", "Nodes heard of lately.", _one("nodes_alive")),
+    Family("nodes_up_to_date", "gauge", "Alive nodes that hold the newest version.", _one("nodes_up_to_date")),
+    Family("fleet_nodes", "gauge", "Nodes at work and on standby.", _fleet, "part"),
+    Family("finished", "gauge", "1 when the round has all its updates.", lambda s: {"": float(s["finished"])}),
+)
+
+
+class _Round(Collector):
+    """One status as Prometheus sees it."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        for family in FAMILIES:
+            kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
+            metric = kind(f"echo_swarm_{family.name}", family.help, labels=[family.label] if family.label else [])
+            for label, value in sorted(family.read(self._status).items()):
+                metric.add_metric([label] if family.label else [], value)
+            yield metric
+
+
+def exposition(status: Status) -> bytes:
+    """The page that Prometheus reads."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Round(status))
+    return generate_latest(registry)

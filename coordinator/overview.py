@@ -1,0 +1,149 @@
+"""A round on one screen: first whether the learner waits and why, then fleet, versions, staleness, credit, incidents.
+
+- Pure: from the JSON of `/v1/status` to lines, which `screen` draws on a terminal or prints.
+- Names and messages come from nodes: what could steer a terminal is replaced.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+Tone = Literal["good", "bad", "plain"]
+
+NODES_SHOWN = 8
+"""Of those at work or standing by; `swarm-coordinator nodes list` has them all."""
+
+INCIDENTS_SHOWN = 5
+"""The training page has more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some lines under one title."""
+
+    title: str
+    lines: tuple[str, ...]
+    tone: Tone = "plain"
+
+
+def parts(told: Mapping[str, Any]) -> list[Part]:
+    """The whole screen, from top to bottom."""
+    learner = told["learner"]
+    waits = learner["state"] in ("waits", "will wait")
+    verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
+    found = [
+        Part("learner", (verdict,), "bad" if waits else "good"),
+        Part("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad"),
+        Part("round", tuple(_round(told))),
+        Part("fleet", tuple(_fleet(told))),
+        Part("versions", tuple(_versions(told))),
+        Part("staleness", tuple(_staleness(told))),
+        Part("credit", tuple(_credit(told))),
+        Part("audits", tuple(_audits(told))),
+        Part("measured", tuple(evaluation(one) for one in told["evaluations"])),
+        Part("incidents", tuple(_incident(one) for one in told["incidents"][:INCIDENTS_SHOWN])),
+    ]
+    return [Part(one.title, tuple(map(printable, one.lines)), one.tone) for one in found if one.lines]
+
+
+def text(told: Mapping[str, Any]) -> str:
+    """The screen for a pipe: a title before the first line of each part, no line broken."""
+    return "\n".join(
+        f"{'' if number else one.title:<10} {line}" for one in parts(told) for number, line in enumerate(one.lines)
+    )
+
+
+def printable(line: str) -> str:
+    """The same without what could steer a terminal."""
+    return "".join(sign if sign.isprintable() else "�" for sign in line)
+
+
+def evaluation(row: Mapping[str, Any]) -> str:
+    """An evaluation in a line."""
+    about = f"version {row['version']}, update {row['update']}, {row['split']}"
+    result = row["result"]
+    if result is None:
+        return f"{about}: {row['state']}, {row['answered']} of {row['problems']} problems answered"
+    low, high = result["interval"]
+    passed = ", ".join(f"pass@{j} {share:.3f}" for j, share in result["passed"].items())
+    state = "" if row["state"] == "done" else f" ({row['state']}: {result['problems']} of {row['problems']} problems)"
+    return (
+        f"{about}: avg@{result['samples']} {result['average']:.3f} [{low:.3f}, {high:.3f}] "
+        f"on {result['problems']} problems, {passed}{state}"
+    )
+
+
+def _round(told: Mapping[str, Any]) -> Iterator[str]:
+    detail = f" ({told['detail']})" if told["detail"] else ""
+    yield f"{told['phase']}: update {told['update']} of {told['max_updates']}{detail}"
+    yield f"learner idle {told['learner_idle_share']:.0%} of the whole round, " + (
+        f"at work on batch {told['batch']}" if told["batch"] > told["update"] else "no batch under way"
+    )
+
+
+def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
+    holding = f", version {told['version']} on {told['nodes_up_to_date']} of them" if told["version"] else ""
+    yield f"{told['nodes_alive']} of {told['nodes']} nodes alive{holding}"
+    for one in told["fleet"][:NODES_SHOWN]:
+        part = "works" if one["works"] else "stands by"
+        yield f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}"
+    if len(told["fleet"]) > NODES_SHOWN:
+        yield f"and {len(told['fleet']) - NODES_SHOWN} more: `swarm-coordinator nodes list`"
+    for one in told["unfinished_by"]:
+        yield f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
+
+
+def _versions(told: Mapping[str, Any]) -> Iterator[str]:
+    if not told["version"]:
+        yield f"none is published yet; then one every {told['publish_every']} updates"
+        return
+    yield f"version {told['version']} of update {told['version_update']}, one every {told['publish_every']} updates"
+    if last := told["broadcast"]:
+        yield (
+            f"T_bcast of version {last['version']}, from publication to the first token: median "
+            f"{last['median_s']:.2f} s, p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, "
+            f"on {last['reached']} of {last['nodes']} nodes"
+        )
+
+
+def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
+    age = told["age"]
+    yield (
+        f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {told['staleness']})"
+    )
+    yield f"in vain {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
+    if told["rejected"]:
+        yield f"rejected {sum(told['rejected'].values())} answers{_counted(told['rejected'])}"
+
+
+def _credit(told: Mapping[str, Any]) -> Iterator[str]:
+    credit, left = told["credit"], told["budget_micros"]
+    yield (
+        f"earned {credit['posted_micros']:,}, in escrow {credit['pending_micros']:,}, "
+        f"taken back {credit['voided_micros']:,} micro-units"
+    )
+    spent = credit["posted_micros"] + credit["pending_micros"]
+    lasts = f", enough for about {left * told['update'] // spent:,} updates like those so far" if spent else ""
+    yield f"budget left {left:,} micro-units{lasts}"
+
+
+def _audits(told: Mapping[str, Any]) -> Iterator[str]:
+    audit = told["audit"]
+    verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
+    yield (
+        f"audited {audit['share']:.1%} of the claims: {verdicts}; {audit['waiting']} wait for an auditor, "
+        f"{audit['unsettled']} for their settlement"
+    )
+
+
+def _incident(one: Mapping[str, Any]) -> str:
+    when = datetime.fromtimestamp(one["ms"] / 1000, UTC).strftime("%d %b %H:%M:%S")
+    times = f" {one['count']} times" if one["count"] > 1 else ""
+    return f"{when} UTC {one['name'] or one['node_id'][-8:]} {one['what']}{times}: {one['detail']}"
+
+
+def _counted(by_name: Mapping[str, int]) -> str:
+    """Counts by what they are of, the most frequent first."""
+    told = ", ".join(f"{count} {why}" for why, count in sorted(by_name.items(), key=lambda one: (-one[1], one[0])))
+    return f" ({told})" if told else ""

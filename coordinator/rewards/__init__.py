@@ -1,0 +1,1 @@
+"""Rewards of the operator's: functions of any origin, run in processes that can be killed."""

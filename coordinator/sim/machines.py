@@ -1,0 +1,127 @@
+"""The simulated nodes, the groups that they sample, and the leases between them."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from coordinator.audit.trust import Standing
+from coordinator.fleet import Work
+from coordinator.sim.scenario import HOUR_S, Scenario, around
+from coordinator.sim.spread import draw_links
+from coordinator.sizing import MEASURED_MAX
+from coordinator.topology import NodeLinks
+from protocol.lease import OPEN, TRANSITIONS, Event, State
+
+NOTHING = -1
+"""The version of a node that holds none."""
+
+BOAST = 10.0
+"""How many times as fast a forger answers, and says that it is."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """One prompt; its length is the mean's multiple that its samples are drawn to have."""
+
+    number: int
+    prompt: float
+    expected: float
+    length: float = 1.0
+    done: float = 0.0
+    """Which part of the samples has been told of by whoever lost them."""
+    update: int = NOTHING
+    """Whose policy drew that part."""
+    out: "list[Out]" = field(default_factory=list)
+    """Open leases."""
+
+
+@dataclass(eq=False, slots=True)
+class Out:
+    """One lease of a group."""
+
+    group: Group
+    node: "Node"
+    update: int
+    begun_s: float
+    took_s: float
+    """How long the node needs for what is left of the group."""
+    life: int
+    start: float = 0.0
+    """Which part was done before."""
+    state: State = State.OFFERED
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN
+
+    def move(self, event: Event) -> None:
+        """By the real table: what cannot happen raises."""
+        self.state = TRANSITIONS[self.state, event]
+
+
+@dataclass(eq=False)
+class Node:
+    """A machine that takes its time."""
+
+    name: str
+    rate: float
+    cost: float
+    hands: int
+    links: NodeLinks
+    lies: bool = False
+    alive: bool = False
+    working: bool = False
+    banned: bool = False
+    update: int = NOTHING
+    fetching: bool = False
+    waiting: bool = False
+    allowance: int = 1
+    out: list[Out] = field(default_factory=list)
+    life: int = 0
+    """Which of its lives this is: what happens to an earlier one is void."""
+    done: deque[Work] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
+    pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEASURED_MAX))
+    """Seconds and lengths of its last accepted groups."""
+    standing: Standing = field(default_factory=Standing)
+
+    @property
+    def free(self) -> int:
+        return min(self.hands, self.allowance) - len(self.out)
+
+    @property
+    def claimed(self) -> float:
+        """Groups a second, as it says."""
+        return self.rate * (BOAST if self.lies else 1.0)
+
+
+def make_node(number: int, scenario: Scenario, chance: Random) -> Node:
+    pool = scenario.pool
+    name = f"node-{number}"
+    return Node(
+        name=name,
+        rate=around(chance, pool.at_once / pool.group_s, pool.speed_spread),
+        cost=around(chance, pool.price_per_hour, pool.price_spread) / HOUR_S,
+        hands=pool.at_once,
+        links=draw_links(chance, name, scenario.links),
+        lies=bool(pool.liars) and chance.random() < pool.liars,
+        working=not scenario.gamma,
+        allowance=pool.at_once,
+    )
+
+
+def make_group(number: int, scenario: Scenario, chance: Random) -> Group:
+    """A prompt whose part of the length is expected."""
+    prompt = around(chance, 1.0, scenario.pool.length_spread * scenario.pool.foresight**0.5)
+    return Group(number, prompt, prompt if scenario.pool.foresight else 0.0)
+
+
+def draw_length(group: Group, scenario: Scenario, chance: Random) -> None:
+    """Other samples, as another seed gives them."""
+    own = scenario.pool.length_spread * (1 - scenario.pool.foresight) ** 0.5
+    group.length, group.done = group.prompt * around(chance, 1.0, own), 0.0
+
+
+def pace(seen: "deque[tuple[float, float]]") -> float | None:
+    """Seconds that a group of mean length lately took."""
+    lengths = sum(length for _, length in seen)
+    return sum(took for took, _ in seen) / lengths if lengths else None

@@ -1,0 +1,59 @@
+"""When a version is usable on each node: by the trees of the real planner, in fluid links, or drawn around a mean.
+
+- A node receives at the common rate of the planned trees, or at its own downlink where that is slower; its last byte
+  comes after the chunk that fills the pipe to it, one chunk for each hop.
+- Trees are planned for those who are there when the version is published, as the coordinator does; who comes later gets
+  what a newcomer gets: the rate of the trees, from nodes that hold it.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from coordinator.sim.scenario import BYTES_PER_MBIT, Links, around
+from coordinator.topology import SOURCE, NodeLinks, Topology, plan
+
+CHUNK_BYTES = 1e6
+"""What is passed on as a whole."""
+
+
+def draw_links(chance: Random, name: str, links: Links) -> NodeLinks:
+    """One node's."""
+    down = around(chance, links.node_mbit, links.spread) * BYTES_PER_MBIT
+    up = around(chance, links.node_up_mbit, links.spread) * BYTES_PER_MBIT
+    return NodeLinks(name, up=up, down=down)
+
+
+class Spread:
+    """How versions reach nodes."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._rate = 0.0
+        self._hops: Mapping[str, int] = {}
+
+    def publish(self, nodes: Sequence[NodeLinks]) -> None:
+        """Plan the trees of a new version."""
+        topology = plan(self._links.source_mbit * BYTES_PER_MBIT, nodes)
+        self._rate, self._hops = topology.rate, depths(topology)
+
+    def delay_s(self, node: NodeLinks) -> float:
+        """From publication, or from a newcomer's arrival, to its first token."""
+        rate = min(self._rate or node.down, node.down)
+        hops = self._hops.get(node.name, 1)
+        return (1e6 * self._links.size_mb + (hops - 1) * CHUNK_BYTES) / rate + self._links.load_s
+
+
+def depths(topology: Topology) -> dict[str, int]:
+    """How many hops each node is from the source in the stripe in which it is farthest away."""
+    deepest = dict.fromkeys(topology.parents, 1)
+    for stripe in range(topology.stripes):
+        depth = {SOURCE: 0}
+        for name in topology.parents:
+            path = []
+            while name not in depth:
+                path.append(name)
+                name = topology.parents[name][stripe]
+            for number, passed in enumerate(reversed(path), start=depth[name] + 1):
+                depth[passed] = number
+                deepest[passed] = max(deepest[passed], number)
+    return deepest

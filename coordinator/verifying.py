@@ -1,0 +1,198 @@
+"""Is a published version what was signed? Rebuilt from the chunks that are kept, as a newcomer would, and compared.
+
+1. the trust metadata, as a node would take it from nothing: from the first root to the newest manifest,
+2. the manifest's bytes: as the store has them, and as the signed list has them; of a version that left that list, as
+   the manifest after it names its parent, and so on up to one that is listed,
+3. every chunk: its length and its name,
+4. every file: the anchor, each patch after it, and the file that comes out.
+
+- It only reads, so a coordinator may be running. Everything that differs is told, not the first alone.
+- Whether the timestamp is fresh is not asked: a stopped round signs no new one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from tuf.api.exceptions import LengthOrHashMismatchError, RepositoryError
+from tuf.api.metadata import Metadata, TargetFile, Targets, Timestamp
+
+from coordinator.files import read_at_most
+from coordinator.publish import Publisher
+from coordinator.signed_metadata import SignedMetadata
+from protocol import chunks, delta, limits, trust
+from protocol.errors import NotFound, PatchInvalid, SwarmError
+from protocol.ids import ChunkId
+from protocol.manifest import FileEntry, Patch, PolicyManifest, open_manifest, target_path
+
+Moved = Callable[[int], None]
+"""Called with how many bytes more were looked at."""
+
+
+class Verification:
+    """One version, compared with what was signed; `recorded` is the digest of its manifest by the store."""
+
+    def __init__(
+        self, version: int, *, recorded: str, metadata: SignedMetadata, publisher: Publisher, now: datetime
+    ) -> None:
+        self._version = version
+        self._recorded = recorded
+        self._metadata = metadata
+        self._publisher = publisher
+        self._now = now
+        self.manifest: PolicyManifest | None = None
+        """What is compared with; None if there is none that could be."""
+        self._listed: dict[str, TargetFile] = {}
+        """What a node would trust now."""
+        self._missing = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """About how much there is to look at."""
+        if self.manifest is None:
+            return 0
+        return sum(self.manifest.chunk_sizes().values()) + sum(entry.size_bytes for entry in self.manifest.files)
+
+    def documents(self) -> list[str]:
+        """Steps 1 and 2: what is wrong with the metadata and the manifest."""
+        found: list[str] = []
+        try:
+            self._listed = self._trusted()
+        except (SwarmError, RepositoryError, OSError) as error:
+            found.append(f"trust metadata: {error}")
+        data = self._metadata.read(target_path(self._version))
+        if data is None:
+            return [*found, "manifest: it is gone"]
+        if chunks.digest(data) != self._recorded:
+            found.append(f"manifest: its digest is {chunks.digest(data)}, the store has {self._recorded}")
+        if self._listed and (wrong := self._unlisted(data)):
+            found.append(f"manifest: {wrong}")
+        try:
+            self.manifest = open_manifest(data, round_id=self._metadata.round_id, version=self._version)
+        except SwarmError as error:
+            found.append(f"manifest: {error}")
+        return found
+
+    def content(self, moved: Moved) -> list[str]:
+        """Steps 3 and 4: what is wrong with chunks and files; raises if the version is not kept any more."""
+        assert self.manifest is not None
+        found = [line for entry in self.manifest.files for line in self._file(entry, moved)]
+        if self._missing and not self._is_kept():
+            raise NotFound(
+                f"Version {self._version} is not kept any more: {self._missing} of its chunks are gone.",
+                hint="`swarm-coordinator policy list` says which versions are.",
+            )
+        return found
+
+    def _is_kept(self) -> bool:
+        """Whether nodes may still ask for the version; a coordinator that runs may have published since we began."""
+        with suppress(SwarmError, RepositoryError, OSError):
+            return target_path(self._version) in self._trusted()
+        return target_path(self._version) in self._listed
+
+    def _trusted(self) -> dict[str, TargetFile]:
+        """(1) The targets that a node would trust now."""
+        roots = self._metadata.roots()
+        talk = trust.refresh(trust.pin(roots[0], self._metadata.round_id), self._moment())
+        try:
+            wanted = next(talk)
+            while True:
+                data = self._metadata.read(wanted.name)
+                if data is None and not wanted.optional:
+                    raise NotFound(f"{wanted.name} is gone.")
+                if data is not None and len(data) > wanted.max_bytes:
+                    raise NotFound(f"{wanted.name} is longer than {wanted.max_bytes} bytes.")
+                wanted = talk.send(data)
+        except StopIteration as end:
+            return dict(Metadata[Targets].from_bytes(end.value.documents.targets).signed.targets)
+
+    def _moment(self) -> datetime:
+        """Now; or, of a round that is stopped, the last moment at which its timestamp was fresh."""
+        with suppress(RepositoryError):  # `refresh` says what is wrong with it
+            timestamp = Metadata[Timestamp].from_bytes(self._metadata.read("timestamp.json") or b"").signed
+            return min(self._now, timestamp.expires - timedelta(seconds=1))
+        return self._now
+
+    def _unlisted(self, data: bytes) -> str:
+        """(2) Why these bytes are not vouched for by a signed list; nothing if they are."""
+        version = self._version
+        while target_path(version) not in self._listed:
+            after = self._metadata.read(target_path(version + 1))
+            if after is None:
+                return f"no signed list names version {version}, nor is there one after it"
+            try:
+                parent = PolicyManifest.from_bytes(after, max_bytes=limits.MANIFEST_MAX_BYTES).parent
+            except SwarmError as error:
+                return f"that of version {version + 1} cannot be read: {error}"
+            if parent != chunks.digest(data):
+                return f"version {version + 1} names another parent than this version {version}"
+            version, data = version + 1, after
+        try:
+            self._listed[target_path(version)].verify_length_and_hashes(data)
+        except LengthOrHashMismatchError as error:
+            return f"the signed list has another version {version}: {error}"
+        return ""
+
+    def _file(self, entry: FileEntry, moved: Moved) -> Iterator[str]:
+        """(3) (4) What is wrong with one file and what leads to it."""
+        found: list[str] = []
+        # Of a version that left the list, only what rebuilds it need be there.
+        served = entry.patches if target_path(self._version) in self._listed else entry.after_anchor
+        anchor = self._join(entry.path, entry.anchor_size_bytes, entry.chunks, found, moved)
+        steps = [
+            (patch, self._join(f"a patch of {entry.path}", patch.size_bytes, patch.chunks, found, moved))
+            for patch in served
+        ]
+        yield from found
+        route = steps[len(steps) - len(entry.after_anchor) :] if entry.after_anchor else []
+        if anchor is None or any(data is None for _, data in route):
+            yield f"{entry.path}: cannot be rebuilt"
+            return
+        yield from self._rebuilt(entry, anchor, [(patch, data) for patch, data in route if data is not None])
+        moved(entry.size_bytes)
+
+    def _rebuilt(self, entry: FileEntry, data: bytes, route: list[tuple[Patch, bytes]]) -> Iterator[str]:
+        ends = [*(patch.base_digest for patch, _ in route[1:]), entry.digest] if route else []
+        if chunks.digest(data) != entry.anchor_digest:
+            yield f"{entry.path}: its anchor's digest is {chunks.digest(data)}, signed is {entry.anchor_digest}"
+            return
+        for (patch, stored), wanted in zip(route, ends, strict=True):
+            try:
+                data = b"".join(delta.apply(data, stored, base_digest=patch.base_digest))
+            except PatchInvalid as error:
+                yield f"{entry.path}: a patch does not apply: {error}"
+                return
+            if chunks.digest(data) != wanted:
+                yield f"{entry.path}: a patch leads to {chunks.digest(data)}, signed is {wanted}"
+                return
+        if len(data) != entry.size_bytes:
+            yield f"{entry.path}: it has {len(data)} bytes, signed are {entry.size_bytes}"
+
+    def _join(self, what: str, size_bytes: int, names: Iterable[str], found: list[str], moved: Moved) -> bytes | None:
+        """The chunks of one thing, put together; what is wrong with them is added to `found`."""
+        assert self.manifest is not None
+        each, parts, whole = self.manifest.chunk_size_bytes, list[bytes](), True
+        for start, name in zip(range(0, size_bytes, each), names, strict=True):
+            length = min(size_bytes - start, each)
+            data, wrong = self._chunk(name, length)
+            moved(length)
+            if wrong:
+                found.append(f"{what}: chunk {name[:12]}… {wrong}")
+                whole = False
+            parts.append(data)
+        return b"".join(parts) if whole else None
+
+    def _chunk(self, name: str, length: int) -> tuple[bytes, str]:
+        """A chunk's bytes, or what is wrong with them."""
+        path = self._publisher.blobs / chunks.blob_path(ChunkId(name))
+        if not path.exists():
+            self._missing += 1
+            return b"", "is missing"
+        try:
+            data = read_at_most(path, length)
+        except (OSError, ValueError) as error:
+            return b"", f"cannot be read: {error}"
+        if len(data) != length:
+            return b"", f"has {len(data)} bytes of {length}"
+        actual = chunks.chunk_id(data)
+        return (data, "") if actual == name else (b"", f"holds the bytes of {actual[:12]}…")

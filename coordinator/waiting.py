@@ -1,0 +1,73 @@
+"""Whether the learner waits, why, and what to do about it: what an operator wants to know first.
+
+- Pure: from the figures of the status to one sentence, which names the setting to turn.
+- The plainest cause comes first: without a policy, a reward, a node, an auditor or money, nothing else matters.
+  What remains, too few nodes or too tight a bound, is told by `health`.
+- Between two batches the learner also saves and publishes; only a share of its time says that it waited.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from coordinator.config import Config
+from coordinator.health import IDLE_MAX, UPDATES_LATELY, verifier_alarm
+from coordinator.leases import terms_of
+
+State = Literal["starts", "works", "waits", "will wait", "finished"]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How the learner is, and why."""
+
+    state: State
+    why: str
+
+
+def look(told: Mapping[str, Any], config: Config) -> Waiting:
+    """What the figures of `summary.status` say of the learner."""
+    if told["finished"]:
+        return Waiting("finished", "The round is finished.")
+    if not told["version"]:
+        place = config.round.directory / "logs" / "learner.log"
+        return Waiting("starts", f"No version is published yet: {told['phase']}. {place} says how far the learner is.")
+    if cause := _nothing_comes(told, config):
+        return Waiting("will wait" if told["batch"] > told["update"] else "waits", cause)
+    if not told["update"]:
+        return Waiting("works", "No update is done yet: the first batch is being sampled, or trained on.")
+    lately = told["learner_idle_share_lately"]
+    if lately <= IDLE_MAX:
+        return Waiting("works", f"The learner waits {lately:.0%} of its time, over its last {UPDATES_LATELY} updates.")
+    return Waiting("waits", told["alarm"] if told["load"] else _unmeasured(lately))
+
+
+def _nothing_comes(told: Mapping[str, Any], config: Config) -> str:
+    """Why no group can come any more, if none can."""
+    if down := verifier_alarm(told["verifier"]):
+        return down
+    if not told["nodes_alive"]:
+        return (
+            "No node is there. Hand out the join string; if nodes came and left, raise "
+            "market.max_price_micros_per_mtok, and see that others reach round.listen or round.public_url."
+        )
+    waiting, most = told["audit"]["waiting"], config.audit.backlog_max
+    if waiting >= most:
+        return (
+            f"{waiting} claims wait for an auditor, and from audit.backlog_max = {most} on no work is offered. "
+            "Start another `swarm-coordinator auditor`, or see logs/auditor.log."
+        )
+    dearest = terms_of(config).max_cost_micros(config.market.max_price_micros_per_mtok)
+    if told["budget_micros"] < dearest:
+        return (
+            f"The budget is used up: {told['budget_micros']} micro-units are left, and one group may cost {dearest}. "
+            "Lower market.max_price_micros_per_mtok or sampling.max_new_tokens, or end the round."
+        )
+    return ""
+
+
+def _unmeasured(lately: float) -> str:
+    return (
+        f"The learner waits {lately:.0%} of its time; why is told once an update, a broadcast and a group "
+        "have been measured."
+    )

@@ -1,0 +1,94 @@
+"""The rules of two-player limit poker in its smallest forms, Kuhn's and Leduc's: who may do what, and who wins.
+
+- A deck has one or two suits of a few ranks. Each player puts in one chip and holds one card; in Leduc one more card is
+  laid open between its two rounds of betting.
+- The actions are letters: `f` folds, which only makes sense where there is something to call, `c` calls or checks, `r`
+  raises by the round's fixed size. A history is the actions in their order, with `/` between rounds.
+- What everybody sees is a `Table`; it is a pure function of the history. Player 0 begins each round.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """One game."""
+
+    name: str
+    ranks: str
+    """The low one first."""
+    suits: int
+    raises: tuple[int, ...]
+    """Chips by which one raises, round by round."""
+    raises_max: int
+    """In one round, both players together."""
+
+    @property
+    def deck(self) -> str:
+        """The rank of every card."""
+        return self.ranks * self.suits
+
+
+KUHN: Final = Rules("kuhn", ranks="JQK", suits=1, raises=(1,), raises_max=1)
+LEDUC: Final = Rules("leduc", ranks="JQK", suits=2, raises=(2, 4), raises_max=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What everybody sees of a hand, but for the open card."""
+
+    rules: Rules
+    history: str = ""
+    stakes: tuple[int, int] = (1, 1)
+    actor: int = 0
+    round: int = 0
+    raises: int = 0
+    checked: bool = False
+    """Whether the other player has spoken in this round."""
+    folded: int | None = None
+    over: bool = False
+
+    @property
+    def legal(self) -> str:
+        """What the actor may do."""
+        facing = self.stakes[self.actor] < self.stakes[1 - self.actor]
+        return "f" * facing + "c" + "r" * (self.raises < self.rules.raises_max)
+
+    @property
+    def dealt_open(self) -> bool:
+        """Whether the next thing to happen, or one before, laid the card open."""
+        return self.round > 0
+
+    def after(self, action: str) -> "Table":
+        """The table once the actor has done this, which must be legal."""
+        history = self.history + action
+        other = 1 - self.actor
+        if action == "f":
+            return replace(self, history=history, folded=self.actor, over=True)
+        high = max(self.stakes)
+        if action == "r":
+            stakes = _with(self.stakes, self.actor, high + self.rules.raises[self.round])
+            return replace(self, history=history, stakes=stakes, actor=other, raises=self.raises + 1, checked=True)
+        called = replace(self, history=history, stakes=_with(self.stakes, self.actor, high), actor=other, checked=True)
+        if not self.checked:
+            return called
+        if self.round + 1 == len(self.rules.raises):
+            return replace(called, over=True)
+        return replace(called, history=history + "/", actor=0, round=self.round + 1, raises=0, checked=False)
+
+    def won(self, player: int, strengths: tuple[int, int]) -> int:
+        """What a player has won at the end, in chips; negative if lost."""
+        if self.folded is not None:
+            return self.stakes[self.folded] * (-1 if self.folded == player else 1)
+        mine, others = strengths[player], strengths[1 - player]
+        return self.stakes[player] * ((mine > others) - (mine < others))
+
+
+def strength(rules: Rules, card: str, board: str) -> int:
+    """How good a card is at the end: a pair with the open card beats everything."""
+    return len(rules.ranks) if card == board else rules.ranks.index(card)
+
+
+def _with(stakes: tuple[int, int], player: int, chips: int) -> tuple[int, int]:
+    return (chips, stakes[1]) if player == 0 else (stakes[0], chips)

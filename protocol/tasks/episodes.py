@@ -1,0 +1,101 @@
+"""Playing a built-in environment as a task: which games are trained on, and which are kept apart.
+
+- Game i of a split is the environment's with a seed that a hash makes of split and i. Where an opening tells a game
+  from others, its hash decides the split besides, so that two seeds of one game cannot bring it into both.
+- Parameters are the environment's, and three more: `turn_tokens_max`, `chat` and `held_out`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protocol.errors import UnknownTask
+from protocol.tasks import chance
+from protocol.tasks.environment import Environment
+from protocol.tasks.environments import environment
+from protocol.tasks.interface import ChatMessage, Problem, Prompt, Reward, Split
+
+SPLIT_PARTS = 10
+"""One game in ten is held out, one is for validation."""
+
+HELD_OUT = 200
+TURN_TOKENS_MAX = 64
+
+_OF_PART: dict[int, Split] = {0: "held_out", 1: "validation"}
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """One game, before it has the policy's frame."""
+
+    environment: str
+    parameters: Mapping[str, int | str]
+    seed: int
+    turn_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """One environment; the seed orders the games to train on."""
+
+    seed: int
+    name: str
+    parameters: Mapping[str, int | str]
+    environment: Environment
+    turn_tokens_max: int
+    chat: bool
+    """Whether the policy is spoken to by its chat template."""
+    held_out: int
+    """Games in each of the other splits."""
+
+    def game(self, index: int) -> Game:
+        """What the samples of problem `index` play."""
+        return self._game("train", index)
+
+    def games(self, split: Literal["validation", "held_out"]) -> Sequence[Game]:
+        """Those of a split that is not trained on."""
+        return [self._game(split, index) for index in range(self.held_out)]
+
+    def problem(self, index: int) -> Problem:
+        return self._problem(self.game(index))
+
+    def problems(self, split: Literal["validation", "held_out"]) -> Sequence[Problem]:
+        return [self._problem(game) for game in self.games(split)]
+
+    def reward(self, problem: Problem, completion: str) -> Reward:
+        """What the game comes to whose first turn this is, and whose player then gives up."""
+        play = self.environment.reset(int(problem.columns["seed"]))
+        play.step(completion)
+        return play.reward()
+
+    def _game(self, split: Split, index: int) -> Game:
+        attempt = 0
+        while True:
+            seed = chance.word(self.name, split, self.seed if split == "train" else 0, index, attempt) >> 1
+            if not self.environment.distinct or self._split(seed) == split:
+                return Game(self.name, self.parameters, seed, self.turn_tokens_max)
+            attempt += 1
+
+    def _split(self, seed: int) -> Split:
+        opening = self.environment.reset(seed).opening
+        return _OF_PART.get(chance.below(SPLIT_PARTS, "split", self.name, opening), "train")
+
+    def _problem(self, game: Game) -> Problem:
+        opening = self.environment.reset(game.seed).opening
+        prompt: Prompt = (ChatMessage("user", opening),) if self.chat else opening
+        return Problem(prompt, columns={"seed": game.seed})
+
+
+def episodes(
+    name: str,
+    seed: int,
+    *,
+    turn_tokens_max: int = TURN_TOKENS_MAX,
+    chat: bool = False,
+    held_out: int = HELD_OUT,
+    **parameters: Any,
+) -> Episodes:
+    """The task of playing the environment of that name."""
+    if turn_tokens_max < 1 or held_out < 1:
+        raise UnknownTask(f"{name}: turn_tokens_max and held_out are at least 1.")
+    return Episodes(seed, name, parameters, environment(name, parameters), turn_tokens_max, chat, held_out)

@@ -1,0 +1,199 @@
+"""No-limit hold'em as an environment: one hand against seeded opponents, judged by the big blinds won.
+
+    hold As Kd, seat 2 of 2       what the policy holds; the last seat is the button
+    they raise 6                  what an opponent does; `p3 raise 6` where there are several
+    flop 7h 8h 2c                 then `turn` and `river`
+    pot 8 call 4 have 198         chips in the middle, to call, and left; blinds are 1 and 2
+    >                             the policy's turn
+
+- A turn is `fold`, `call` (or `check`), `all in`, or a raise: `raise 12` makes it 12 in this round, `raise half`,
+  `raise pot`, `raise 2/3` and `raise 75%` are by a share of the pot after a call, `raise` and `raise min` by the least
+  that is allowed. Shares are brought into what is allowed, numbers must be allowed. `bet` is a raise.
+- What means no action, or one that is not allowed, ends the hand as a fold and costs one big blind more: so it is
+  never the best thing to do.
+- The seed deals the cards, chooses the seat and the opponents, and draws for them. So all samples of a group hold the
+  same hand, in the same seat, and would see the same board.
+- There is always a first turn: an opponent who would leave the policy alone before it calls instead.
+- Opponents do not look at the policy's cards.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from protocol.tasks import chance
+from protocol.tasks.hand_ranks import DECK, RANKS, SUITS, rank
+from protocol.tasks.holdem_bots import BOTS, raised
+from protocol.tasks.interface import Reward
+from protocol.tasks.no_limit import BIG_BLIND, BOARD_CARDS, SMALL_BLIND, Move, dealt
+
+OPPONENTS: Final = (*BOTS, "mixed")
+STREETS: Final = ("flop", "turn", "river")
+
+ACTION_MAX_CHARS = 20
+"""Longer turns mean nothing, and are not looked at."""
+
+ILLEGAL_COSTS = 1.0
+"""Big blinds."""
+
+DEMONSTRATED: Final = ("call", "call", "call", "fold", "raise half", "raise pot", "all in")
+
+_PLAIN: Final = {"fold": Move("fold"), "call": Move("call"), "check": Move("call")}
+_SHARES: Final = {"half": (1, 2), "pot": (1, 1)}
+_RAISE: Final = re.compile(
+    r"(?:raise|bet)(?: to)?(?: (?:(?P<to>\d{1,5})|(?P<share>half|pot)(?: pot)?|(?P<above>[1-9]\d?)/(?P<below>[1-9]\d?)"
+    r"(?: pot)?|(?P<percent>[1-9]\d{0,2})%(?: pot)?|min))?",
+    re.ASCII,
+)
+
+_SPOKEN: Final = ("hold", "they", "fold", "call", "check", "raise", "half", "pot", "all", "seat", "of", "have")
+
+_EXPLAINED = (
+    "No-limit Texas hold'em, {players} players with {chips} chips each, blinds {small} and {big}. Win as many chips as "
+    "you can. Say one of: fold, call, check, raise N (to N chips in this round), raise half, raise pot, all in.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdem:
+    """A table of so many players, with stacks of so many big blinds."""
+
+    opponent: str = "mixed"
+    """random, caller, rule, aggressive, or mixed: the seed chooses one of these for each seat."""
+    players: int = 2
+    stack: int = 100
+    rules: int = 0
+    distinct: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.opponent not in OPPONENTS:
+            raise ValueError(f"opponent is one of {', '.join(OPPONENTS)}")
+        for name, (low, high) in {"players": (2, 6), "stack": (2, 200), "rules": (0, 1)}.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} is between {low} and {high}")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        spaced = (f" {word}" for word in (*_SPOKEN, "in", *RANKS))
+        return (*_SPOKEN, *spaced, *STREETS, *SUITS, ",", "\n", ">")
+
+    def reset(self, seed: int) -> "Hand":
+        return Hand(self, seed)
+
+    def demonstration(self, seed: int) -> tuple[str, ...]:
+        """The turns of one who does anything that is allowed."""
+        hand, turns = self.reset(seed), list[str]()
+        while not hand.table.over:
+            allowed = [text for text in DEMONSTRATED if hand.meant(text)]
+            turns.append(allowed[chance.below(len(allowed), "demonstration", seed, len(turns))])
+            hand.step(turns[-1])
+        return tuple(turns)
+
+    def explained(self) -> str:
+        if not self.rules:
+            return ""
+        chips = self.stack * BIG_BLIND
+        return _EXPLAINED.format(players=self.players, chips=chips, small=SMALL_BLIND, big=BIG_BLIND)
+
+
+class Hand:
+    """One hand."""
+
+    def __init__(self, game: Holdem, seed: int) -> None:
+        self._seed, seats = seed, range(game.players)
+        cards = chance.shuffled(DECK, "holdem", seed, "deal")
+        self._cards = [cards[2 * seat : 2 * seat + 2] for seat in seats]
+        self._board = cards[2 * game.players :][: BOARD_CARDS[-1]]
+        self._seat = chance.below(game.players, "holdem", seed, "seat")
+        known = sorted(BOTS)
+        self._bots = [
+            BOTS[known[chance.below(len(known), "holdem", seed, "bot", seat)]]
+            if game.opponent == "mixed"
+            else BOTS[game.opponent]
+            for seat in seats
+        ]
+        self._illegal = self._spoken = False
+        self.table = dealt([game.stack * BIG_BLIND] * game.players)
+        hold = f"hold {' '.join(self._cards[self._seat])}, seat {self._seat + 1} of {game.players}\n"
+        self._opening = f"{game.explained()}{hold}{self._wait()}"
+
+    @property
+    def opening(self) -> str:
+        return self._opening
+
+    def meant(self, action: str) -> Move | None:
+        """What a turn's text means, if it means something that is allowed."""
+        text = action.strip().lower() if len(action) <= ACTION_MAX_CHARS else ""
+        move = _PLAIN[text] if text in _PLAIN else self._raise(text)
+        return move if move is not None and self.table.allows(move) else None
+
+    def step(self, action: str) -> str | None:
+        if self._ended:
+            return None
+        move = self.meant(action)
+        if move is None:
+            self._illegal = True
+            return None
+        self._spoken = True
+        said = self._act(move) + self._wait()
+        return None if self.table.over else said
+
+    def reward(self) -> Reward:
+        shown = self.table.over and len(self.table.live) > 1 and self._seat in self.table.live
+        chips = self._won() if self.table.over else -self.table.paid[self._seat]
+        won = chips / BIG_BLIND
+        components = {"blinds": won, "legal": float(not self._illegal), "showdown": float(shown)}
+        return Reward(won - ILLEGAL_COSTS * self._illegal, "invalid" if self._illegal else "ok", components)
+
+    @property
+    def _ended(self) -> bool:
+        return self._illegal or self.table.over
+
+    def _won(self) -> int:
+        ranks = {seat: rank([*self._cards[seat], *self._board]) for seat in self.table.live}
+        return self.table.won(ranks)[self._seat]
+
+    def _raise(self, text: str) -> Move | None:
+        if text in ("all in", "all-in", "allin"):
+            return Move("raise", self.table.raise_bounds[1]) if self.table.raise_bounds else Move("call")
+        said = _RAISE.fullmatch(text)
+        if not said:
+            return None
+        if said["to"]:
+            return Move("raise", int(said["to"]))
+        if said["share"]:
+            return raised(self.table, *_SHARES[said["share"]])
+        if said["above"]:
+            return raised(self.table, int(said["above"]), int(said["below"]))
+        return raised(self.table, int(said["percent"] or 0), 100)
+
+    def _wait(self) -> str:
+        """Let opponents act until it is the policy's turn, or the hand is over; what is to be read of it."""
+        said = ""
+        while not self.table.over and self.table.actor != self._seat:
+            seat = self.table.actor
+            name = ("holdem", self._seed, "act", seat, self.table.history)
+            move = self._bots[seat](self.table, self._cards[seat], self._open(self.table.round), name)
+            if self.table.after(move).over and not self._spoken:
+                move = Move("call")
+            said += self._told(seat, move) + self._act(move)
+        if self.table.over:
+            return said
+        return f"{said}pot {self.table.pot} call {self.table.to_call} have {self.table.stacks[self._seat]}\n>"
+
+    def _told(self, seat: int, move: Move) -> str:
+        who = "they" if len(self._cards) == 2 else f"p{seat + 1}"
+        if move.kind == "raise":
+            return f"{who} raise {move.to}\n"
+        return f"{who} {move.kind if move.kind == 'fold' or self.table.to_call else 'check'}\n"
+
+    def _act(self, move: Move) -> str:
+        """Do it; the cards that are laid open if that ended a round."""
+        before, self.table = self.table.round, self.table.after(move)
+        if self.table.over or self.table.round == before:
+            return ""
+        first, last = BOARD_CARDS[before], BOARD_CARDS[before + 1]
+        return f"{STREETS[before]} {' '.join(self._board[first:last])}\n"
+
+    def _open(self, number: int) -> list[str]:
+        return self._board[: BOARD_CARDS[number]]

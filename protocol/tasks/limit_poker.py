@@ -1,0 +1,204 @@
+"""Kuhn and Leduc poker as environments: one hand against a seeded opponent, judged by the chips won.
+
+    hold K            what the policy holds; read once
+    they raise        what the opponent does
+    board Q           the open card
+    >                 the policy's turn: fold, call, check or raise
+
+- The seed deals the cards, chooses who begins, and draws for the opponent. So all samples of a group hold the same
+  hand.
+- An opponent draws by the policy's own past, but never looks at its card.
+- `check` is a call with nothing to call. What means no action, or one that is not allowed, ends the hand as a fold, and
+  costs one chip more: so it is never the best thing to do.
+- The parameter `rules = 1` explains the game before the first line, for a policy that has not met it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from protocol.tasks import chance
+from protocol.tasks.betting import KUHN, LEDUC, Rules, Table, strength
+from protocol.tasks.interface import Reward
+from protocol.tasks.poker_solver import situation
+from protocol.tasks.poker_tables import near_equilibrium
+
+ACTIONS: Mapping[str, str] = {"fold": "f", "call": "c", "check": "c", "raise": "r", "bet": "r"}
+SPOKEN: Mapping[str, str] = {"f": "fold", "c": "call", "r": "raise"}
+"""How an action is told, and what a strategy is asked for."""
+
+OPPONENTS = ("random", "rule", "cfr", "mixed")
+
+ACTION_MAX_CHARS = 16
+"""Longer turns mean nothing, and are not looked at."""
+
+ILLEGAL_COSTS = 1
+
+_WORDS = ("hold", "they", "board", " fold", " call", " raise", "fold", "call", "raise", "\n", ">")
+
+_EXPLAINED = (
+    "{name} poker. Each of two players puts in 1 chip and holds one of the cards {deck}.{board} Say fold, call, check "
+    "or raise. A raise is {sizes} chips, {most} in a round at most. The higher card wins{pair}.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPoker:
+    """One of the two games; subclasses name it."""
+
+    opponent: str = "mixed"
+    """random, rule, cfr (near the equilibrium), or mixed: the seed chooses one of these."""
+    rules: int = 0
+    game: ClassVar[Rules]
+    distinct: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.opponent not in OPPONENTS:
+            raise ValueError(f"opponent is one of {', '.join(OPPONENTS)}")
+        if self.rules not in (0, 1):
+            raise ValueError("rules is 0 or 1")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*_WORDS, *(f" {rank}" for rank in self.game.ranks))
+
+    def reset(self, seed: int) -> "Hand":
+        return Hand(self, seed)
+
+    def demonstration(self, seed: int) -> tuple[str, ...]:
+        """The turns of one who does anything that is allowed."""
+        hand, turns = self.reset(seed), list[str]()
+        while not hand.table.over:
+            legal = hand.table.legal
+            action = legal[chance.below(len(legal), "demonstration", seed, len(turns))]
+            turns.append(SPOKEN[action])
+            hand.step(turns[-1])
+        return tuple(turns)
+
+    def explained(self) -> str:
+        game = self.game
+        if not self.rules:
+            return ""
+        two = len(game.raises) > 1
+        return _EXPLAINED.format(
+            name=game.name.capitalize(),
+            deck=", ".join(game.deck),
+            board=" After the first of two rounds one more card, the board, is laid open." if two else "",
+            sizes=" then ".join(map(str, game.raises)),
+            most=f"{game.raises_max} raise{'s' * (game.raises_max > 1)}",
+            pair=", a pair with the board beats any" if two else "",
+        )
+
+
+class Kuhn(LimitPoker):
+    """Three cards, one round."""
+
+    __slots__ = ()
+    game: ClassVar[Rules] = KUHN
+
+
+class Leduc(LimitPoker):
+    """Six cards, two rounds, one open card."""
+
+    __slots__ = ()
+    game: ClassVar[Rules] = LEDUC
+
+
+class Hand:
+    """One hand."""
+
+    def __init__(self, environment: LimitPoker, seed: int) -> None:
+        self._game, self._seed = environment.game, seed
+        dealt = chance.shuffled(self._game.deck, self._game.name, seed, "deal")
+        self._cards, self._open = (dealt[0], dealt[1]), dealt[2]
+        self._seat = chance.below(2, self._game.name, seed, "seat")
+        self._opponent = environment.opponent
+        if self._opponent == "mixed":
+            self._opponent = OPPONENTS[chance.below(3, self._game.name, seed, "opponent")]
+        self._illegal = False
+        self.table = Table(self._game)
+        self._opening = f"{environment.explained()}hold {self._cards[self._seat]}\n{self._wait()}>"
+
+    @property
+    def opening(self) -> str:
+        return self._opening
+
+    def step(self, action: str) -> str | None:
+        meant = ACTIONS.get(action.strip().lower(), "") if len(action) <= ACTION_MAX_CHARS else ""
+        if not meant or meant not in self.table.legal:
+            self._illegal = True
+            return None
+        said = self._act(meant) + self._wait()
+        return None if self.table.over else f"{said}>"
+
+    def reward(self) -> Reward:
+        if not self.table.over:
+            chips = -self.table.stakes[self._seat]
+        else:
+            mine, theirs = (self._strength(seat) for seat in (self._seat, 1 - self._seat))
+            chips = self.table.won(self._seat, (mine, theirs) if self._seat == 0 else (theirs, mine))
+        score = float(chips - ILLEGAL_COSTS * self._illegal)
+        return Reward(
+            score, "invalid" if self._illegal else "ok", {"chips": float(chips), "legal": float(not self._illegal)}
+        )
+
+    def _wait(self) -> str:
+        """Let the opponent act until it is the policy's turn, or the hand is over; what is to be read of it."""
+        said = ""
+        while not self.table.over and self.table.actor != self._seat:
+            action = self._drawn()
+            said += f"they {SPOKEN[action]}\n" + self._act(action)
+        return said
+
+    def _act(self, action: str) -> str:
+        """Do it; the open card, if that brought it."""
+        before = self.table.round
+        self.table = self.table.after(action)
+        return f"board {self._open}\n" if self.table.round > before else ""
+
+    def _drawn(self) -> str:
+        card, board = self._cards[1 - self._seat], self._board
+        weights = weights_of(self._opponent, self._game, card, board, self.table)
+        return self.table.legal[chance.weighted(weights, self._game.name, self._seed, "opponent", self.table.history)]
+
+    @property
+    def _board(self) -> str:
+        return self._open if self.table.round else ""
+
+    def _strength(self, seat: int) -> int:
+        return strength(self._game, self._cards[seat], self._board)
+
+
+def weights_of(opponent: str, game: Rules, card: str, board: str, table: Table) -> Sequence[int]:
+    """How often an opponent does what, in the order of `Table.legal`."""
+    if opponent == "cfr":
+        return near_equilibrium(game)[situation(card, board, table.history)]
+    if opponent == "random":
+        return [1] * len(table.legal)
+    # The rule: raise with a pair or the highest card, fold the lowest to a raise, else call.
+    good = strength(game, card, board) >= len(game.ranks) - 1
+    wanted = "r" if good else "f" if card == game.ranks[0] else "c"
+    return [int(action == (wanted if wanted in table.legal else "c")) for action in table.legal]
+
+
+def transcript(card: str, board: str, history: str, player: int, game: Rules) -> tuple[str, list[tuple[str, str]]]:
+    """What a player has read and said on the way to a situation: the opening, and (turn, what was read then) pairs."""
+    table, read = Table(game), f"hold {card}\n"
+    opening, turns = "", list[tuple[str, str]]()
+    for action in history.replace("/", ""):
+        if table.actor == player:
+            opening, turns = _close(opening, turns, read)
+            turns.append((SPOKEN[action], ""))
+            read = ""
+        else:
+            read += f"they {SPOKEN[action]}\n"
+        after = table.after(action)
+        read += f"board {board}\n" if after.round > table.round else ""
+        table = after
+    return _close(opening, turns, read)
+
+
+def _close(opening: str, turns: list[tuple[str, str]], read: str) -> tuple[str, list[tuple[str, str]]]:
+    if not opening:
+        return f"{read}>", turns
+    return opening, [*turns[:-1], (turns[-1][0], f"{read}>")]

@@ -1,0 +1,190 @@
+"""The rules of no-limit betting in hold'em, for two to six players: who may do what, and who wins how many chips.
+
+- Seats are numbered in the order in which they act after the flop. So seat 0 is the small blind and the last seat the
+  button; of two players, seat 0 is the big blind, and the button posts the small one.
+- A raise is told by what it makes the highest bet of its round. It is by at least as much as the last full raise, or
+  all that one has. An all-in for less does not let one raise again who has acted, until such add up to a full raise.
+- The first bet of a round is at least a big blind, or all that one has; then it, too, counts as full.
+- What everybody sees is a `Table`; it is a pure function of the moves. Stacks are at least two big blinds.
+- Chips are integers. Each pot is split by itself; its odd chips go to the first of its winners, one each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from protocol.tasks.hand_ranks import Rank
+
+SMALL_BLIND: Final = 1
+BIG_BLIND: Final = 2
+BOARD_CARDS: Final = (0, 3, 4, 5)
+"""Open cards in each of the four rounds."""
+
+
+class Move(NamedTuple):
+    """What a player does; a call of nothing is a check."""
+
+    kind: Literal["fold", "call", "raise"]
+    to: int = 0
+    """Of a raise: the bet that all others must match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What everybody sees of a hand, but for the board."""
+
+    stacks: tuple[int, ...]
+    """Chips that are not in the pot."""
+    paid: tuple[int, ...]
+    """Chips that each seat has put in."""
+    bets: tuple[int, ...]
+    """Those of this round."""
+    queue: tuple[int, ...]
+    """Who is still to act in this round, the next one first; empty once the hand is over."""
+    faced: tuple[int, ...]
+    """The highest bet when a seat last acted in this round, or -1."""
+    folded: frozenset[int] = frozenset()
+    round: int = 0
+    full_raise: int = 0
+    """The most that a bet or raise of this round has added: the least that the next one adds, if above a big blind."""
+    raises: int = 0
+    """In this round."""
+    history: str = ""
+    """All moves, in few letters: the name of this table among all that one deal can lead to."""
+
+    @property
+    def over(self) -> bool:
+        return not self.queue
+
+    @property
+    def actor(self) -> int:
+        """Whose turn it is."""
+        return self.queue[0]
+
+    @property
+    def pot(self) -> int:
+        return sum(self.paid)
+
+    @property
+    def to_call(self) -> int:
+        """What the actor must add to stay in; all it has, if that is less."""
+        return min(self.stacks[self.actor], max(self.bets) - self.bets[self.actor])
+
+    @property
+    def may_fold(self) -> bool:
+        return self.to_call > 0
+
+    @property
+    def raise_bounds(self) -> tuple[int, int] | None:
+        """The lowest and the highest bet that the actor may raise to, or None if it may not."""
+        seat, highest = self.actor, max(self.bets)
+        all_in = self.bets[seat] + self.stacks[seat]
+        answerable = any(self.bets[other] + self.stacks[other] > highest for other in self.live if other != seat)
+        acted = self.faced[seat] >= 0 and highest - self.faced[seat] < self.full_raise
+        if all_in <= highest or not answerable or acted:
+            return None
+        return min(all_in, highest + max(self.full_raise, BIG_BLIND)), all_in
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Who has not folded."""
+        return tuple(seat for seat in range(len(self.stacks)) if seat not in self.folded)
+
+    def allows(self, move: Move) -> bool:
+        """Whether the actor may do this."""
+        if move.kind == "raise":
+            bounds = self.raise_bounds
+            return bounds is not None and bounds[0] <= move.to <= bounds[1]
+        return move.kind == "call" or self.may_fold
+
+    def after(self, move: Move) -> "Table":
+        """The table once the actor has done this, which must be allowed."""
+        seat = self.actor
+        history = f"{self.history}{move.kind[0]}{move.to or ''}"
+        if move.kind == "fold":
+            acted = replace(self, folded=self.folded | {seat}, queue=self.queue[1:], history=history)
+            return acted._settled()
+        highest = max(self.bets)
+        chips = self.to_call if move.kind == "call" else move.to - self.bets[seat]
+        acted = replace(
+            self,
+            stacks=_plus(self.stacks, seat, -chips),
+            paid=_plus(self.paid, seat, chips),
+            bets=_plus(self.bets, seat, chips),
+            faced=_put(self.faced, seat, max(highest, move.to)),
+            queue=self.queue[1:],
+            history=history,
+        )
+        if move.kind == "raise":
+            seats = len(self.stacks)
+            others = [(seat + place) % seats for place in range(1, seats)]
+            acted = replace(
+                acted,
+                queue=tuple(other for other in others if other in acted.live and acted.stacks[other]),
+                full_raise=max(self.full_raise, move.to - highest),
+                raises=self.raises + 1,
+            )
+        return acted._settled()
+
+    def won(self, ranks: Mapping[int, Rank]) -> tuple[int, ...]:
+        """What each seat has won at the end, in chips, negative if lost; ranks are of those who did not fold."""
+        chips = [-paid for paid in self.paid]
+        for amount, seats in self.pots():
+            best = max(ranks[seat] for seat in seats) if len(seats) > 1 else None
+            winners = [seat for seat in seats if best is None or ranks[seat] == best]
+            share, odd = divmod(amount, len(winners))
+            for place, seat in enumerate(winners):
+                chips[seat] += share + (place < odd)
+        return tuple(chips)
+
+    def pots(self) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """Chips and who can win them; what nobody matched is a pot of its own."""
+        pots = list[tuple[int, tuple[int, ...]]]()
+        below = 0
+        for level in sorted(set(self.paid)):
+            amount = (level - below) * sum(paid >= level for paid in self.paid)
+            seats = tuple(seat for seat in self.live if self.paid[seat] >= level)
+            if pots and pots[-1][1] == seats:
+                amount += pots.pop()[0]
+            pots.append((amount, seats))
+            below = level
+        return pots
+
+    def _settled(self) -> "Table":
+        """This table, or, if its round is over, the next one's."""
+        if len(self.live) == 1:
+            return replace(self, queue=())
+        if self.queue:
+            return self
+        can_act = tuple(seat for seat in self.live if self.stacks[seat])
+        if self.round == len(BOARD_CARDS) - 1 or len(can_act) < 2:
+            return replace(self, queue=())
+        none = (0,) * len(self.stacks)
+        return replace(
+            self,
+            bets=none,
+            queue=can_act,
+            faced=tuple(-1 for _ in none),
+            round=self.round + 1,
+            full_raise=0,
+            raises=0,
+            history=f"{self.history}/",
+        )
+
+
+def dealt(stacks: Sequence[int]) -> Table:
+    """A table where the blinds are posted."""
+    seats = len(stacks)
+    big = 0 if seats == 2 else 1
+    blinds = tuple(BIG_BLIND if seat == big else SMALL_BLIND if seat == 1 - big else 0 for seat in range(seats))
+    left = tuple(stack - blind for stack, blind in zip(stacks, blinds, strict=True))
+    queue = tuple((big + place) % seats for place in range(1, seats + 1))
+    return Table(left, blinds, blinds, queue, (-1,) * seats)
+
+
+def _plus(values: tuple[int, ...], seat: int, chips: int) -> tuple[int, ...]:
+    return _put(values, seat, values[seat] + chips)
+
+
+def _put(values: tuple[int, ...], seat: int, value: int) -> tuple[int, ...]:
+    return (*values[:seat], value, *values[seat + 1 :])

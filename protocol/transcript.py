@@ -1,0 +1,128 @@
+"""A transcript: the tokens of one episode, turns that were sampled and observations that were inserted.
+
+    turn · observation · turn · observation · … · turn
+
+- A turn ends with an end token, or when it is as long as a turn may be. Its text is what the environment is told.
+- The environment's answer, encoded by the policy's own tokenizer, is inserted behind it. The next turn begins there.
+- The episode stops when the environment has ended (`stop`); or at the longest completion, or where the next observation
+  would leave no room for a turn (`length`). So a transcript always ends with a sampled token.
+- Which positions were sampled follows from playing the episode again over the tokens alone. The node that samples and
+  whoever checks it drive the same `Player`: tokens in, what is to be inserted out.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.episode import Episode
+from protocol.errors import EnvironmentFailed, EpisodeCutShort, EpisodeOverrun, ObservationForged, SwarmError
+from protocol.tasks.environments import environment
+from protocol.tasks.interface import Reward
+
+Sampled = NDArray[np.bool_]
+
+
+class Codec(Protocol):
+    """The policy's own tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Without any special token that the text does not name."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """With every special token visible."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What playing an episode again over its tokens has shown."""
+
+    sampled: Sampled
+    """True where the policy spoke, False where the environment did."""
+    finish: Literal["stop", "length"]
+    reward: Reward
+
+
+class Player:
+    """One episode as it is played."""
+
+    def __init__(self, episode: Episode, codec: Codec, *, end_tokens: frozenset[int], tokens_max: int) -> None:
+        self._episode, self._codec = episode, codec
+        self._end_tokens, self._tokens_max = end_tokens, tokens_max
+        found = environment(episode.environment, episode.parameters)
+        with _our_fault():
+            self._play = found.reset(episode.seed)
+        self._turn: list[int] = []
+        self._count = 0
+        self.finish: Literal["", "stop", "length"] = ""
+
+    def take(self, token: int) -> list[int]:
+        """The next sampled token; what is inserted behind it."""
+        assert not self.finish, "the episode is over"
+        self._count += 1
+        ended = token in self._end_tokens
+        if not ended:
+            self._turn.append(token)
+        if ended or len(self._turn) == self._episode.turn_tokens_max:
+            return self._answer()
+        if self._count == self._tokens_max:
+            self.finish = "length"
+        return []
+
+    def reward(self) -> Reward:
+        """What the episode earns as it stands."""
+        with _our_fault():
+            return self._play.reward()
+
+    def _answer(self) -> list[int]:
+        turn, self._turn = self._turn, []
+        with _our_fault():
+            said = self._play.step(self._codec.decode(turn))
+        if said is None:
+            self.finish = "stop"
+            return []
+        inserted = self._codec.encode(self._episode.observation(said))
+        if self._count + len(inserted) >= self._tokens_max:
+            self.finish = "length"
+            return []
+        self._count += len(inserted)
+        return inserted
+
+
+def prompt(episode: Episode, codec: Codec) -> list[int]:
+    """The tokens before the first turn."""
+    with _our_fault():
+        opening = environment(episode.environment, episode.parameters).reset(episode.seed).opening
+    return codec.encode(episode.opening(opening))
+
+
+def replay(player: Player, tokens: Sequence[int], *, number: int = 0) -> Transcript:
+    """What the tokens of sample `number` show, if they are a whole episode of this player's."""
+    sampled, place = np.zeros(len(tokens), bool), 0
+    while place < len(tokens):
+        if player.finish:
+            raise EpisodeOverrun(f"Sample {number} goes on after token {place}, with which its episode ended.")
+        inserted = player.take(int(tokens[place]))
+        sampled[place] = True
+        place += 1
+        claimed = list(tokens[place : place + len(inserted)])
+        if claimed != inserted[: len(claimed)]:
+            raise ObservationForged(f"Sample {number} has other tokens at {place} than the environment's answer there.")
+        place += len(inserted)
+    if not player.finish or place > len(tokens):
+        raise EpisodeCutShort(f"Sample {number} stops at {len(tokens)} tokens, before its episode does.")
+    return Transcript(sampled, player.finish, player.reward())
+
+
+@contextmanager
+def _our_fault() -> Iterator[None]:
+    """Whatever an environment raises is our fault, not that of who plays."""
+    try:
+        yield
+    except SwarmError:
+        raise
+    except Exception as error:  # what a mistake in an environment raises cannot be listed
+        raise EnvironmentFailed(f"An environment failed: {error!r}"[:500]) from error

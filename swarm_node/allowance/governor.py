@@ -1,0 +1,163 @@
+"""The governor: looks at the machine every few seconds, decides by the owner's limits, and opens or closes the gate.
+
+- Only what a limit needs is looked at: a node without limits starts no program for them.
+- Cards and input are looked at in a thread: a driver that hangs holds up nobody.
+- `pause`, `resume`, `finish` and `leave` take effect at once; a changed `limits.toml` at the next look.
+- Watts are a mean over minutes, and count while the engine rests, too: that is how a break ends.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import trio
+
+from protocol.errors import ConfigInvalid
+from swarm_node.allowance import settings
+from swarm_node.allowance.rules import GB, Decision, Readings, decide
+from swarm_node.allowance.uploads import Uploads
+from swarm_node.machine import gpu, use
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+
+WATTS_OVER_S = 180.0
+"""The mean that a power cap holds: meters and breakers bear minutes, and shorter breaks would cost more starts."""
+
+
+class Governor:
+    """Whether a node may work and upload, at any moment."""
+
+    def __init__(
+        self,
+        home: Path,
+        uploads: Uploads,
+        *,
+        price: int = 0,
+        given: dict[str, Any] | None = None,
+        look_at_cards: Callable[[], gpu.Seen] = gpu.look,
+    ) -> None:
+        self._home, self._uploads, self._price, self._given = home, uploads, price, given or {}
+        self._look_at_cards = look_at_cards
+        self._paused = self._finishing = False
+        self._mean_watts: float | None = None
+        self._measured_at = -math.inf
+        self._changed = trio.Event()
+        self._looked: dict[str, Any] = {}
+        self.leaving = trio.Event()
+        """Set by `leave`, and by whoever sees that a finishing node has nothing left."""
+        self.cards = gpu.Seen()
+        """What was last seen, for whoever shows it."""
+        self.limits = settings.changed(home, self._given)
+        self.decision = Decision()
+        self._decide()
+
+    @property
+    def finishing(self) -> bool:
+        return self._finishing
+
+    async def run(self, *, watch_cards: bool = False) -> None:
+        """Look for ever; `watch_cards` also where no limit needs it, because somebody wants to see them."""
+        while True:
+            self._reload()
+            await self._look(watch_cards)
+            self._decide()
+            with trio.move_on_after(LOOK_EVERY_S):
+                await self.changes()
+
+    async def changes(self) -> None:
+        """Return after the next decision that differs from the one that holds."""
+        await self._changed.wait()
+
+    async def opened(self) -> None:
+        """Return when the node may work, or is to finish."""
+        while not (self.decision.may_work or self.finishing):
+            await self.changes()
+
+    async def closed(self) -> None:
+        """Return when the node may not work."""
+        while self.decision.may_work:
+            await self.changes()
+
+    def pause(self) -> None:
+        """Give back what is being sampled, and take nothing more until `resume`."""
+        self._paused = True
+        self._decide()
+
+    def resume(self) -> None:
+        """Work again, where the limits allow it; a node that was finishing goes on."""
+        self._paused = self._finishing = False
+        self._decide()
+
+    def finish(self) -> None:
+        """Take no more work, and leave when what is being sampled has ended and is sent."""
+        self._finishing = True
+        self._decide()
+
+    def leave(self) -> None:
+        """End now: what is being sampled goes back."""
+        self.leaving.set()
+
+    def _decide(self) -> None:
+        self._uploads.cap_bytes = int(self.limits.upload_gb * GB) or None
+        seen = Readings(
+            now=datetime.now(ZoneInfo(self.limits.zone)) if self.limits.zone else datetime.now().astimezone(),
+            paused=self._paused,
+            finishing=self._finishing,
+            resting=any(reason.why == "power" for reason in self.decision.reasons),
+            uploaded_bytes=self._uploads.this_month(),
+            price_micros_per_mtok=self._price,
+            **self._looked,
+        )
+        before, self.decision = self.decision, decide(self.limits, seen)
+        whys = [reason.why for reason in self.decision.reasons]
+        if whys != [reason.why for reason in before.reasons]:
+            log.info("work rests: %s", self.decision.said) if whys else log.info("work goes on")
+        if self.decision.no_upload and not before.no_upload:
+            log.info("nothing more is passed on: %s", self.decision.no_upload)
+        if self.decision != before:
+            self._changed.set()
+            self._changed = trio.Event()
+
+    def _reload(self) -> None:
+        """Take a changed file over; a wrong one is told of once and changes nothing."""
+        try:
+            limits = settings.changed(self._home, self._given)
+        except ConfigInvalid as error:
+            if self._complained != str(error):
+                log.warning("the limits stay as they were: %s", error)
+            self._complained = str(error)
+            return
+        self._complained = ""
+        if limits != self.limits:
+            log.info("limits changed %s", limits.model_dump(exclude_defaults=True))
+            self.limits = limits
+
+    _complained = ""
+
+    async def _look(self, watch_cards: bool) -> None:
+        looked: dict[str, Any] = {}
+        if self.limits.idle_minutes:
+            looked["idle_s"] = await trio.to_thread.run_sync(use.idle_s)
+            looked["others_load"] = use.others_load(self.limits.threads or 1)
+        if not self.limits.on_battery:
+            looked["on_battery"] = await trio.to_thread.run_sync(use.on_battery)
+        if watch_cards or self.limits.power_watts:
+            self.cards = await trio.to_thread.run_sync(self._look_at_cards)
+            looked["watts"] = self._mean(sum(card.watts or 0.0 for card in self.cards.cards) or None)
+        self._looked = looked
+
+    def _mean(self, watts: float | None) -> float | None:
+        """The mean of the last minutes, with what was measured now."""
+        now = trio.current_time()
+        passed_s, self._measured_at = now - self._measured_at, now
+        if watts is None:
+            return None
+        weight = 1 - math.exp(-passed_s / WATTS_OVER_S)
+        self._mean_watts = watts if self._mean_watts is None else self._mean_watts + weight * (watts - self._mean_watts)
+        return self._mean_watts

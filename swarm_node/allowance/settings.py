@@ -1,0 +1,123 @@
+"""The owner's limits: `limits.toml` in the home, and options of `join` on top of it for one run.
+
+- Every key has a default that limits nothing, but for `on_battery`: no battery is emptied unasked.
+- An unknown key or a wrong value is refused with the key's name; nothing is guessed.
+- A running agent reads the file again when it has changed; a file that became wrong changes nothing and is told of.
+"""
+
+import re
+import tomllib
+from datetime import time
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from protocol import limits as bounds
+from protocol.errors import ConfigInvalid
+from swarm_node.disk import write_durably
+
+FILE = "limits.toml"
+"""In a node's home."""
+
+_SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
+
+
+class Limits(BaseModel):
+    """What the owner allows; the description of a field is what `swarm-node limits` says of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    hours: str = Field("", description="when to work, like 22:00-07:00; empty: always")
+    zone: str = Field("", description="time zone of the hours, like Europe/Berlin; empty: this machine's")
+    idle_minutes: float = Field(
+        0.0, ge=0, le=1440, description="work only when the machine was idle so long; 0: always"
+    )
+    on_battery: bool = Field(False, description="work on battery, too")
+    power_watts: float = Field(0.0, ge=0, le=100_000, description="mean power of the GPU, kept by breaks; 0: no cap")
+    vram_share: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory that the engine may take")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads of the engine; 0: as --threads says")
+    upload_gb: float = Field(0.0, ge=0, le=1e6, description="GB passed on to other nodes in a month; 0: no cap")
+    price_floor: int = Field(
+        0, ge=0, le=bounds.PRICE_MAX_MICROS_PER_MTOK, description="leases that pay less per million tokens are declined"
+    )
+
+    @property
+    def span(self) -> tuple[time, time] | None:
+        """The hours, taken apart."""
+        found = _SPAN.fullmatch(self.hours)
+        if found is None:
+            return None
+        start_h, start_m, end_h, end_m = map(int, found.groups())
+        return time(start_h, start_m), time(end_h, end_m)
+
+    @field_validator("hours")
+    @classmethod
+    def _is_a_span(cls, hours: str) -> str:
+        found = _SPAN.fullmatch(hours)
+        if hours and (found is None or found.group(1, 2) == found.group(3, 4)):
+            raise ValueError("hours look like 22:00-07:00")
+        return hours
+
+    @field_validator("zone")
+    @classmethod
+    def _is_a_zone(cls, zone: str) -> str:
+        try:
+            if zone:
+                ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("a zone looks like Europe/Berlin") from None
+        return zone
+
+
+def read(home: Path) -> Limits:
+    """The limits in a home; those that limit nothing where there are none."""
+    path = home / FILE
+    try:
+        return checked(tomllib.loads(path.read_text())) if path.exists() else Limits()
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}.", hint="Mend it, or remove it.") from None
+
+
+def checked(values: dict[str, Any]) -> Limits:
+    """Limits from what was written or typed."""
+    values = {key: float(value) if _is_decimal(key) and type(value) is int else value for key, value in values.items()}
+    try:
+        return Limits(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "?"
+        said = first["msg"].removeprefix("Value error, ")
+        raise ConfigInvalid(
+            f"{key} = {first['input']!r}: {said}.", hint=f"The limits are {', '.join(Limits.model_fields)}."
+        ) from None
+
+
+def changed(home: Path, given: dict[str, Any]) -> Limits:
+    """The limits of a home with these on top."""
+    return checked(read(home).model_dump() | given)
+
+
+def write(home: Path, limits: Limits) -> Path:
+    """Write the limits that differ from the defaults, each with what it means."""
+    home.mkdir(parents=True, exist_ok=True)
+    lines = ["# What this node may do. A running agent takes a change over within seconds.\n"]
+    for name, field in Limits.model_fields.items():
+        value = getattr(limits, name)
+        mark = "# " if value == field.default else ""
+        lines.append(f"{mark}{name} = {_toml(value)}  # {field.description}\n")
+    path = home / FILE
+    write_durably(path, "".join(lines).encode(), temp_folder=home)
+    return path
+
+
+def _is_decimal(key: str) -> bool:
+    field = Limits.model_fields.get(key)
+    return field is not None and field.annotation is float
+
+
+def _toml(value: str | float | bool) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,130 @@
+"""`swarm-node status`, `pause`, `resume`, `finish`, `leave` and `limits`: the owner and the agent that runs."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from swarm_node.cli_ledger import DEFAULT_HOME
+from swarm_node.cli_options import (
+    AgentHome,
+    AsJson,
+    BatteryOption,
+    FloorOption,
+    HoursOption,
+    IdleOption,
+    PowerOption,
+    UploadOption,
+    VramOption,
+    ZoneOption,
+    given,
+)
+
+EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
+
+
+def status(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """What the agent of this home does and has earned, and why it does nothing; without one, why the last ended."""
+    import trio
+
+    from swarm_node.control import stopped
+    from swarm_node.control.client import ask
+    from swarm_node.control.door import NoAgent
+    from swarm_node.live import lines
+    from swarm_node.snapshot import now_ms
+
+    try:
+        _show(trio.run(ask, home, "status"), as_json)
+    except NoAgent as error:
+        last = stopped.last(home)
+        if as_json:
+            typer.echo(json.dumps({**error.to_wire(), "stopped": last}))
+        else:
+            typer.echo("\n".join(lines.of_stopped(error.message, last, now_ms=now_ms())))
+        raise typer.Exit(1) from None
+
+
+def pause(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Stop at once and free the memory: leases go back, others go on with them. Chunks are still passed on."""
+    _order("pause", home, as_json, "It rests until `swarm-node resume`.")
+
+
+def resume(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Go on after `pause` or `finish`, as far as the limits allow."""
+    _order("resume", home, as_json, "It works again, where the limits allow it.")
+
+
+def finish(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Take no more work; the agent ends when what it samples has ended and is sent."""
+    _order("finish", home, as_json, "It ends after the groups that are being sampled.")
+
+
+def leave(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """End the agent now: leases go back, what is finished is sent first."""
+    _order("leave", home, as_json, "It gives its leases back and ends.")
+
+
+def limits(
+    home: AgentHome = DEFAULT_HOME,
+    hours: HoursOption = None,
+    zone: ZoneOption = None,
+    idle_minutes: IdleOption = None,
+    on_battery: BatteryOption = None,
+    power_watts: PowerOption = None,
+    vram_share: VramOption = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine; 0: as --threads says.")] = None,
+    upload_gb: UploadOption = None,
+    price_floor: FloorOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what this node may do, or set what is named; a running agent takes it over within seconds."""
+    from swarm_node.allowance import settings
+
+    named = given(
+        hours=hours,
+        zone=zone,
+        idle_minutes=idle_minutes,
+        on_battery=on_battery,
+        power_watts=power_watts,
+        vram_share=vram_share,
+        threads=threads,
+        upload_gb=upload_gb,
+        price_floor=price_floor,
+    )
+    found = settings.changed(home, named)
+    if named:
+        settings.write(home, found)
+    if as_json:
+        typer.echo(found.model_dump_json())
+        return
+    for name, field in settings.Limits.model_fields.items():
+        typer.echo(f"{name:<14} {json.dumps(getattr(found, name)):<16} {field.description}")
+    typer.echo(str(home / settings.FILE))
+    if found.power_watts:
+        typer.echo(
+            "The cap is kept by breaks, by the mean of minutes. A cap at every moment needs root: "
+            f"`nvidia-smi -pl {found.power_watts:.0f}`."
+        )
+    if "vram_share" in named or "threads" in named:
+        typer.echo("vram_share and threads hold from the next start of the agent.")
+
+
+def _order(do: str, home: AgentHome, as_json: bool, said: str) -> None:
+    import trio
+
+    from swarm_node.control.client import ask
+
+    told = trio.run(ask, home, do)
+    typer.echo(json.dumps(told) if as_json else said)
+
+
+def _show(told: dict[str, Any], as_json: bool) -> None:
+    from swarm_node.live import lines
+
+    typer.echo(json.dumps(told) if as_json else "\n".join(lines.of_status(told)))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands of the program."""
+    for command in (status, pause, resume, finish, leave, limits):
+        app.command(epilog=EXIT_CODES)(command)

@@ -1,0 +1,69 @@
+"""`swarm-node doctor`: is this machine fit for a round, and what to do where it is not."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm_node.cli_ledger import DEFAULT_HOME
+from swarm_node.cli_options import (
+    AgentHome,
+    AsJson,
+    Device,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ListenOption,
+    ThreadsOption,
+    VllmPythonOption,
+    log_to_stderr,
+)
+
+EXIT_CODES = "Exit codes: 0 a node can work here, 1 something would keep it from working, 2 wrong usage."
+
+
+def doctor(
+    join_string: Annotated[str, typer.Argument(help="A round's join string; without, the machine alone.")] = "",
+    home: AgentHome = DEFAULT_HOME,
+    listen: ListenOption = "127.0.0.1:0",
+    threads: ThreadsOption = 1,
+    device: DeviceOption = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    vllm_python: VllmPythonOption = "",
+    engines: Annotated[bool, typer.Option(help="Start each engine and sample a tiny model.")] = True,
+    bundle: Annotated[Path | None, typer.Option(help="Write a zip for whoever helps, without secrets.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check card, memory, disk, line, clock and engines: root cause, evidence and next step of whatever is wrong."""
+    import trio
+
+    from protocol.errors import ConfigInvalid
+    from swarm_node import join_string as joining
+    from swarm_node.allowance import settings
+    from swarm_node.doctor import bundle as bundling
+    from swarm_node.doctor import report
+    from swarm_node.doctor.examine import Patient, examine
+    from swarm_node.engine.choose import Options
+
+    log_to_stderr(quiet=True)
+    if bundle is not None and bundle.exists():
+        raise ConfigInvalid(f"{bundle} exists already.", hint="Name another file.")
+    join = joining.parse(join_string) if join_string else None
+    options = Options(threads, device.value, dtype.value, -1, vllm_python, settings.read(home).vram_share)
+    patient = Patient(home, join, listen, options, engines)
+
+    def tell(finding: report.Finding) -> None:
+        if not as_json:
+            typer.echo("\n".join(report.lines(finding)))
+
+    findings = trio.run(examine, patient, tell)
+    if bundle is not None:
+        bundling.write(bundle, home, findings, join=join)
+    if as_json:
+        typer.echo(json.dumps({"failed": report.failed(findings), "findings": [one.to_json() for one in findings]}))
+    else:
+        typer.echo(report.summary(findings))
+        if bundle is not None:
+            typer.echo(f"{bundle}: look into it before you pass it on.")
+    raise typer.Exit(1 if report.failed(findings) else 0)

@@ -1,0 +1,194 @@
+"""`swarm-node join` and `swarm-node mirror`: taking part in a round."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protocol.nicknames import nickname
+from swarm_node.cli_ledger import DEFAULT_HOME
+from swarm_node.cli_options import (
+    AdvertiseOption,
+    BatteryOption,
+    Device,
+    DeviceOption,
+    DryRunOption,
+    Dtype,
+    DtypeOption,
+    Engine,
+    EngineOption,
+    FloorOption,
+    GpuLayersOption,
+    HoursOption,
+    IdleOption,
+    JoinText,
+    ListenOption,
+    PowerOption,
+    PriceOption,
+    Quiet,
+    ThreadsOption,
+    UploadOption,
+    VllmPythonOption,
+    VramOption,
+    ZoneOption,
+    check_settings,
+    given,
+    log_to_stderr,
+)
+from swarm_node.parent import leave_with_parent
+
+if TYPE_CHECKING:
+    from swarm_node import member
+    from swarm_node.app import Earnings, Show
+
+EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
+
+
+def join(
+    join_string: JoinText,
+    price: PriceOption = 1_000_000,
+    name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
+    home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
+    listen: ListenOption = "127.0.0.1:0",
+    advertise: AdvertiseOption = "",
+    groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
+    owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
+    engine: EngineOption = Engine.AUTO,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    gpu_layers: GpuLayersOption = -1,
+    vllm_python: VllmPythonOption = "",
+    hours: HoursOption = None,
+    zone: ZoneOption = None,
+    idle_minutes: IdleOption = None,
+    on_battery: BatteryOption = None,
+    power_watts: PowerOption = None,
+    vram_share: VramOption = None,
+    upload_gb: UploadOption = None,
+    price_floor: FloorOption = None,
+    dry_run: DryRunOption = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Log lines only, even on a terminal.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
+    quiet: Quiet = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
+) -> None:
+    """Take part in a round until it is finished; Ctrl-C leaves cleanly, and joining again continues."""
+    import trio
+
+    from swarm_node import app as agent
+    from swarm_node.allowance.settings import changed
+    from swarm_node.engine.choose import Options, choose, for_folder, this_machine
+
+    log_to_stderr(quiet)
+    if child:
+        leave_with_parent()
+    typed = given(hours=hours, zone=zone, idle_minutes=idle_minutes, on_battery=on_battery, power_watts=power_watts)
+    typed |= given(vram_share=vram_share, upload_gb=upload_gb, price_floor=price_floor)
+    kept = changed(home, typed)
+    options = Options(kept.threads or threads, device.value, dtype.value, gpu_layers, vllm_python, kept.vram_share)
+    choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
+    me = _member(join_string, home, name, listen, advertise, typed, price=price, owner=owner)
+    if dry_run or not (quiet or as_json):
+        _preview(me)
+    if dry_run:
+        return
+    settings = agent.Settings(
+        member=me,
+        groups_per_request=groups,
+        engine_command=partial(for_folder, engine.value, options),
+        show=_live_view(wanted=not (plain or quiet or as_json)),
+    )
+    _say(trio.run(agent.run, settings), as_json)
+
+
+def mirror(
+    join_string: JoinText,
+    name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default a nickname.")] = "",
+    home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
+    listen: ListenOption = "127.0.0.1:0",
+    advertise: AdvertiseOption = "",
+    share: Annotated[bool, typer.Option(help="Pass chunks on; without it, nobody is told of this mirror.")] = True,
+    upload_gb: UploadOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every version held.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch every version and pass it on, without sampling, until the round is finished or Ctrl-C."""
+    import trio
+
+    from swarm_node import mirror as mirroring
+
+    log_to_stderr(quiet)
+    settings = _member(join_string, home, name, listen, advertise, given(upload_gb=upload_gb), share=share)
+
+    def tell(held: mirroring.Held) -> None:
+        said = json.dumps(held.to_json()) if as_json else f"Version {held.version} is here: {held.bytes} bytes."
+        print(said, flush=True)
+
+    trio.run(partial(mirroring.run, settings, tell=tell))
+
+
+def _member(
+    join_string: str,
+    home: Path,
+    name: str,
+    listen: str,
+    advertise: str,
+    limits: dict[str, Any],
+    *,
+    price: int = 0,
+    share: bool = True,
+    owner: Path | None = None,
+) -> "member.Settings":
+    """What every member is told; its key is made here, if there is none."""
+    from swarm_node import delegation, identity, member
+    from swarm_node import join_string as joining
+
+    join = joining.parse(join_string)
+    check_settings(name or "-", price, listen, advertise)
+    me = identity.load_or_create(home / identity.FILE).key.node_id
+    return member.Settings(
+        join=join,
+        home=home,
+        name=name or nickname(me),
+        price_micros_per_mtok=price,
+        listen=listen,
+        advertise=advertise,
+        share=share,
+        delegation=delegation.kept(home, me, owner),
+        limits=limits,
+    )
+
+
+def _preview(settings: "member.Settings") -> None:
+    """Say what the round needs and may pay, before anything of it is downloaded."""
+    import trio
+
+    from swarm_node import identity, preview
+
+    key = identity.load_or_create(settings.home / identity.FILE).key
+    for line in trio.run(preview.tell, settings, key):
+        typer.echo(line, err=True)
+
+
+def _live_view(*, wanted: bool) -> "Show | None":
+    """What draws the agent, where somebody looks at a terminal."""
+    from rich.console import Console
+
+    from swarm_node.live import view
+
+    console = Console(stderr=True)
+    return view.make(console) if wanted and view.can_show(console) else None
+
+
+def _say(earnings: "Earnings", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(vars(earnings)))
+        return
+    rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
+    typer.echo(
+        f"Accepted {earnings.accepted} rollouts of {earnings.tokens} tokens, worth {earnings.credit_micros} micro-units"
+        + (f"; rejected: {rejected}." if rejected else ".")
+    )

@@ -1,0 +1,101 @@
+"""Where a running agent is reached in its home: a Unix socket, or a loopback port with a token where there can be none.
+
+- `control/` in the home is its owner's only (0700), and so are the socket and the file with port and token (0600).
+- A socket's path is short by the system's rule (104 bytes on macOS), and Windows' Python has none: then the port.
+- Whoever holds the home's lock owns the door: what a killed agent left is removed without asking.
+- Who may open it may do everything that is asked here; nobody else gets as far as the first byte.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from protocol.errors import ConfigInvalid, SwarmError
+
+FOLDER, SOCKET, PORT = "control", "agent.sock", "port.json"
+PATH_MAX_BYTES = 100
+LINE_MAX_BYTES = 64 * 1024
+"""A status is a few kilobytes; what is asked is a word."""
+
+
+class NoAgent(SwarmError):
+    """No agent is running in this home."""
+
+    code, http_status, fault = "no_agent", 404, "node"
+
+
+@dataclass(frozen=True)
+class Door:
+    """An open door: what is listened on, and what those must say who come."""
+
+    listener: trio.SocketListener
+    token: str = ""
+
+    def admits(self, token: object) -> bool:
+        """Whether this is the token; a Unix socket asks for none, the system has checked who comes."""
+        # JSON can spell half of a surrogate pair, which plain encoding would refuse with an error of its own.
+        return isinstance(token, str) and hmac.compare_digest(token.encode(errors="surrogatepass"), self.token.encode())
+
+
+async def open_door(home: Path) -> Door:
+    """Listen in a home whose lock is held."""
+    folder = home / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    remove(home)
+    path = folder / SOCKET
+    if hasattr(socket, "AF_UNIX") and len(bytes(path.absolute())) <= PATH_MAX_BYTES:
+        server = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await server.bind(str(path.absolute()))
+        path.chmod(0o600)
+        server.listen(8)
+        return Door(trio.SocketListener(server))
+    server = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    await server.bind(("127.0.0.1", 0))
+    server.listen(8)
+    token = secrets.token_hex(32)
+    said = json.dumps({"port": server.getsockname()[1], "token": token}).encode()
+    file = folder / PORT
+    file.touch(mode=0o600)
+    file.write_bytes(said)
+    return Door(trio.SocketListener(server), token)
+
+
+def remove(home: Path) -> None:
+    """Take the door away, or what is left of one."""
+    for name in (SOCKET, PORT):
+        (home / FOLDER / name).unlink(missing_ok=True)
+
+
+async def knock(home: Path) -> tuple[trio.SocketStream, str]:
+    """A connection to the agent of a home, and the token to say."""
+    folder = home / FOLDER
+    try:
+        if (folder / PORT).exists():
+            said = json.loads((folder / PORT).read_bytes())
+            return await trio.open_tcp_stream("127.0.0.1", int(said["port"])), str(said["token"])
+        if (folder / SOCKET).exists():
+            return await trio.open_unix_socket(str((folder / SOCKET).absolute())), ""
+    except PermissionError:
+        raise ConfigInvalid(
+            f"The agent in {home} belongs to another user.", hint="Ask as the user who started it."
+        ) from None
+    except (OSError, ValueError, KeyError):  # left by an agent that was killed
+        pass
+    raise NoAgent(f"No agent is running in {home}.", hint="Start one with `swarm-node join`, or name its --home.")
+
+
+async def read_line(stream: trio.abc.ReceiveStream) -> bytes:
+    """One line, within bounds; empty if the other side left before its end."""
+    data = bytearray()
+    while b"\n" not in data:
+        part = await stream.receive_some(4096)
+        if not part or len(data) + len(part) > LINE_MAX_BYTES:
+            return b""
+        data += part
+    return bytes(data.partition(b"\n")[0])

@@ -1,0 +1,71 @@
+"""A support bundle: what a stranger needs to help, in a zip, and nothing that names its owner.
+
+- Made of what is listed here, never of whole folders: no key, no log of others, no policy.
+- Every text goes through `redact`, the names of programs and their versions included.
+"""
+
+import json
+import platform
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from swarm_node.allowance import settings
+from swarm_node.control import stopped
+from swarm_node.doctor.redact import known, redact
+from swarm_node.doctor.report import Finding
+from swarm_node.join_string import JoinString
+
+PACKAGES = (
+    "echo-swarm",
+    "libp2p",
+    "trio",
+    "httpx",
+    "tuf",
+    "torch",
+    "transformers",
+    "llama-cpp-python",
+    "gguf",
+    "numpy",
+)
+
+
+def write(target: Path, home: Path, findings: list[Finding], *, join: JoinString | None = None) -> None:
+    """Write the bundle to a new file."""
+    secrets = known(home, join.url if join else "")
+    texts = {
+        "findings.json": json.dumps([finding.to_json() for finding in findings], indent=1, ensure_ascii=False),
+        "system.json": json.dumps(_system(), indent=1),
+        "stopped.json": json.dumps(stopped.last(home), indent=1),
+        "limits.toml": _text(home / settings.FILE),
+        "README.txt": "Made by `swarm-node doctor --bundle`. Keys, addresses, names and paths were taken out.\n",
+    }
+    with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as bundle:
+        for name, text in texts.items():
+            bundle.writestr(name, redact(text, secrets))
+
+
+def _system() -> dict[str, object]:
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "implementation": sys.implementation.name,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,54 @@
+"""The graphics card, its driver, and its memory against the round's model."""
+
+from swarm_node.doctor.report import Finding, fail, ok, skip, warn
+from swarm_node.machine.gpu import Seen
+
+OVERHEAD_BYTES = 512 * 1024 * 1024
+"""What CUDA itself and a cache for a few samples take."""
+
+ROOM = 1.25
+"""Weights and the cache of keys and values, for the batch that a node has; less makes it sample fewer at once."""
+
+HOT_CELSIUS = 87.0
+"""Cards slow down from here."""
+
+GB = 10**9
+
+
+def card(seen: Seen) -> Finding:
+    """Is there one, and does its driver answer?"""
+    if seen.trouble:
+        step = "Install the card's driver again, or restart: the kernel's half and the program must be of one version."
+        return fail("gpu", "There is a graphics card's driver, and it does not answer.", seen.trouble, step)
+    if not seen.cards:
+        said = "No graphics card is told of: this node would sample on the processor, which is slow."
+        return warn(
+            "gpu", said, "neither nvidia-smi nor rocm-smi is there", "Nothing, if there is none; else its driver."
+        )
+    named = "; ".join(f"{one.name}, driver {one.driver or 'unknown'}" for one in seen.cards)
+    hot = [one for one in seen.cards if one.celsius is not None and one.celsius >= HOT_CELSIUS]
+    if hot:
+        said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work, and will slow down."
+        return warn("gpu", said, named, "Clean its fans, or set a cap with `swarm-node limits --power-watts`.")
+    return ok("gpu", "The graphics card's driver answers.", named)
+
+
+def memory(seen: Seen, weights_bytes: int | None, *, vram_share: float = 1.0) -> Finding:
+    """Does the round's model fit?"""
+    if weights_bytes is None:
+        return skip("vram", "Without a round, there is no model to compare with.", "swarm-node doctor JOIN_STRING")
+    known = [one for one in seen.cards if one.memory_bytes is not None]
+    if not known:
+        return skip("vram", "No card tells its memory; the model would lie in the machine's.")
+    best = max(known, key=lambda one: (one.memory_bytes or 0) - (one.used_bytes or 0))
+    total = best.memory_bytes or 0
+    free = min(total - (best.used_bytes or 0), int(total * vram_share))
+    need = int(weights_bytes * ROOM) + OVERHEAD_BYTES
+    evidence = f"{best.name}: {free / GB:.1f} of {total / GB:.1f} GB free, about {need / GB:.1f} GB wanted"
+    if weights_bytes > total:
+        step = "Join a round with a smaller model, or sample on the processor: `--device cpu`."
+        return fail("vram", "The model is larger than the card's memory.", evidence, step)
+    if need > free:
+        step = "Close what else uses the card, or raise `--vram-share`; else fewer samples are drawn at once."
+        return warn("vram", "The model fits, but little or nothing is left for many samples at once.", evidence, step)
+    return ok("vram", "The model fits into the card's memory.", evidence)

@@ -1,0 +1,76 @@
+"""Each engine tried for real: does its child start, load a tiny model and sample from it?
+
+- What is not installed is no fault as long as another engine works; without any, a node cannot sample.
+- The model is made here, a few kilobytes of random weights; its answers mean nothing, but that there are any.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from protocol.errors import ConfigInvalid, SwarmError
+from protocol.rollout import pack_tokens
+from swarm_node.doctor.report import Finding, State, fail, ok, skip
+from swarm_node.doctor.tiny_model import make_tiny_model
+from swarm_node.engine.choose import ENGINES, Machine, Options, choose
+from swarm_node.engine.client import open_engine
+from swarm_node.engine.messages import GroupFailed, Request
+
+TRIED_S = 120.0
+"""For one engine: imports take 15 s on a good machine."""
+
+TOKENS = 8
+
+REQUEST = Request(
+    request_id="tiny",
+    version=1,
+    prompt=pack_tokens([3, 5, 7]),
+    seed=1,
+    samples=2,
+    max_new_tokens=TOKENS,
+    temperature=1.0,
+)
+
+
+async def engines(options: Options, machine: Callable[[], Machine]) -> list[Finding]:
+    """All of them, and whether any works."""
+    here = await trio.to_thread.run_sync(machine)
+    with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
+        model = await trio.to_thread.run_sync(partial(make_tiny_model, Path(folder) / "model"))
+        findings = [await engine(name, options, here, model) for name in ENGINES]
+    if not any(finding.state is State.OK for finding in findings):
+        step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; a GPU's build is in docs/commands.md."
+        findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
+    return findings
+
+
+async def engine(name: str, options: Options, machine: Machine, model: Path) -> Finding:
+    """One of them."""
+    check = f"engine {name}"
+    try:
+        choice = choose(name, options, machine)
+    except ConfigInvalid as error:
+        return skip(check, error.message, error.hint)
+    try:
+        with trio.fail_after(TRIED_S):
+            return ok(check, "It starts, loads a tiny model and samples from it.", await _sample(choice.command, model))
+    except trio.TooSlowError:
+        said = f"It did not load and sample a tiny model within {TRIED_S:.0f} s."
+        return fail(
+            check, said, choice.why, "Is the machine very busy, or the disk cold? Try again, else another --engine."
+        )
+    except SwarmError as error:
+        return fail(check, error.message, choice.why, error.hint or "Install it again, or choose another --engine.")
+
+
+async def _sample(command: list[str], model: Path) -> str:
+    async with open_engine(command) as child:
+        loaded = await child.load(model, 1)
+        await child.submit([REQUEST])
+        while (group := await child.finished()) is not None:
+            if isinstance(group, GroupFailed):
+                raise SwarmError.from_wire(group.model_dump())
+    return f"{loaded.numerics}, loaded in {loaded.seconds:.1f} s"

@@ -1,0 +1,145 @@
+"""All checks in order: the machine first, then the round, then the engines; told as they are made.
+
+- A check that breaks is a finding, too, and the others go on.
+- Nothing is registered, and nothing is left behind: trust is pinned in a folder of its own, which goes again.
+"""
+
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from protocol.errors import AgentTooOld, NotFound, SwarmError, named
+from protocol.signing import NodeKey
+from swarm_node import identity
+from swarm_node.api_client import Coordinator
+from swarm_node.doctor import cards, engines, house, line, storage
+from swarm_node.doctor.line import Line
+from swarm_node.doctor.report import Finding, fail, ok, skip
+from swarm_node.engine.choose import Options, this_machine
+from swarm_node.join_string import JoinString
+from swarm_node.machine import gpu, use
+from swarm_node.origins import open_origins
+from swarm_node.updater import Updater
+
+Tell = Callable[[Finding], None]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is examined."""
+
+    home: Path
+    join: JoinString | None
+    listen: str
+    options: Options
+    with_engines: bool = True
+
+
+async def examine(patient: Patient, tell: Tell) -> list[Finding]:
+    """Make every check; `tell` hears of each as soon as it is made."""
+    findings: list[Finding] = []
+
+    def note(*found: Finding) -> None:
+        findings.extend(found)
+        for one in found:
+            tell(one)
+
+    note(await _try("home", lambda: house.home(patient.home)), await _try("key", lambda: house.key(patient.home)))
+    note(house.agent(patient.home))
+    seen = await trio.to_thread.run_sync(gpu.look)
+    note(cards.card(seen))
+    async with _open_line(patient, note) as found:
+        weights = weights_bytes(found) if found else None
+        version = sum(entry.size_bytes for entry in found.manifest.files) if found and found.manifest else None
+        note(cards.memory(seen, weights, vram_share=patient.options.vram_share))
+        total, free = use.memory_bytes()
+        note(storage.ram(total, free, weights, on_card=bool(seen.cards)))
+        note(await _try("disk", lambda: storage.space(patient.home, version)))
+        note(await _try("disk speed", lambda: storage.speed(patient.home)))
+        if found is None:
+            without = "Without a round that answers there is nobody to ask."
+            note(*(skip(check, without, "swarm-node doctor JOIN_STRING") for check in ("down", "up", "reach")))
+        else:
+            for check, look in (("down", line.down), ("up", line.up)):
+                note(await _try_async(check, partial(look, found)))
+            note(await _try_async("reach", partial(line.reach, found, patient.listen)))
+    if patient.with_engines:
+        note(*await engines.engines(patient.options, this_machine))
+    return findings
+
+
+@asynccontextmanager
+async def _open_line(patient: Patient, note: Callable[..., None]) -> AsyncIterator[Line | None]:
+    """The round, if one was named and it answers."""
+    if patient.join is None:
+        yield None
+        return
+    coordinator = Coordinator(patient.join.url, patient.join.round_id, _key(patient.home))
+    try:
+        found = None
+        try:
+            found = await ask(coordinator, patient.join)
+            note(ok("round", "The coordinator answers, and its root is the one in the join string.", _newest(found)))
+        except NotFound as error:
+            note(
+                fail(
+                    "round", "Something answers there, and it is no round.", named(error), "Copy the join string again."
+                )
+            )
+        except AgentTooOld as error:
+            note(fail("round", error.message, error.code, error.hint))
+        except SwarmError as error:
+            step = error.hint or "Check the address, and that this machine is online."
+            note(fail("round", "The round cannot be trusted or does not answer.", named(error), step))
+        note(line.clock(coordinator.clock_offset_s))  # whatever else is wrong: it may be why
+        yield found
+    finally:
+        await coordinator.close()
+
+
+async def ask(coordinator: Coordinator, join: JoinString) -> Line:
+    """Its newest version, with every signature checked."""
+    with tempfile.TemporaryDirectory(prefix="echo-swarm-doctor-") as folder:
+        async with open_origins(coordinator) as origins:
+            await origins.learn()
+            return Line(coordinator, await Updater(origins, join.round_id, Path(folder) / "trust").refresh())
+
+
+def _key(home: Path) -> NodeKey:
+    """The node's own key; a passing one where there is none yet."""
+    path = home / identity.FILE
+    try:
+        return identity.load_or_create(path).key if path.exists() else NodeKey(secrets.token_bytes(32))
+    except (SwarmError, OSError):
+        return NodeKey(secrets.token_bytes(32))
+
+
+def _newest(found: Line) -> str:
+    return f"version {found.manifest.version}" if found.manifest else "no version is published yet"
+
+
+def weights_bytes(found: Line) -> int | None:
+    if found.manifest is None:
+        return None
+    return sum(entry.size_bytes for entry in found.manifest.files if entry.path.endswith(".safetensors"))
+
+
+async def _try(check: str, look: Callable[[], Finding]) -> Finding:
+    async def in_thread() -> Finding:
+        return await trio.to_thread.run_sync(look)
+
+    return await _try_async(check, in_thread)
+
+
+async def _try_async(check: str, look: Callable[[], Awaitable[Finding]]) -> Finding:
+    try:
+        return await look()
+    except Exception as error:  # a doctor who falls ill says so, and the examination goes on
+        said = f"This check itself failed: {type(error).__name__}: {error}"
+        return fail(check, said, "", "Report it, with `swarm-node doctor --bundle FILE`.")

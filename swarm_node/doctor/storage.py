@@ -1,0 +1,80 @@
+"""Memory and disk: is there room for the round's versions, and is the disk fast enough to take one in good time?"""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from swarm_node.doctor.report import Finding, fail, ok, skip, warn
+
+VERSIONS_KEPT = 3.5
+"""Two versions, the one that is being built, and the chunks of a download."""
+
+DISK_MIN_BYTES = 1024**3
+SLOW_BYTES_PER_S = 40e6
+"""Below, a version of 16 GB takes seven minutes to be written alone."""
+
+TRIED_BYTES = 64 * 1024 * 1024
+PIECE_BYTES = 4 * 1024 * 1024
+TRIED_S = 10.0
+"""A disk that takes longer is slow, and known to be."""
+
+RAM_FACTOR = 1.3
+"""Of the weights: on a processor they are computed in float32, and a new version is read beside the old one's cache."""
+
+GB = 10**9
+
+
+def ram(total: int | None, free: int | None, weights_bytes: int | None, *, on_card: bool) -> Finding:
+    """Does the machine's memory hold what the engine holds there?"""
+    if total is None:
+        return skip("ram", "This system does not tell its memory.")
+    evidence = f"{total / GB:.1f} GB" + (f", {free / GB:.1f} free" if free is not None else "")
+    need = 0 if weights_bytes is None or on_card else int(weights_bytes * RAM_FACTOR)
+    evidence += f", about {need / GB:.1f} wanted" if need else ""
+    if need > total:
+        step = "Join a round with a smaller model, or use a graphics card."
+        return fail("ram", "The model is larger than this machine's memory.", evidence, step)
+    if free is not None and need > free:
+        step = "Close other programs: a machine that swaps is slower than one that rests."
+        return warn("ram", "The model fits only if other programs leave the memory.", evidence, step)
+    return ok("ram", "There is memory enough.", evidence)
+
+
+def space(folder: Path, version_bytes: int | None) -> Finding:
+    """Is there room for the versions that a node keeps?"""
+    place = existing(folder)
+    free = shutil.disk_usage(place).free
+    need = max(DISK_MIN_BYTES, int(VERSIONS_KEPT * (version_bytes or 0)))
+    evidence = f"{free / GB:.1f} GB free, {need / GB:.1f} wanted"
+    if free < need:
+        step = "Free some space, or name a folder on a larger disk with --home."
+        return fail("disk", "There is too little room for the round's versions.", evidence, step)
+    return ok("disk", "There is room for the round's versions.", evidence)
+
+
+def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> Finding:
+    """Write and sync, as a download does; the file is gone afterwards."""
+    piece = os.urandom(PIECE_BYTES)
+    started, written = time.perf_counter(), 0
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing(folder), prefix=".doctor.") as file:
+            while written < tried_bytes and time.perf_counter() - started < TRIED_S:
+                file.write(piece)
+                file.flush()
+                os.fdatasync(file.fileno())
+                written += len(piece)
+    except OSError as error:
+        return fail("disk speed", f"The disk takes no files: {os.strerror(error.errno or 0)}.", "", "Free some space.")
+    rate = written / max(1e-6, time.perf_counter() - started)
+    evidence = f"{rate / 1e6:.0f} MB/s, synced every {PIECE_BYTES // 2**20} MiB"
+    if rate < SLOW_BYTES_PER_S:
+        said = "The disk is slow: new versions will be late here, and work with old ones is lost."
+        return warn("disk speed", said, evidence, "Put the node's folder on another disk with --home.")
+    return ok("disk speed", "The disk is fast enough.", evidence)
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,0 +1,134 @@
+"""Groups on their way through the sampling loop: what was asked, what runs, and what has ended.
+
+- Pure bookkeeping: which sample has which slot, and when a token is drawn, is for `engine` to say.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import EngineFailed, SwarmError
+from protocol.fragment import Finish, Part
+from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
+from protocol.transcript import Player
+from swarm_node.engine.messages import GroupFailed, Request
+
+GIVEN_LOGPROB = 0.0
+"""Of a token that nobody drew; what `protocol.rollout` demands."""
+
+
+@dataclass(eq=False)
+class Group:
+    """A request on its way."""
+
+    request: Request
+    prompt: list[int]
+    waiting: list[int]
+    """Samples that have no slot yet."""
+    prefixes: list[list[int]]
+    """The tokens with which each sample begins."""
+    ended: dict[int, Sample] = field(default_factory=dict)
+    first_token_at: float | None = None
+    told_at: float | None = None
+    told: dict[int, int] = field(default_factory=dict)
+    """How many tokens of each sample were told of."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that are computed before a sample's first draw."""
+        return len(self.prompt) + max(map(len, self.prefixes))
+
+
+@dataclass(eq=False)
+class Running:
+    """A sample in its slot."""
+
+    group: Group
+    number: int
+    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tokens: list[int] = field(default_factory=list)
+    """With the prefix, of which there are no log-probabilities."""
+    logprobs: list[float] = field(default_factory=list)
+    player: Player | None = None
+    """Of an episode."""
+    given: deque[int] = field(default_factory=deque)
+    """What the environment has said, as far as it is not fed yet."""
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[len(self.tokens) - len(self.logprobs) :]
+
+    def grow(self, token: int, logprob: float, ends: frozenset[int]) -> bool:
+        """Append what was drawn, or in its place what the environment says; whether that was the last token."""
+        drawn = not self.given
+        if self.given:
+            token, logprob = self.given.popleft(), GIVEN_LOGPROB
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.player is None:
+            return token in ends or len(self.tokens) == self.group.request.max_new_tokens
+        if drawn:
+            self.given.extend(self.player.take(token))
+        return bool(self.player.finish)
+
+    def whole(self, ends: frozenset[int]) -> Sample:
+        """The sample, once it has ended."""
+        assert self.player is None or self.player.finish
+        return Sample(
+            tokens=pack_tokens(self.new_tokens),
+            logprobs=pack_logprobs(self.logprobs),
+            finish=self.player.finish or "stop" if self.player else "stop" if self.tokens[-1] in ends else "length",
+        )
+
+
+def opened(request: Request, prompt: list[int]) -> Group:
+    """A request with its prefixes opened; a sample whose prefix is complete has ended."""
+    if not request.prefixes:
+        return Group(request, prompt, list(range(request.samples)), [[]] * request.samples)
+    prefixes = [unpack_tokens(prefix.tokens).tolist() for prefix in request.prefixes]
+    group = Group(request, prompt, [], prefixes)
+    for number, prefix in enumerate(request.prefixes):
+        if prefix.finish:
+            group.ended[number] = Sample(tokens=b"", logprobs=b"", finish=prefix.finish)
+        else:
+            group.waiting.append(number)
+    return group
+
+
+def check_prefixes(group: Group, vocab_size: int) -> None:
+    """Whether there is a prefix for each sample, of known tokens, and at least one sample to go on with."""
+    request = group.request
+    waiting = [group.prefixes[number] for number in group.waiting]
+    if len(request.prefixes) != request.samples or not waiting:
+        raise EngineFailed("The prefixes are not one for each sample, or leave nothing to sample.")
+    if any(len(prefix) >= request.max_new_tokens or max(prefix, default=0) >= vocab_size for prefix in waiting):
+        raise EngineFailed("A prefix has tokens beyond the vocabulary, or as many as a sample may have.")
+
+
+def prompts_of(entering: Sequence[tuple[Group, list[int]]]) -> tuple[list[list[int]], list[int]]:
+    """What to compute before the first draw, and for how many samples each: a prompt, or a prompt and one's prefix."""
+    prompts, copies = [], []
+    for group, numbers in entering:
+        own = [[*group.prompt, *group.prefixes[number]] for number in numbers] if group.request.prefixes else []
+        prompts += own or [group.prompt]
+        copies += [1] * len(own) or [len(numbers)]
+    return prompts, copies
+
+
+def since(group: Group, grown: Mapping[int, tuple[bytes, bytes, Finish]]) -> tuple[Part, ...]:
+    """What was not told of yet; it is told now."""
+    parts = []
+    for number, (tokens, logprobs, finish) in sorted(grown.items()):
+        start = group.told.get(number, 0)
+        if len(tokens) > 4 * start:
+            new = {"tokens": tokens[4 * start :], "logprobs": logprobs[4 * start :]}
+            parts.append(Part(sample=number, start=start, finish=finish, **new))
+            group.told[number] = len(tokens) // 4
+    return tuple(parts)
+
+
+def failed(group: Group, error: SwarmError) -> GroupFailed:
+    return GroupFailed.of(group.request.request_id, error)

@@ -1,0 +1,149 @@
+"""Graphics cards, as the vendor's own program tells of them: name, driver, memory, temperature, watts.
+
+- `nvidia-smi` and `rocm-smi` come with the driver; Apple's memory is the machine's own.
+- A program that is missing, hangs or prints something else means that nothing is known, never that there is nothing.
+- A value that a card does not tell (`[N/A]`) is None, and the others stand.
+"""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+ASK_TIMEOUT_S = 10.0
+"""A card that wakes up takes two seconds to answer; a driver that hangs never does."""
+
+FIELDS = ("name", "driver_version", "memory.total", "memory.used", "temperature.gpu", "power.draw", "power.limit")
+MIB = 1024 * 1024
+
+Vendor = Literal["nvidia", "amd", "apple"]
+
+
+class Card(NamedTuple):
+    """One card."""
+
+    vendor: Vendor
+    name: str
+    driver: str = ""
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    limit_watts: float | None = None
+
+
+class Seen(NamedTuple):
+    """What was found, and what stood in the way."""
+
+    cards: tuple[Card, ...] = ()
+    trouble: str = ""
+    """Why a card that seems to be there does not answer."""
+
+
+def look() -> Seen:
+    """All cards that a driver tells of; blocks for seconds."""
+    if shutil.which("nvidia-smi"):
+        return _nvidia()
+    if shutil.which("rocm-smi"):
+        return _amd()
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return Seen((Card("apple", f"Apple {platform.machine()}", platform.mac_ver()[0], unified_memory()),))
+    for sign, name in (("/proc/driver/nvidia/version", "nvidia-smi"), ("/dev/kfd", "rocm-smi")):
+        if Path(sign).exists():
+            return Seen(trouble=f"{sign} says that a driver is loaded, but {name} is not on the PATH")
+    return Seen()
+
+
+def parse_nvidia(text: str) -> tuple[Card, ...]:
+    """The cards in what `nvidia-smi --query-gpu` prints."""
+    cards = []
+    for line in filter(str.strip, text.splitlines()):
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(FIELDS):
+            raise ValueError(f"{len(values)} values where {len(FIELDS)} were asked for")
+        name, driver, *numbers = values
+        total, used, celsius, watts, limit = map(_number, numbers)
+        cards.append(Card("nvidia", name, driver, _bytes(total), _bytes(used), celsius, watts, limit))
+    return tuple(cards)
+
+
+def parse_amd(text: str) -> tuple[Card, ...]:
+    """The cards in what `rocm-smi --json` prints; its keys carry their units, and differ between versions."""
+    said: dict[str, dict[str, str]] = json.loads(text)
+    driver = said.pop("system", {}).get("Driver version", "")
+    cards = []
+    for _, card in sorted(said.items()):
+        total, used = _of(card, "vram total memory"), _of(card, "vram total used memory")
+        name = next((value for key, value in card.items() if "card series" in key.lower()), "AMD GPU")
+        cards.append(
+            Card(
+                "amd",
+                name,
+                driver,
+                int(total) if total else None,
+                int(used) if used else None,
+                _of(card, "temperature (sensor edge)"),
+                _of(card, "graphics package power"),
+            )
+        )
+    return tuple(cards)
+
+
+def unified_memory() -> int | None:
+    """What Apple's processor and graphics share."""
+    done = _run(["sysctl", "-n", "hw.memsize"])
+    return int(done) if isinstance(done, str) and done.strip().isdigit() else None
+
+
+def _nvidia() -> Seen:
+    said = _run(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"])
+    return _parsed("nvidia-smi", said, parse_nvidia)
+
+
+def _amd() -> Seen:
+    wanted = ("--showproductname", "--showdriverversion", "--showmeminfo", "vram", "--showtemp", "--showpower")
+    return _parsed("rocm-smi", _run(["rocm-smi", *wanted, "--json"]), parse_amd)
+
+
+def _parsed(program: str, said: str | OSError | None, parse: Any) -> Seen:
+    if not isinstance(said, str):
+        return Seen(trouble=f"{program} does not answer{f' ({said})' if said else ''}")
+    try:
+        cards: tuple[Card, ...] = parse(said)
+    except (ValueError, AttributeError) as error:
+        first = (said.strip().splitlines() or ["nothing"])[0][:200]
+        return Seen(trouble=f"{program} says {first!r} ({error})")
+    return Seen(cards, "" if cards else f"{program} names no card")
+
+
+def _run(command: Sequence[str]) -> str | OSError | None:
+    """What a program prints; its last words where it fails; None where it hangs."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=ASK_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        return error
+    except subprocess.TimeoutExpired:
+        return None
+    said = done.stdout.decode(errors="replace")
+    return said if done.returncode == 0 else said + done.stderr.decode(errors="replace")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _bytes(mib: float | None) -> int | None:
+    return None if mib is None else int(mib * MIB)
+
+
+def _of(card: dict[str, str], what: str) -> float | None:
+    return next((_number(value) for key, value in card.items() if what in key.lower()), None)

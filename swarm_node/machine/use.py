@@ -1,0 +1,143 @@
+"""Who uses this machine: input, load, battery, heat, as far as the system tells without asking for rights.
+
+- Everything that is not told is None; whoever decides says what that means.
+- Folders are arguments, so that a test shows the files of other machines.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ASK_TIMEOUT_S = 5.0
+
+SESSIONS_MAX = 16
+"""Sessions that are asked; each costs a program."""
+
+
+class Heat(NamedTuple):
+    """What a machine without a talkative graphics card tells."""
+
+    celsius: float | None = None
+    watts: float | None = None
+
+
+def idle_s(dev: Path = Path("/dev")) -> float | None:
+    """Seconds since somebody typed, here or on a terminal."""
+    if sys.platform == "darwin":
+        return _mac_idle_s()
+    touched = [*_access_times(dev, "pts/[0-9]*"), *_access_times(dev, "tty[0-9]*")]
+    session = _session_idle_s()
+    known = [max(0.0, time.time() - max(touched))] if touched else []
+    return min([*known, *([session] if session is not None else [])], default=None)
+
+
+def others_load(own_threads: int) -> float | None:
+    """Processors that others keep busy, for each that there is, over the last minute."""
+    try:
+        mean, *_ = os.getloadavg()
+    except OSError:
+        return None
+    return max(0.0, mean - own_threads) / (os.cpu_count() or 1)
+
+
+def on_battery(supplies: Path = Path("/sys/class/power_supply")) -> bool | None:
+    """Whether a battery feeds this machine; None where that is not told."""
+    if sys.platform == "darwin":
+        said = _said(["pmset", "-g", "batt"])
+        return None if said is None else "Battery Power" in said
+    if not supplies.is_dir():
+        return None
+    kinds = {supply: _line(supply / "type") for supply in supplies.iterdir()}
+    batteries = [supply for supply, kind in kinds.items() if kind == "Battery" and _line(supply / "scope") != "Device"]
+    return any(_line(battery / "status") == "Discharging" for battery in batteries)
+
+
+def heat(hwmon: Path = Path("/sys/class/hwmon")) -> Heat:
+    """The hottest sensor of the processor, and what the package draws where that is told."""
+    celsius, watts = [], []
+    if hwmon.is_dir():
+        for chip in sorted(hwmon.iterdir()):
+            if _line(chip / "name") in ("coretemp", "k10temp", "zenpower", "cpu_thermal", "amdgpu"):
+                celsius += [value / 1000 for value in _numbers(chip, r"temp\d+_input")]
+                watts += [value / 1e6 for value in _numbers(chip, r"power\d+_(average|input)")]
+    return Heat(max(celsius, default=None), sum(watts) or None)
+
+
+def memory_bytes(info: Path = Path("/proc/meminfo")) -> tuple[int | None, int | None]:
+    """All of the memory, and what is free for a program."""
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", _text(info), re.MULTILINE))
+    total, free = (int(found[key]) * 1024 if key in found else None for key in ("MemTotal", "MemAvailable"))
+    if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return total, free
+
+
+def _access_times(dev: Path, pattern: str) -> list[float]:
+    found = []
+    for path in dev.glob(pattern):
+        try:
+            found.append(path.stat().st_atime)
+        except OSError:
+            continue
+    return found
+
+
+def _session_idle_s() -> float | None:
+    """What desktops tell logind of their users."""
+    if not shutil.which("loginctl"):
+        return None
+    names = [
+        line.split()[0] for line in (_said(["loginctl", "list-sessions", "--no-legend"]) or "").splitlines() if line
+    ]
+    wanted = [word for name in ("Type", "State", "IdleHint", "IdleSinceHint") for word in ("-p", name)]
+    said = [_said(["loginctl", "show-session", name, *wanted]) or "" for name in names[:SESSIONS_MAX]]
+    return session_idle_s(said, now_s=time.time())
+
+
+def session_idle_s(sessions: Sequence[str], *, now_s: float) -> float | None:
+    """How long the least idle desktop was; None without one: a terminal's session never says that it is idle."""
+    found = []
+    for session in sessions:
+        told = dict(line.split("=", 1) for line in session.splitlines() if "=" in line)
+        if told.get("Type") in ("x11", "wayland", "mir") and told.get("State") == "active":
+            since_us = told.get("IdleSinceHint", "0")
+            idle = told.get("IdleHint") == "yes" and since_us.isdigit()
+            found.append(max(0.0, now_s - int(since_us) / 1e6) if idle else 0.0)
+    return min(found, default=None)
+
+
+def _mac_idle_s() -> float | None:
+    found = re.search(r'"HIDIdleTime" = (\d+)', _said(["ioreg", "-c", "IOHIDSystem", "-d", "4"]) or "")
+    return int(found[1]) / 1e9 if found else None
+
+
+def _numbers(folder: Path, pattern: str) -> list[float]:
+    lines = (_line(path) for path in sorted(folder.iterdir()) if re.fullmatch(pattern, path.name))
+    return [float(line) for line in lines if re.fullmatch(r"-?\d+", line)]
+
+
+def _line(path: Path) -> str:
+    return _text(path).strip()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _said(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=ASK_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

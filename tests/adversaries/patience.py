@@ -1,0 +1,97 @@
+"""What patience earns by the rules of trust alone: many owners, no model, no store.
+
+- An owner works until its plan says forge. Forgeries that are drawn are found; the others are paid when their window
+  has closed, or at the end.
+- The gain is counted as in `tests.adversaries.campaign`: paid for forgeries, less voided of honest work.
+- The arena plays the same with everything real, for a few secrets; its gains are mostly chance, these are not.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from coordinator.audit import trust
+from coordinator.audit.drawing import ALL_PPM
+from coordinator.audit.trust import Rules, Standing
+
+HONEST_MICROS = 1_000
+"""What an honest group earns; a plan may forge dearer ones."""
+
+Plan = Callable[[int, Standing, int], int]
+"""From groups so far, the standing, and what the escrow holds, to the worth of a forgery; 0 is honest work."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Of many owners, in payments for one honest group."""
+
+    mean: float
+    standard_error: float
+
+
+def all_after(groups: int, times: int = 1) -> Plan:
+    """Work so long, then only forge, each so many times as dear."""
+    return lambda done, _standing, _held: times * HONEST_MICROS if done >= groups else 0
+
+
+def one_in(many: int, after: int, times: int = 1) -> Plan:
+    return lambda done, _standing, _held: times * HONEST_MICROS if done >= after and done % many == 0 else 0
+
+
+def when_trusted(rules: Rules) -> Plan:
+    """Forge from the moment that the rate falls to its least, while the escrow is still that of before."""
+    return lambda _done, standing, _held: HONEST_MICROS if standing.groups >= rules.trusted_groups else 0
+
+
+def when_nothing_is_held(rules: Rules, times: int) -> Plan:
+    """Forge whatever there is nothing to lose by, once not everything is audited."""
+
+    def plan(_done: int, standing: Standing, held: int) -> int:
+        return times * HONEST_MICROS if not held and trust.rate_ppm(standing, rules) < ALL_PPM else 0
+
+    return plan
+
+
+PLANS: dict[str, Plan] = {
+    "200 honest groups, then only forgeries": all_after(200),
+    "200 honest groups, then one forgery in 20": one_in(20, 200),
+    "200 honest groups, then forgeries at four times the length": all_after(200, 4),
+    "200 honest groups, then one in 50 at four times the length": one_in(50, 200, 4),
+    "forgeries from the day that the least is audited": when_trusted(Rules()),
+    "forgeries whenever nothing is in escrow": when_nothing_is_held(Rules(), 4),
+}
+
+
+def gain(plan: Plan, *, owners: int, groups: int, rules: Rules, seed: int = 0, forfeits: bool = True) -> Gain:
+    """What so many owners gain who go by a plan; without `forfeits`, a fault takes nobody's window."""
+    chance = random.Random(seed)
+    gains = [_play(plan, groups, rules, chance, forfeits) / HONEST_MICROS for _ in range(owners)]
+    return Gain(mean(gains), stdev(gains) / owners**0.5)
+
+
+def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits: bool) -> int:
+    """One owner's gain; forgeries stand in the escrow as they are, honest groups below zero."""
+    standing, escrow, gained = Standing(), deque[int](), 0
+    for done in range(groups):
+        held = sum(map(abs, escrow))
+        forged = plan(done, standing, held)
+        worth = forged or HONEST_MICROS
+        rate = trust.rate_ppm(standing, rules, worth_micros=worth, held_micros=held)
+        window = trust.window(standing, rules)
+        standing = Standing(standing.claims + 1, standing.groups, standing.soft, standing.hard)
+        if chance.random() * ALL_PPM >= rate:
+            escrow.append(forged or -HONEST_MICROS)
+        elif not forged:
+            standing = trust.found(standing, "pass", rules)
+        else:
+            standing = trust.found(standing, "hard", rules)
+            gained += sum(micros for micros in escrow if micros < 0) if forfeits else 0
+            escrow.clear()
+            if trust.level(standing, rules) == "banned":
+                return gained
+        while len(escrow) > window:
+            gained += max(0, escrow.popleft())
+            standing = trust.validated(standing, rules)
+    return gained + sum(micros for micros in escrow if micros > 0)

@@ -1,0 +1,81 @@
+"""All attacks to be played, each once: several processes share them, and a run that was killed goes on.
+
+- A folder holds the policies, and a file for each campaign that was played to its end.
+- Whoever plays a campaign holds a lock on it, which ends with the process: what a killed one had begun is played again.
+- A campaign's inputs are its name, so a row that was played under other inputs is another row.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from coordinator.files import write_durably
+from tests.adversaries.arena import Stage
+from tests.adversaries.campaign import Result, fight
+from tests.adversaries.catalogue import AT_ONCE, PATIENT
+from tests.adversaries.nodes import Adversary
+
+STRICT = "torch/fp32/cpu"
+"""The class of a round that admits no other arithmetic."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One attack in a round of one class, with one secret of the lottery."""
+
+    attack: type[Adversary]
+    tolerance: str
+    groups: int
+    secret: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.attack.__name__}-{self.tolerance.replace('/', '_')}-{self.groups}-{self.secret}"
+
+
+def campaigns(stage: Stage, groups: int, secrets: int, only: Sequence[str]) -> list[Campaign]:
+    """Each attack in a round of the shipped class, and those with other weights in a strict one, too."""
+    chosen = [attack for attack in (*AT_ONCE, *PATIENT) if not only or attack.__name__ in only]
+    made = []
+    for attack in chosen:
+        classes = [stage.tolerance, STRICT] if attack.__module__.endswith(".weights") else [stage.tolerance]
+        waits = attack in PATIENT
+        for tolerance in classes:
+            numbers = range(secrets) if waits else range(1)
+            # One that waits is given as many groups again as it waits for.
+            made += [Campaign(attack, tolerance, 2 * groups if waits else groups, number) for number in numbers]
+    return made
+
+
+def play(folder: Path, stage: Stage, waiting: Sequence[Campaign]) -> None:
+    """Play what nobody has played, and nobody is playing."""
+    for campaign in waiting:
+        place = folder / f"{campaign.name}.json"
+        with _mine(place.with_suffix(".lock")) as mine:
+            if mine and not place.exists():
+                staged = replace(stage, tolerance=campaign.tolerance)
+                result = fight(campaign.attack, staged, campaign.groups, secret=campaign.secret)[-1]
+                write_durably(place, json.dumps(asdict(result)).encode())
+
+
+def played(folder: Path, wanted: Sequence[Campaign]) -> Iterator[tuple[Campaign, Result]]:
+    """Those that are done."""
+    for campaign in wanted:
+        place = folder / f"{campaign.name}.json"
+        if place.exists():
+            yield campaign, Result(**json.loads(place.read_text()))
+
+
+@contextmanager
+def _mine(lock: Path) -> Iterator[bool]:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True

@@ -1,0 +1,171 @@
+"""Several ranks train what one process trains: real processes under torchrun, which talk over gloo."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from coordinator.learner import checkpoint
+from coordinator.learner.batch import collate, pieces
+from coordinator.learner.policy import Policy
+from coordinator.learner.ranks import Ranks
+from coordinator.learner.watchdog import Watchdog
+from protocol import canary
+from tests.coordinator.learner import two_ranks
+from tests.coordinator.learner.groups import UNEQUAL
+from tests.coordinator.learner.two_ranks import BATCHES, SCENARIOS, UPDATES, train
+
+EXACT = sorted(SCENARIOS.keys() - {"bf16"})
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.processes
+
+
+def torchrun(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program as two ranks."""
+    command = [
+        Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", *words,
+    ]  # fmt: skip
+    here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(command, env=os.environ | here, stderr=subprocess.PIPE, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def results(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of every scenario, and what two make of it; `one`, `two` and `back` again."""
+    top = tmp_path_factory.mktemp("ranks")
+    for name, settings in SCENARIOS.items():
+        train(policy_folder, settings, top / "one" / name, Ranks())
+    ended = torchrun(str(two_ranks.__file__), policy_folder, top / "one", top / "two")
+    assert ended.returncode == 0, ended.stderr
+    return top
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def furthest(one: Path, other: Path) -> float:
+    """How far two published policies are from each other at most."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_ranks_come_to_the_weights_of_one_process(results: Path, name: str) -> None:
+    one, two = results / "one" / name, results / "two" / name
+    assert furthest(one / "fifth", two / "fifth") < 1e-5
+    assert furthest(one / "fifth", one / "sixth") > 1e-4, "nothing was learned"
+    for ours, theirs in zip(metrics(one), metrics(two), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-3)
+
+
+def test_products_in_bf16_are_those_of_one_process_but_for_their_order(results: Path) -> None:
+    one, two = results / "one" / "bf16", results / "two" / "bf16"
+    ours, theirs = weights(one / "fifth"), weights(two / "fifth")
+    assert 0 < furthest(one / "fifth", two / "fifth") < 5 * 1e-3, "Adam moves no weight further than the rate"
+    first, second = (torch.cat([found[name].flatten() for name in sorted(ours)]) for found in (ours, theirs))
+    assert torch.cosine_similarity(first, second, dim=0) > 0.9999
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_two_ranks_go_on_from_the_checkpoint_of_one(results: Path, name: str) -> None:
+    one, resumed = results / "one" / name, results / "two" / f"{name}, resumed"
+    assert furthest(one / "fifth", resumed / "fifth") == 0.0, "a restored policy is bit for bit the same"
+    assert furthest(one / "sixth", resumed / "sixth") < (1e-5 if name in EXACT else 1e-3)
+    assert len(metrics(resumed)) == 1, "an update was made again"
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_one_process_goes_on_from_the_checkpoint_of_two(results: Path, policy_folder: Path, name: str) -> None:
+    policy = Policy(policy_folder, SCENARIOS[name])
+    last = checkpoint.newest(results / "two" / name / "checkpoints")
+    assert last
+    assert policy.restore(last)["update"] == policy.update == UPDATES
+    step = policy.train_step(BATCHES[UPDATES])
+    policy.save_hub(results / "back" / name)
+    assert furthest(results / "back" / name, results / "two" / name / "sixth") < (1e-5 if name in EXACT else 1e-3)
+    assert step.metrics == pytest.approx(metrics(results / "two" / name)[-1], abs=1e-4, rel=0.02)
+
+
+PUBLISHED = [*((name, "fifth") for name in sorted(SCENARIOS)), ("adapters", "base"), ("adapters", "adapter")]
+
+
+@pytest.mark.parametrize(("name", "folder"), PUBLISHED)
+def test_what_two_ranks_publish_is_byte_for_byte_what_one_exports(results: Path, name: str, folder: str) -> None:
+    """From the same checkpoint, canary included; trained apart, they differ in the last bits of sums."""
+    one, two = results / "one" / name / folder, results / "two" / f"{name}, resumed" / folder
+    ours, theirs = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, two))
+    assert folder == "base" or canary.FILE_NAME in ours
+    assert ours == theirs
+
+
+def test_every_hand_gets_pieces_of_about_the_same_size() -> None:
+    data = collate([group for group in UNEQUAL for _ in range(20)])
+    everything = torch.arange(len(data.rewards))
+    for hands in (1, 2, 3, 8):
+        found = list(pieces(data, everything, 0, hands=hands))
+        assert sorted(torch.cat(found).tolist()) == everything.tolist()
+        assert hands <= len(found) <= hands + 1
+
+
+HANGS = """
+import sys, threading
+from coordinator.learner.ranks import Ranks
+from coordinator.learner.watchdog import Watchdog
+
+ranks = Ranks(watchdog=Watchdog(3.0))
+
+def hang_for_ever():
+    threading.Event().wait()
+
+def wait_for_the_other():
+    ranks.meet()
+
+with ranks.watchdog.watching():
+    ranks.meet()
+    hang_for_ever() if ranks.rank == 1 else wait_for_the_other()
+"""
+
+
+def test_a_rank_that_hangs_ends_all_with_their_stacks(tmp_path: Path) -> None:
+    program = tmp_path / "hangs.py"
+    program.write_text(HANGS)
+    ended = torchrun(program)
+    assert ended.returncode != 0
+    assert "in hang_for_ever" in ended.stderr
+    assert "in wait_for_the_other" in ended.stderr
+
+
+def test_who_waits_for_the_coordinator_is_not_watched() -> None:
+    code = (
+        "from coordinator.learner.watchdog import Watchdog\n"
+        "import time\n"
+        "dog = Watchdog(0.2)\n"
+        "with dog.watching():\n"
+        "    pass\n"
+        "dog.moved()\n"
+        "until = time.monotonic() + 1.0\n"
+        "while time.monotonic() < until:\n"
+        "    pass\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_one_process_deals_to_itself_alone() -> None:
+    ranks: Any = Ranks(watchdog=Watchdog(0.0))
+    assert list(ranks.deal(iter("abc"))) == [("a", True), ("b", True), ("c", True)]

@@ -1,0 +1,68 @@
+"""A program for `torchrun`: trains the policies of `SCENARIOS` as one of several ranks, and leaves what came of it.
+
+Its arguments are a policy folder, one for what one process did before, and one for the results.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from coordinator.learner import checkpoint
+from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.policy import Policy
+from coordinator.learner.ranks import Ranks
+from coordinator.learner.settings import TrainSettings
+from tests.coordinator.learner.groups import UNEQUAL
+
+PLAIN = TrainSettings(learning_rate=1e-3, warmup_updates=1, algorithm=PRESETS["echo2"])  # which drops no sample
+SCENARIOS = {
+    "plain": PLAIN,
+    "by all means": replace(
+        PLAIN,
+        micro_batch_tokens=6,
+        num_iterations=2,
+        gradient_checkpointing=True,
+        algorithm=Algorithm(beta=0.1, correction=PRESETS["echo2"].correction),
+    ),
+    "adapters": replace(PLAIN, lora_rank=4, learning_rate=1e-2),
+    "bf16": replace(PLAIN, dtype="bfloat16"),
+}
+UPDATES = 5
+BATCHES = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL[2:], UNEQUAL, UNEQUAL[:1]]
+"""Of the fourth nobody learns anything, and in the last there are fewer samples than pieces could be."""
+
+
+def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, resumed: Path | None = None) -> None:
+    """Some updates, a checkpoint, one update more; and the policy as it is then published."""
+    policy = Policy(folder, settings, ranks)
+    if resumed:
+        policy.restore(resumed)
+    metrics = []
+    while policy.update < UPDATES:
+        metrics.append(policy.train_step(BATCHES[policy.update]).metrics)
+    policy.save(results / "checkpoints")
+    policy.save_hub(results / "fifth")
+    if settings.lora_rank:
+        policy.save_base(results / "base")
+        policy.save_adapter(results / "adapter")
+    metrics.append(policy.train_step(BATCHES[policy.update]).metrics)
+    policy.save_hub(results / "sixth")
+    if ranks.first:
+        (results / "metrics.json").write_text(json.dumps(metrics))
+
+
+def main(folder: Path, before: Path, results: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks()
+    for name, settings in SCENARIOS.items():
+        train(folder, settings, results / name, ranks)
+        last = checkpoint.newest(before / name / "checkpoints")
+        train(folder, settings, results / f"{name}, resumed", ranks, last)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

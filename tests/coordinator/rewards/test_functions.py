@@ -1,0 +1,151 @@
+"""Reward functions of any signature drop in unchanged, and whatever is no reward is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.rewards import functions
+from coordinator.rewards.functions import BadAnswer, Job, load
+from protocol.errors import ConfigInvalid
+from protocol.tasks import ChatMessage, Problem, Reward
+
+PROBLEM = Problem("2+2=", "4", {"level": 3, "data_source": "sums", "extra_info": {"hard": False}})
+JOB = Job(PROBLEM, ["4", "5"], [[7, 1], [8, 1]])
+
+TRL = """
+def by_column(completions, level, **kwargs):
+    return [each / 10 if said == "4" else 0.0 for each, said in zip(level, completions, strict=True)]
+
+def exact(prompts, completions, answer):
+    return [float(said == right) for said, right in zip(completions, answer)]
+
+def chatty(prompts, completions, **kwargs):
+    assert prompts[0][0]["role"] == "user"
+    return [float(len(messages[0]["content"])) for messages in completions]
+
+async def waits(completions, completion_ids, **kwargs):
+    return [float(ids[0]) for ids in completion_ids]
+
+def only_some(completions, **kwargs):
+    return [1.0 if said == "4" else None for said in completions]
+
+def none(completions, **kwargs):
+    return [None] * len(completions)
+"""
+
+VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "sums" and extra_info == {"hard": False}
+    return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "pred": solution_str}
+"""
+
+OURS = """
+from protocol.tasks import Reward
+
+def judged(problem, completion):
+    return Reward(0.5, "invalid" if completion == "5" else "ok", {"form": 1.0})
+"""
+
+
+def place(folder: Path, text: str, name: str) -> str:
+    path = folder / "my_rewards.py"
+    path.write_text(text)
+    return f"{path}:{name}"
+
+
+def scores(folder: Path, text: str, name: str, job: Job = JOB) -> list[float]:
+    return [reward.score for reward in functions.judge([load(place(folder, text, name))], job)]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (TRL, "by_column", [0.3, 0.0]),
+        (TRL, "exact", [1.0, 0.0]),
+        (TRL, "waits", [7.0, 8.0]),
+        (VERL, "compute_score", [1.0, 0.0]),
+        (OURS, "judged", [0.5, 0.5]),
+    ],
+)
+def test_a_function_of_any_known_signature_drops_in(tmp_path: Path, text: str, name: str, expected: Any) -> None:
+    assert scores(tmp_path, text, name) == expected
+
+
+def test_chat_comes_as_messages(tmp_path: Path) -> None:
+    job = JOB._replace(problem=Problem((ChatMessage("user", "2+2="),), "4"))
+    assert scores(tmp_path, TRL, "chatty", job) == [1.0, 1.0]
+
+
+def test_parts_are_weighed_and_named(tmp_path: Path) -> None:
+    weighted = [load(place(tmp_path, VERL, "compute_score"), 2.0), load(place(tmp_path, TRL, "only_some"), 0.5)]
+    right, wrong = functions.judge(weighted, JOB)
+    parts = {"compute_score": 1.0, "compute_score/acc": 1.0, "only_some": 1.0}
+    assert right == Reward(2.5, "ok", parts)
+    assert wrong == Reward(0.0, "ok", {"compute_score": 0.0, "compute_score/acc": 0.0})
+
+
+def test_what_broke_the_form_is_invalid(tmp_path: Path) -> None:
+    right, wrong = functions.judge([load(place(tmp_path, OURS, "judged"))], JOB)
+    assert (right.status, wrong.status) == ("ok", "invalid")
+    assert right.components == {"judged": 0.5, "judged/form": 1.0}
+
+
+def test_nothing_to_say_of_a_completion_is_no_zero(tmp_path: Path) -> None:
+    with pytest.raises(BadAnswer, match="anything to say"):
+        scores(tmp_path, TRL, "only_some")
+    with pytest.raises(BadAnswer, match="anything to say"):
+        scores(tmp_path, TRL, "none")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("[1.0]", "1 rewards for 2"),
+        ("[1.0] * 3", "3 rewards for 2"),
+        ("1.0", "not a list"),
+        ("'11'", "not a list"),
+        ("None", "not a list"),
+        ("[float('nan'), 1]", "nan"),
+        ("[1, float('inf')]", "inf"),
+        ("[1, -1e30]", "no larger"),
+        ("[1, '1']", "no number"),
+        ("[1, [1]]", "no number"),
+        ("[1, {'reward': 1}]", "without a 'score'"),
+        ("[1, 10**400]", "int too large|OverflowError"),
+    ],
+)
+def test_garbage_is_named(tmp_path: Path, answer: str, says: str) -> None:
+    with pytest.raises((BadAnswer, OverflowError), match=says):
+        scores(tmp_path, f"def fn(completions, **kwargs):\n    return {answer}\n", "fn")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("def fn(text): return 1.0", "fn", "no signature"),
+        ("def fn(): return 1.0", "fn", "no signature"),
+        ("fn = 3", "fn", "no function"),
+        ("x = 1", "fn", "no function"),
+    ],
+)
+def test_what_is_no_reward_function_is_refused(tmp_path: Path, text: str, name: str, says: str) -> None:
+    with pytest.raises(ConfigInvalid, match=says):
+        load(place(tmp_path, text, name))
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="no file"):
+        load(f"{tmp_path}/missing.py:fn")
+    with pytest.raises(ConfigInvalid, match="exact, math"):
+        load("magic")
+
+
+def test_the_built_in_exact_reward() -> None:
+    assert [one.score for one in functions.judge([load("exact")], JOB)] == [1.0, 0.0]
+
+
+def test_a_file_may_import_what_stands_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_rewards.py").write_text("WORTH = 0.25\n")
+    text = "from beside_the_rewards import WORTH\n\ndef fn(completions, **kwargs):\n    return [WORTH] * 2\n"
+    assert scores(tmp_path, text, "fn") == [0.25, 0.25]

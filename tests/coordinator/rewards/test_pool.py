@@ -1,0 +1,215 @@
+"""Reward processes that hang, crash, eat memory or answer nonsense: named, killed, and replaced by sound ones."""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from coordinator.rewards.functions import Job
+from coordinator.rewards.pool import Pool, checked
+from coordinator.rewards.spec import RewardSpec
+from protocol.errors import VerifierDown, VerifierFailed
+from protocol.tasks import Problem, Reward
+
+FUNCTIONS = """
+import ctypes, json, os, re, signal, subprocess, sys, time
+
+def fn(completions, **kwargs):
+    what = completions[0]
+    if os.path.exists(__file__ + ".asked"):
+        with open(__file__ + ".asked", "w") as told:
+            told.write(what)
+    if what == "fine":
+        return [float(os.getpid())]
+    if what == "spin":
+        while True: pass
+    if what == "regex":
+        re.fullmatch(r"(a+)+b", "a" * 64)
+    if what == "sleep":
+        time.sleep(10**6)
+    if what == "offspring":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10**6)"])
+        time.sleep(10**6)
+    if what == "memory":
+        return [float(len(bytearray(2**34)))]
+    if what == "segfault":
+        ctypes.string_at(0)
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "exit":
+        print("my last words", file=sys.stderr)
+        os._exit(3)
+    if what == "leave":
+        sys.exit("leaving")
+    if what == "deep":
+        return fn(completions)
+    if what == "raise":
+        raise LookupError("no such thing")
+    if what == "nan":
+        return [float("nan")]
+    if what == "noise":
+        print("x" * 10**7)
+        sys.stderr.write("y" * 10**7)
+        return [1.0]
+    if what == "reads":
+        return [float(len(sys.stdin.read()))]
+    if what == "pipe":
+        for fd in range(3, 20):
+            try: os.write(fd, b"\\xff" * 8)
+            except OSError: pass
+        return [1.0]
+"""
+
+
+@pytest_asyncio.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    (tmp_path / "r.py").write_text(FUNCTIONS)
+    made = Pool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=30.0, processes=1, memory_mib=1024))
+    yield made
+    await made.close()
+
+
+def job(what: str) -> Job:
+    return Job(Problem("p"), [what], [[1]])
+
+
+async def pid(pool: Pool) -> int:
+    """The child that judges now."""
+    (reward,) = await pool.judge(job("fine"))
+    return int(reward.score)
+
+
+@pytest.mark.asyncio
+async def test_a_child_judges_many_groups(pool: Pool) -> None:
+    first = await pid(pool)
+    assert first != os.getpid()
+    assert [await pid(pool) for _ in range(3)] == [first] * 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("memory", "MemoryError"),
+        ("segfault", "SIGSEGV"),
+        ("killed", "SIGKILL"),
+        ("exit", "code 3. my last words"),
+        ("leave", "SystemExit: leaving"),
+        ("deep", "RecursionError"),
+        ("raise", r"LookupError: no such thing \(r.py:\d+\)"),
+        ("nan", "fn gave nan"),
+        ("pipe", "bytes; 1048576 are read|no JSON"),
+    ],
+)
+async def test_a_child_that_fails_is_named_and_replaced(pool: Pool, what: str, says: str) -> None:
+    before = await pid(pool)
+    with pytest.raises(VerifierFailed, match=says):
+        await pool.judge(job(what))
+    assert not psutil.pid_exists(before)
+    assert await pid(pool) != before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("what", ["spin", "regex", "sleep", "offspring"])
+async def test_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path, what: str) -> None:
+    (tmp_path / "r.py").write_text(FUNCTIONS)
+    pool = Pool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),), timeout_s=2.0, processes=1))
+    child = psutil.Process(await pid(pool))
+    with pytest.raises(VerifierFailed, match="did not answer within 2 s"):
+        await pool.judge(job(what))
+    mine = [each for each in psutil.process_iter() if _session(each.pid) == child.pid]
+    assert not [each for each in mine if each.status() != psutil.STATUS_ZOMBIE]
+    await pool.close()
+
+
+def _session(process: int) -> int:
+    try:
+        return os.getsid(process)
+    except (ProcessLookupError, PermissionError):
+        return 0
+
+
+@pytest.mark.asyncio
+async def test_what_functions_print_and_read_harms_nothing(pool: Pool) -> None:
+    assert await pool.judge(job("noise")) == [Reward(1.0, "ok", {"fn": 1.0})]
+    assert await pool.judge(job("reads")) == [Reward(0.0, "ok", {"fn": 0.0})]
+
+
+@pytest.mark.asyncio
+async def test_functions_that_cannot_be_loaded_are_the_operators_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("import no_such_library\n")
+    pool = Pool(RewardSpec(((f"{tmp_path}/r.py:fn", 1.0),)))
+    with pytest.raises(VerifierDown, match=r"no_such_library.*r\.py:1"):
+        await pool.judge(job("fine"))
+    (tmp_path / "r.py").write_text(FUNCTIONS)
+    assert await pid(pool)
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        [[1.0, "ok", {}], [1.0, "ok", {}]],
+        [[float("nan"), "ok", {}]],
+        [[float("inf"), "ok", {}]],
+        [[1e7, "ok", {}]],
+        [[10**400, "ok", {}]],
+        [["1", "ok", {}]],
+        [[1.0, "verifier_error", {}]],
+        [[1.0, "ok", {"a": "b"}]],
+        [[1.0, "ok", {"a": float("nan")}]],
+        [[1.0, "ok", {str(number): 1.0 for number in range(65)}]],
+        [[1.0, "ok"]],
+        [1.0],
+    ],
+)
+def test_an_answer_is_not_believed(said: object) -> None:
+    with pytest.raises(VerifierFailed):
+        checked(said, 1)
+
+
+DEADLINE_S = 120
+
+ASKING = """
+import asyncio, sys
+from coordinator.rewards.functions import Job
+from coordinator.rewards.pool import Pool
+from coordinator.rewards.spec import RewardSpec
+from protocol.tasks import Problem
+
+async def ask():
+    pool = Pool(RewardSpec(((sys.argv[1], 1.0),), timeout_s=2.0, processes=1))
+    (reward,) = await pool.judge(Job(Problem("p"), ["fine"], [[1]]))
+    print(int(reward.score), flush=True)
+    print((await pool.judge(Job(Problem("p"), [sys.argv[2]], [[1]]))), flush=True)
+
+asyncio.run(ask())
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("what", ["sleep", "regex"])
+def test_a_child_that_hangs_ends_though_its_coordinator_was_killed(tmp_path: Path, what: str) -> None:
+    """One that sleeps sees that its parent is gone; one that is stuck in C is ended by the kernel."""
+    (tmp_path / "r.py").write_text(FUNCTIONS)
+    os.mkfifo(tmp_path / "r.py.asked")
+    asked = os.open(tmp_path / "r.py.asked", os.O_RDONLY | os.O_NONBLOCK)
+    command = [sys.executable, "-P", "-c", ASKING, f"{tmp_path}/r.py:fn", what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        child = psutil.Process(int(asking.stdout.readline()))
+        told = b""
+        while what.encode() not in told:  # it hangs from now on
+            assert select.select([asked], [], [], DEADLINE_S)[0]
+            told += os.read(asked, 64)
+        asking.kill()
+    os.close(asked)
+    child.wait(timeout=DEADLINE_S)

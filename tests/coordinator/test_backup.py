@@ -1,0 +1,269 @@
+"""Backups that are damaged, hostile, half there or not to be used; and stores copied and loaded."""
+
+import asyncio
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from blake3 import blake3
+
+from coordinator.audit.trust import Rules
+from coordinator.backup import database, making, restoring
+from coordinator.backup.archive import BackupInvalid, reading, writing
+from coordinator.backup.sealed import seal, unseal
+from coordinator.config import Config, load
+from coordinator.state import Database
+from ledger import store
+from protocol.errors import ConfigInvalid, DiskFull
+from tests.coordinator.old_stores import make_old, schema_of, wipe
+from tests.coordinator.served import serve
+from tests.coordinator.world import World
+
+PASSPHRASE = "correct horse"
+LOCAL_KEY = "local/node-1/node.key"
+"""Of a node of the operator's own."""
+
+
+def quiet(_what: str, _done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a stopped round of two versions in `round` and its backups `folder` and `file.tar`."""
+    place = tmp_path_factory.mktemp("saved")
+    settings = place / "round.toml"
+    settings.write_text("[market]\nbudget_micros = 7\n")
+
+    async def make() -> None:
+        async with serve(place) as served:
+            await served.publish()
+            node = await served.join()
+            (lease,) = await served.lease(node)
+            await served.submit(node, served.answer(node, lease))
+            await served.publish(2, b"other weights")
+            await served.round.publish_checkpoint()
+            (place / "round" / LOCAL_KEY).parent.mkdir(parents=True)
+            (place / "round" / LOCAL_KEY).write_text(f"{7:064x}")
+            for target in ("folder", "file.tar"):
+                await asyncio.to_thread(
+                    making.make, served.round.config, settings, place / target, passphrase=PASSPHRASE, tell=quiet
+                )
+
+    asyncio.run(make())
+    (place / "round").rename(place / "gone")
+    return place
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    """A backup that a test may spoil."""
+    shutil.copytree(saved / "folder", tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def restore(source: Path, folder: Path, *, passphrase: str = PASSPHRASE, nothing_newer: bool = True) -> None:
+    restoring.restore(
+        source, folder, store_url="", passphrase=passphrase, seen=(), nothing_newer=nothing_newer, tell=quiet
+    )
+
+
+@pytest.mark.parametrize("name", ["folder", "file.tar"])
+def test_a_restored_folder_is_the_round_as_it_was(saved: Path, tmp_path: Path, name: str) -> None:
+    restore(saved / name, tmp_path / "new")
+    was = {path.relative_to(saved / "gone") for path in (saved / "gone").rglob("*") if path.is_file()}
+    now = {path.relative_to(tmp_path / "new") for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert {str(path) for path in was - now} <= {"coordinator.lock", "backup.lock", "state.db-wal", "state.db-shm"}
+    assert {str(path) for path in now - was} <= {"restored.json", "operator.toml"}
+    for path in now & was - {Path("state.db"), Path("resolved.json")}:
+        assert (tmp_path / "new" / path).read_bytes() == (saved / "gone" / path).read_bytes(), path
+    assert (tmp_path / "new" / "keys" / "root.pem").stat().st_mode & 0o077 == 0
+
+
+def test_no_key_and_no_token_is_readable_in_a_backup(saved: Path) -> None:
+    secrets = [*(saved / "gone" / "keys").iterdir(), saved / "gone" / "operator.token", saved / "gone" / LOCAL_KEY]
+    everything = (saved / "file.tar").read_bytes()
+    assert len(secrets) > 6
+    assert not [path.name for path in secrets if path.read_bytes() in everything]
+
+
+def spoil(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["store/state.db", "keys.sealed", "operator.toml", "folder/metadata/1.root.json"])
+def test_a_flipped_bit_anywhere_is_found_before_anything_is_restored(copy: Path, tmp_path: Path, name: str) -> None:
+    spoil(copy / name)
+    with pytest.raises(BackupInvalid, match=f"{name} of the backup is damaged"):
+        restore(copy, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.glob(".new*"))
+
+
+def test_half_a_backup_is_none(saved: Path, copy: Path, tmp_path: Path) -> None:
+    next(iter((copy / "folder" / "blobs").glob("*/*"))).unlink()
+    with pytest.raises(BackupInvalid, match="has no file"):
+        restore(copy, tmp_path / "new")
+    data = (saved / "file.tar").read_bytes()
+    (tmp_path / "half.tar").write_bytes(data[: len(data) // 2])
+    with pytest.raises(BackupInvalid):
+        restore(tmp_path / "half.tar", tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "folder/../../evil", "folder//evil", "folder/.ssh/evil", ""])
+def test_a_name_that_leaves_the_folder_is_refused(copy: Path, tmp_path: Path, name: str) -> None:
+    contents = json.loads((copy / "backup.json").read_text())
+    contents["files"].append({"name": name, "size_bytes": 0, "digest": "0" * 64})
+    (copy / "backup.json").write_text(json.dumps(contents))
+    with pytest.raises(BackupInvalid):
+        restore(copy, tmp_path / "new")
+
+
+def test_a_link_in_a_backup_is_not_followed(copy: Path, tmp_path: Path) -> None:
+    target = copy / "operator.toml"
+    (tmp_path / "secret").write_bytes(target.read_bytes())
+    target.unlink()
+    target.symlink_to(tmp_path / "secret")
+    with pytest.raises(BackupInvalid, match="has no file"):
+        restore(copy, tmp_path / "new")
+
+
+def test_a_wrong_passphrase_gives_nothing(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackupInvalid, match="passphrase"):
+        restore(saved / "folder", tmp_path / "new", passphrase="wrong")
+    assert not list(tmp_path.iterdir())
+    sealed = seal({"keys/a": b"1"}, "one", b"beside")
+    assert unseal(sealed, "one", b"beside") == {"keys/a": b"1"}
+    for cut in (0, 10, len(sealed) - 1):
+        with pytest.raises(BackupInvalid):
+            unseal(sealed[:cut], "one", b"beside")
+    with pytest.raises(BackupInvalid, match="changed"):
+        unseal(sealed, "one", b"something else")
+
+
+@pytest.mark.parametrize("name", ["folder/resolved.json", "operator.toml", "folder/reward.py"])
+def test_who_can_write_where_backups_lie_puts_nothing_into_one(copy: Path, tmp_path: Path, name: str) -> None:
+    (copy / name).write_bytes((copy / name).read_bytes() + b" " if (copy / name).exists() else b"import os")
+    contents = json.loads((copy / "backup.json").read_text())
+    digest = blake3((copy / name).read_bytes()).hexdigest()
+    entry = {"name": name, "size_bytes": (copy / name).stat().st_size, "digest": digest}
+    contents["files"] = [one for one in contents["files"] if one["name"] != name] + [entry]
+    (copy / "backup.json").write_text(json.dumps(contents))
+    with pytest.raises(BackupInvalid, match="somebody has changed it"):
+        restore(copy, tmp_path / "new")
+    assert not list(tmp_path.glob("*new*"))
+
+
+def test_nothing_is_written_over(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ConfigInvalid, match="nothing is written over"):
+        restore(saved / "folder", tmp_path / "there")
+
+
+def test_who_says_nothing_of_newer_checkpoints_restores_nothing(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackupInvalid, match="--seen"):
+        restore(saved / "folder", tmp_path / "new", nothing_newer=False)
+
+
+def test_a_store_whose_ledger_does_not_add_up_is_not_saved(tmp_path: Path) -> None:
+    async def make() -> None:
+        async with serve(tmp_path) as served:
+            await served.publish()
+            tamper = sa.text("UPDATE ledger_balances SET micros = micros + 1 WHERE account = 'budget'")
+            await served.round.database.run(lambda connection: connection.execute(tamper))
+            with pytest.raises(BackupInvalid, match="contradicts its ledger"):
+                await asyncio.to_thread(
+                    making.make, served.round.config, tmp_path, tmp_path / "b", passphrase=None, tell=quiet
+                )
+
+    asyncio.run(make())
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_full_disk_leaves_no_backup(saved: Path, tiny_disk: Path) -> None:
+    config: Config = load(None, [f"round.directory={saved / 'gone'}"])
+    with pytest.raises(DiskFull):
+        making.make(config, saved / "round.toml", tiny_disk / "b.tar", passphrase=None, tell=quiet)
+    assert not list(tiny_disk.iterdir())
+
+
+def test_a_file_that_grows_while_it_is_saved_is_taken_as_it_was(tmp_path: Path) -> None:
+    with writing(tmp_path / "b.tar") as (writer, partial):
+        entry = writer.add("a", io.BytesIO(b"12345678"), 5)
+    assert entry.size_bytes == 5
+    with reading(partial) as reader, reader.open("a") as file:
+        assert file.read() == b"12345"
+    with tarfile.open(partial) as tar:
+        assert tar.getnames() == ["a"]
+
+
+def described(connection: sa.Connection) -> dict[str, Any]:
+    """The schema, with whether an index is partial: PostgreSQL writes the same condition in ever new ways."""
+    found = schema_of(connection)
+    for table in found.values():
+        table["indexes"] = {name: (*index[:2], bool(index[2])) for name, index in table["indexes"].items()}
+    return found
+
+
+@pytest.fixture
+def empty_postgres(postgres_url: str) -> Iterator[str]:
+    yield postgres_url
+    wipe(postgres_url)
+
+
+def test_a_postgresql_is_copied_and_loaded_whole(empty_postgres: str, tmp_path: Path) -> None:
+    """Of any schema; with numbers that go on where they were."""
+    make_old(empty_postgres)
+    rows = list[object]()
+
+    def count(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("SELECT 1")
+        rows.append(store.rebuild(connection, locked=False))
+        rows.append(described(connection))
+
+    database.save(empty_postgres, tmp_path / "copy", quiet, count)
+    with pytest.raises(ConfigInvalid, match="not empty"):
+        database.load(tmp_path / "copy", empty_postgres, quiet)
+    wipe(empty_postgres)
+    database.load(tmp_path / "copy", empty_postgres, quiet)
+    with database.opened(empty_postgres) as connection:
+        assert rows == [[], described(connection)]
+        assert store.rebuild(connection, locked=False) == []
+        assert store.size(connection) > 10
+        blame = "INSERT INTO blames (accuser, accused, chunk, got, recorded_ms) VALUES ('a', 'b', 'c', 'd', 1)"
+        connection.exec_driver_sql(blame)
+
+
+def test_a_copy_is_of_one_moment_while_others_write(tmp_path: Path) -> None:
+    world = World(tmp_path, rules=Rules())
+    world.publish(1, 0)
+    node = world.join(1)
+    sizes = list[int]()
+
+    def write(_what: str, _done: int, _total: int) -> None:
+        """Between two pieces of the copy."""
+        if len(sizes) < 3:
+            world.earn(node)
+            sizes.append(world.run(store.size))
+
+    before = world.run(store.size)
+    database.save(
+        tmp_path / "state.db",
+        tmp_path / "copy",
+        lambda *said: write(*said) if len(sizes) < 3 else None,
+        pages_at_once=1,
+    )
+    world.database.close()
+    assert sizes[-1] > before
+    with closing(Database(tmp_path / "copy" / "state.db")) as copied:
+        assert copied.run_now(store.size) == before
+        assert copied.run_now(store.rebuild) == []

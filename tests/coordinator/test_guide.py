@@ -1,0 +1,107 @@
+"""A new round's file: asked for, checked answer by answer, written once, and read as what was chosen."""
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator import cli, cli_init, guide
+from coordinator.config import load
+from protocol.errors import ConfigInvalid
+
+
+class Operator:
+    """Answers by the beginning of the question, one after the other; else takes the default."""
+
+    def __init__(self, **answers: list[str]) -> None:
+        self._answers = answers
+        self.asked: list[str] = []
+        self.told: list[str] = []
+
+    def prompt(self, text: str, default: str) -> str:
+        self.asked.append(text)
+        word = text.split()[0].strip(":,")
+        return self._answers[word].pop(0) if self._answers.get(word) else default
+
+    def run(self, *given: str) -> list[str]:
+        return guide.ask(list(given), self.prompt, self.told.append)
+
+
+def test_enter_takes_every_default() -> None:
+    operator = Operator()
+    assert operator.run() == []
+    assert len(operator.asked) == len(guide.QUESTIONS)
+
+
+def test_what_was_given_is_not_asked_for() -> None:
+    operator = Operator(Dearest=["7"])
+    assert operator.run("task.name=math", "data.train=x.jsonl", "staleness.max_updates=2") == [
+        "task.name=math", "data.train=x.jsonl", "staleness.max_updates=2", "market.max_price_micros_per_mtok=7",
+    ]  # fmt: skip
+    assert not [text for text in operator.asked if text.startswith(("Task", "S,", "Problems"))]
+
+
+def test_a_wrong_answer_is_asked_for_again() -> None:
+    operator = Operator(Budget=["much", "-1", "5"])
+    assert operator.run() == ["market.budget_micros=5"]
+    assert [line.partition(":")[0] for line in operator.told] == ["market.budget_micros"] * 2
+
+
+def test_a_task_with_data_must_have_some() -> None:
+    operator = Operator(Task=["data"], Problems=["", "p.jsonl"])
+    assert operator.run() == ["task.name=data", "data.train=p.jsonl"]
+    assert operator.told == ["This has no default."]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(before)
+
+
+def test_a_new_file_explains_itself_and_the_join_string_is_all_of_stdout(elsewhere: Path) -> None:
+    chosen = ["--set", "sampling.max_new_tokens=16", "--set", 'round.public_url=https://a"b\\c']
+    made = CliRunner().invoke(cli.app, ["init", "new.toml", "--yes", *chosen])
+    assert made.exit_code == 0, made.output
+    assert made.stdout.startswith('https://a"b\\c#')
+    assert made.stdout.count("\n") == 1
+    assert "root.pem" in made.stderr
+    text = (elsewhere / "new.toml").read_text()
+    assert tomllib.loads(text)["sampling"] == {"max_new_tokens": 16}
+    assert "# longest completion" in text
+    assert (elsewhere / "round" / "keys" / "root.pem").exists()
+
+    (elsewhere / "new.toml").write_text(text + "# mine\n")
+    again = CliRunner().invoke(cli.app, ["init", "new.toml", "--yes"])
+    assert (again.stdout, again.stderr) == (made.stdout, "")
+    assert (elsewhere / "new.toml").read_text() == text + "# mine\n", "a file that exists is never written"
+
+
+def test_without_a_terminal_nothing_is_asked_and_nothing_made(elsewhere: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["init", "new.toml", "--set", "round.seed=1"], input="\n" * 20)
+    assert isinstance(result.exception, ConfigInvalid)
+    assert "--yes" in str(result.exception.hint)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_wrong_setting_leaves_no_file(elsewhere: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["init", "new.toml", "--yes", "--set", "round.sed=1"])
+    assert isinstance(result.exception, ConfigInvalid)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(elsewhere: Path) -> None:
+    (elsewhere / "no").touch()
+    with pytest.raises(ConfigInvalid, match="Cannot write"):
+        cli_init._write(elsewhere / "no" / "new.toml", [])
+
+
+def test_whatever_is_chosen_is_read_back(elsewhere: Path) -> None:
+    settings = ["task.parameters={boxes = 1, free = true}", "reward.functions=['a.py:f', 'b.py:g']", "data.suffix=é\t"]
+    cli_init._write(elsewhere / "new.toml", settings)
+    assert load(elsewhere / "new.toml", []) == load(None, settings)

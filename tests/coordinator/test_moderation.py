@@ -1,0 +1,143 @@
+"""Orders of the operator: over HTTP with their token, with a trace, and with the effect that they say."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator import moderation, orders, standings, tables
+from coordinator.state import Database
+from ledger import store
+from protocol.errors import NotAuthorised, NotFound, OwnerBanned
+from tests.coordinator.served import Served, serve
+from tests.coordinator.world import World
+
+pytestmark = pytest.mark.asyncio
+
+
+async def order(served: Served, action: str, node: str, reason: str = "because", status: int = 200) -> dict[str, Any]:
+    content = {"action": action, "node": node, "reason": reason, "given_by": "somebody@here"}
+    headers = served.operator | {"Accept": "application/json"}
+    response = await served.client.post("/v1/operator/orders", json=content, headers=headers)
+    assert response.status == status, await response.text()
+    found: dict[str, Any] = await response.json()
+    return found
+
+
+async def shown(served: Served, node: str) -> dict[str, Any]:
+    response = await served.client.get(f"/v1/operator/nodes/{node}", headers=served.operator)
+    assert response.status == 200, await response.text()
+    found: dict[str, Any] = await response.json()
+    return found
+
+
+async def test_a_paused_node_gets_no_new_work_but_may_finish_what_it_holds(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.publish()
+        node, other = await served.join(1), await served.join(2)
+        (held,) = await served.lease(node)
+        assert (await order(served, "pause", node.node_id))["changed"]
+        assert await served.lease(node) == ()
+        assert len(await served.lease(other)) == 1
+        (verdict,) = await served.submit(node, served.answer(node, held))
+        assert verdict.outcome == "accepted"
+        assert not (await order(served, "pause", node.node_id))["changed"]
+        assert (await order(served, "resume", node.node_id))["changed"]
+        assert len(await served.lease(node)) == 1
+        given = (await shown(served, node.node_id))["orders"]
+        assert [(one["action"], one["reason"], one["given_by"]) for one in given] == [
+            ("resume", "because", "somebody@here"),
+            ("pause", "because", "somebody@here"),
+        ]
+
+
+async def test_a_banned_owner_hears_why_and_loses_what_no_audit_found_right(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.publish()
+        node = await served.join(1)
+        (lease,) = await served.lease(node)
+        (verdict,) = await served.submit(node, served.answer(node, lease))
+        await served.lease(node)
+        assert (await order(served, "ban", "n1", "sold its key"))["changed"]
+        with pytest.raises(AssertionError, match="sold its key"):
+            await served.lease(node)
+        row = await shown(served, node.node_id)
+        assert (row["pending_micros"], row["voided_micros"]) == (0, verdict.credit_micros)
+        entries = await served.round.database.read(store.entries, 0, 100)
+        assert [one.entry.reason_code for one in entries if one.entry.kind == "void"] == [OwnerBanned.code]
+        assert await served.round.database.run(store.rebuild) == []
+        assert not (await order(served, "ban", "n1"))["changed"]
+
+
+async def test_an_unbanned_owner_is_audited_in_full_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.publish(1, 0)
+    node = world.join(1)
+    given: dict[str, Any] = {"given_by": "me", "terms": world.audits, "now_ms": 5}
+    world.run(moderation.order, "ban", node.node_id, "no", **given)
+    with pytest.raises(OwnerBanned, match="banned this node's owner: no"):
+        world.lease(node)
+    world.run(moderation.order, "unban", node.node_id, "yes", **given)
+    assert world.run(standings.of, node.node_id).hard == 1
+    world.lease(node)
+    world.run(moderation.order, "ban", node.node_id, "again", **given)
+    with pytest.raises(OwnerBanned, match="again"):
+        world.lease(node)
+    world.database.close()
+
+
+async def test_no_node_hides_behind_the_name_that_it_chose(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.publish()
+        thief, decoy = await served.join(1), await served.join(2)
+        for name in (thief.node_id, thief.node_id[-8:]):
+            await served.round.database.run(rename, decoy.node_id, name)
+            assert (await order(served, "pause", thief.node_id))["node_id"] == thief.node_id
+            await order(served, "resume", thief.node_id)
+        response = await order(served, "ban", thief.node_id[-8:], status=404)
+        assert "2 nodes" in response["message"]
+        assert not (await shown(served, decoy.node_id))["orders"]
+
+
+def rename(connection: sa.Connection, node: str, name: str) -> None:
+    connection.execute(sa.update(tables.nodes).where(tables.nodes.c.node_id == node).values(name=name))
+
+
+async def test_strangers_give_no_orders_and_see_none(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.join(1)
+        for method, path in (("GET", "nodes"), ("GET", "nodes/n1"), ("POST", "orders")):
+            response = await served.client.request(method, f"/v1/operator/{path}", json={})
+            assert response.status == NotAuthorised.http_status, path
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"action": "shoot"}', "{" * 1000])
+async def test_what_is_no_order_is_refused(tmp_path: Path, content: str) -> None:
+    async with serve(tmp_path) as served:
+        response = await served.client.post("/v1/operator/orders", data=content, headers=served.operator)
+        assert response.status == 400
+
+
+async def test_a_node_is_found_by_a_part_of_its_id_if_only_one_is_meant(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    first, second = world.join(1), world.join(2)
+    for text in (first.node_id, first.node_id[-8:], "node 1"):
+        assert world.run(moderation.find, text) == first.node_id
+    for text in ("nobody", first.node_id[:4], "", first.node_id[-3:]):
+        with pytest.raises(NotFound):
+            world.run(moderation.find, text)
+    assert first.node_id != second.node_id
+    world.database.close()
+
+
+async def test_a_stopped_round_is_still_readable(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        node = await served.join(1)
+        await order(served, "pause", node.node_id)
+    database = Database(tmp_path / "round" / "state.db")
+    (row,) = await asyncio.to_thread(database.run_now, moderation.listed)
+    assert (row["name"], row["paused_ms"] is not None) == ("n1", True)
+    assert len(database.run_now(orders.about)) == 1
+    database.close()

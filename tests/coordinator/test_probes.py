@@ -1,0 +1,84 @@
+"""What a coordinator tells a machine of its line: bounded bytes, and a dial that scans for nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from protocol import canonical, limits
+from protocol.probe import DIAL_S, Dial, Dialled, Uploaded
+from protocol.signing import NodeKey
+from tests.coordinator.served import Served, serve
+
+pytestmark = pytest.mark.asyncio
+
+KEY = NodeKey(b"k" * 32)
+WORD = "ab" * 16
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serve(tmp_path) as here:
+        yield here
+
+
+@asynccontextmanager
+async def listener(says: bytes) -> AsyncIterator[int]:
+    """Somebody who listens on this machine, and says this to whoever comes."""
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_bytes_are_counted_and_thrown_away_up_to_the_bound(served: Served) -> None:
+    for size in (0, 1, limits.PROBE_MAX_BYTES):
+        response = await served.post("/v1/probe/upload", bytes(size))
+        assert Uploaded.from_bytes(await response.read()).size_bytes == size
+    response = await served.post("/v1/probe/upload", bytes(limits.PROBE_MAX_BYTES + 1))
+    assert canonical.decode(await response.read())["code"] == "message_too_large"
+
+
+async def test_a_machine_that_says_the_word_is_reached(served: Served) -> None:
+    async with listener(WORD.encode()) as port:
+        found = await served.call(KEY, "/v1/probe/dial", Dial(port=port, word=WORD), Dialled)
+    assert found == Dialled(reached=True, proxied=False)
+
+
+@pytest.mark.parametrize("says", [b"SSH-2.0-OpenSSH_9.6 and a long banner behind it\r\n", b"", WORD.encode()[:-1]])
+async def test_an_open_port_of_somebody_else_looks_like_a_closed_one(served: Served, says: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    async with listener(says) as port:
+        started = loop.time()
+        found = await served.call(KEY, "/v1/probe/dial", Dial(port=port, word=WORD), Dialled)
+        assert (found.reached, loop.time() - started >= DIAL_S) == (False, True)
+
+
+async def test_a_closed_port_is_told_of_no_sooner(served: Served) -> None:
+    async with listener(b"") as port:
+        pass
+    started = asyncio.get_running_loop().time()
+    found = await served.call(KEY, "/v1/probe/dial", Dial(port=port, word=WORD), Dialled)
+    assert (found.reached, asyncio.get_running_loop().time() - started >= DIAL_S) == (False, True)
+
+
+async def test_behind_a_proxy_nobody_is_dialled(served: Served) -> None:
+    data = served.sealed(KEY, "/v1/probe/dial", Dial(port=9, word=WORD))
+    response = await served.client.post(
+        "/v1/probe/dial", data=BytesIO(data), headers={"X-Forwarded-For": "203.0.113.7"}
+    )
+    assert Dialled.from_bytes(await response.read()) == Dialled(reached=False, proxied=True)
+    again = await served.post("/v1/probe/dial", data)
+    assert canonical.decode(await again.read())["code"] == "nonce_replayed"

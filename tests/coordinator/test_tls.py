@@ -1,0 +1,106 @@
+"""HTTPS with a certificate of the operator's own: served, renewed without a restart, refused with a reason."""
+
+import datetime
+import ipaddress
+import socket
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from coordinator import tls
+from coordinator.config import Config, load
+from coordinator.round import join_string
+from protocol.errors import ConfigInvalid
+
+HOUR = datetime.timedelta(hours=1)
+
+
+def write_certificate(folder: Path, name: str) -> None:
+    """A self-signed certificate of 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - HOUR)
+        .not_valid_after(now + HOUR)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    no_passphrase = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, no_passphrase)
+    (folder / "tls.key").write_bytes(pem)
+
+
+def config(folder: Path) -> Config:
+    files = [f"round.{name}={folder / file}" for name, file in (("tls_certificate", "tls.crt"), ("tls_key", "tls.key"))]
+    return load(None, [f"round.directory={folder}", "round.tls_listen=127.0.0.1:8443", *files])
+
+
+@pytest.mark.asyncio
+async def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    write_certificate(tmp_path, "first")
+    settings = config(tmp_path)
+    secure = tls.context(settings)
+    assert secure is not None
+
+    async def hello(_request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.add_routes([web.get("/", hello)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    await web.SockSite(runner, listener, ssl_context=secure).start()
+
+    async def asked(trusted: Path) -> str:
+        verify = ssl.create_default_context(cafile=str(trusted))
+        async with aiohttp.ClientSession() as session, session.get(f"https://127.0.0.1:{port}/", ssl=verify) as answer:
+            return await answer.text()
+
+    first = tmp_path / "first.crt"
+    first.write_bytes((tmp_path / "tls.crt").read_bytes())
+    assert await asked(first) == "hello"
+    write_certificate(tmp_path, "second")
+    await tls.reload(secure, settings)
+    assert await asked(tmp_path / "tls.crt") == "hello"
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await asked(first)
+    second = tmp_path / "second.crt"
+    second.write_bytes((tmp_path / "tls.crt").read_bytes())
+    (tmp_path / "tls.crt").write_text("half a file")
+    await tls.reload(secure, settings)
+    assert await asked(second) == "hello"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("fault", ["missing", "of another key", "no PEM"])
+def test_a_certificate_that_cannot_be_served_is_refused_at_the_start(tmp_path: Path, fault: str) -> None:
+    if fault != "missing":
+        write_certificate(tmp_path, "one")
+    if fault == "of another key":
+        certificate = (tmp_path / "tls.crt").read_bytes()
+        write_certificate(tmp_path, "two")
+        (tmp_path / "tls.crt").write_bytes(certificate)
+    if fault == "no PEM":
+        (tmp_path / "tls.crt").write_bytes(b"\0\1\2")
+    with pytest.raises(ConfigInvalid, match=r"tls\.crt"):
+        tls.context(config(tmp_path))
+
+
+def test_nodes_are_sent_to_the_secure_address(tmp_path: Path) -> None:
+    assert join_string(config(tmp_path), "ab") == "https://127.0.0.1:8443#ab"

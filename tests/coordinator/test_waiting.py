@@ -1,0 +1,99 @@
+"""Whether the learner waits is told with its plainest cause, and with what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import summary, waiting
+from coordinator.audit.trust import Rules
+from coordinator.config import Config, parse
+from coordinator.state import set_fact
+from tests.coordinator.world import World
+
+CONFIG = parse({"market": {"max_price_micros_per_mtok": 1_000_000}, "audit": {"backlog_max": 2}})
+
+
+def told(world: World, config: Config = CONFIG, *, silent: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = world.run(summary.explained, config=config, alive_since_ms=world.now_ms + silent)
+    return found
+
+
+def look(world: World, **change: Any) -> waiting.Waiting:
+    return waiting.look(told(world) | change, CONFIG)
+
+
+@pytest.fixture
+def at_work(world: World) -> World:
+    """A round with a node, one update trained."""
+    key = world.join(1)
+    for _ in range(world.terms.groups_per_update):
+        world.earn(key)
+    world.train(1)
+    return world
+
+
+def test_a_round_without_a_version_says_where_its_learner_writes(tmp_path: Path) -> None:
+    found = look(World(tmp_path))
+    assert found.state == "starts"
+    assert str(Path("logs") / "learner.log") in found.why
+
+
+def test_a_learner_that_hardly_waits_is_told_to_work(at_work: World) -> None:
+    assert look(at_work, learner_idle_share_lately=0.02) == waiting.Waiting(
+        "works", "The learner waits 2% of its time, over its last 32 updates."
+    )
+
+
+def test_before_the_first_update_no_share_is_told(world: World) -> None:
+    world.join(1)
+    assert look(world) == waiting.Waiting(
+        "works", "No update is done yet: the first batch is being sampled, or trained on."
+    )
+
+
+def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World) -> None:
+    alone = told(at_work, silent=True)
+    assert alone["learner"]["state"] == "waits"
+    assert "Hand out the join string" in alone["learner"]["why"]
+    assert waiting.look(alone | {"batch": 2}, CONFIG).state == "will wait"
+
+
+def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:
+    world = World(tmp_path, rules=Rules(first_groups=64))
+    world.publish(1, 0)
+    key = world.join(1)
+    world.earn(key)
+    assert look(world).state == "works"
+    world.earn(key)
+    found = look(world)
+    assert (found.state, "audit.backlog_max = 2" in found.why) == ("waits", True)
+
+
+def test_a_budget_below_the_dearest_group_is_named(tmp_path: Path) -> None:
+    dearest = CONFIG.sampling.samples_per_group * CONFIG.sampling.max_new_tokens
+    for budget_micros, state in ((dearest, "works"), (dearest - 1, "waits")):
+        folder = tmp_path / state
+        folder.mkdir()
+        world = World(folder, budget_micros=budget_micros)
+        world.publish(1, 0)
+        world.join(1)
+        found = look(world)
+        assert found.state == state
+        assert (f"one group may cost {dearest}" in found.why) == (state == "waits")
+
+
+def test_a_reward_that_fails_comes_before_everything_else(at_work: World) -> None:
+    found = look(at_work, verifier={"down": True, "reason": "It hangs."}, nodes_alive=0)
+    assert (found.state, "No rewards: It hangs." in found.why) == ("waits", True)
+
+
+def test_a_learner_that_waits_is_told_the_cause_once_that_is_measured(at_work: World) -> None:
+    assert "have been measured" in look(at_work, learner_idle_share_lately=0.5, load=None).why
+    known = look(at_work, learner_idle_share_lately=0.5, load={"staleness": 1}, alarm="S = 1 is too small")
+    assert known == waiting.Waiting("waits", "S = 1 is too small")
+
+
+def test_the_end_is_no_waiting(at_work: World) -> None:
+    at_work.run(set_fact, "finished", True)
+    assert told(at_work, silent=True)["learner"]["state"] == "finished"

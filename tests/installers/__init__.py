@@ -1,0 +1,1 @@
+"""The installers: their files, and install.sh at work."""

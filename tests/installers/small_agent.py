@@ -1,0 +1,52 @@
+"""A wheel named echo-swarm that stands on nothing: what install.sh does is the same, in seconds and without a network.
+
+`make test-install` installs the real one, into a bare Debian.
+"""
+
+import hashlib
+import zipfile
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+METADATA = "Metadata-Version: 2.1\nName: echo-swarm\nVersion: {version}\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+PROGRAM = """
+import sys
+
+def main():
+    print("echo-swarm {version}" if sys.argv[1:] == ["--version"] else " ".join(sys.argv[1:]))
+    sys.exit({exit_code})
+"""
+
+
+def small_wheel(folder: Path, version: str, *, exit_code: int = 0) -> Path:
+    """Write a wheel of that version, whose program ends with that code."""
+    root = Path(__file__).resolve().parents[2]
+    info = f"echo_swarm-{version}.dist-info"
+    files = {
+        "swarm_node/__init__.py": "",
+        "swarm_node/cli.py": PROGRAM.format(version=version, exit_code=exit_code),
+        "swarm_node/p2p/__init__.py": "",
+        "swarm_node/p2p/host.py": "",
+        "swarm_node/installation/node.lock": "# nothing\n",
+        "swarm_node/installation/constraints.txt": "",
+        f"{info}/METADATA": METADATA.format(version=version),
+        f"{info}/WHEEL": WHEEL,
+        f"{info}/entry_points.txt": "[console_scripts]\nswarm-node = swarm_node.cli:main\n",
+    } | {
+        f"swarm_node/installation/{name}": (root / "installers" / name).read_text()
+        for name in ("launchd.plist", "system.service", "user.service")
+    }
+    record = f"{info}/RECORD"
+    lines = [f"{name},sha256={_hash(text)},{len(text.encode())}" for name, text in files.items()]
+    files[record] = "\n".join([*lines, f"{record},,", ""])
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"echo_swarm-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+def _hash(text: str) -> str:
+    return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()

@@ -1,0 +1,117 @@
+"""The installers' files hold together: the lock, the service files, the container files, both scripts."""
+
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tree_sitter_powershell
+import yaml
+from tree_sitter import Language, Node, Parser
+
+from coordinator.config import load
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "installers"
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(path: Path) -> dict[str, str]:
+    found = re.findall(r"^([\w.-]+)==([\w.+!-]+)", path.read_text(), re.MULTILINE)
+    return {normal(name): version for name, version in found}
+
+
+def test_the_lock_is_what_constraints_and_dependencies_say() -> None:
+    locked, constraints = pins(FOLDER / "node.lock"), pins(ROOT / "constraints.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {normal(re.split(r"[\[<>=!~; ]", one)[0]) for one in project["dependencies"]}
+    assert wanted <= set(locked), f"run `make lock`: {sorted(wanted - set(locked))} missing"
+    moved = {name for name, version in locked.items() if constraints.get(name, version) != version}
+    assert not moved, f"run `make lock`: {sorted(moved)} differ from constraints.txt"
+
+
+def test_every_locked_package_has_a_hash() -> None:
+    blocks = re.split(r"\n(?=\S)", (FOLDER / "node.lock").read_text().strip())
+    assert len(blocks) == len(pins(FOLDER / "node.lock"))
+    assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_the_override_stands_in_constraints() -> None:
+    assert pins(FOLDER / "overrides.txt").items() <= pins(ROOT / "constraints.txt").items()
+
+
+def test_shellcheck_finds_nothing() -> None:
+    check = subprocess.run(
+        [Path(sys.executable).parent / "shellcheck", FOLDER / "install.sh"], capture_output=True, text=True, check=False
+    )
+    assert check.returncode == 0, check.stdout
+
+
+def nodes(node: Node) -> list[Node]:
+    return [node, *(one for child in node.children for one in nodes(child))]
+
+
+def test_the_powershell_script_parses_and_calls_what_it_defines() -> None:
+    source = (FOLDER / "install.ps1").read_bytes()
+    found = nodes(Parser(Language(tree_sitter_powershell.language())).parse(source).root_node)
+    assert not [node.start_point for node in found if node.type == "ERROR" or node.is_missing]
+    text = {
+        kind: {node.text.decode() for node in found if node.type == kind and node.text}
+        for kind in ("function_name", "command_name")
+    }
+    builtin = {"Set-StrictMode", "Join-Path", "Get-Command", "Test-Path", "New-Item", "Out-Null", "Set-Content",
+               "Write-Output", "Remove-Item", "wsl.exe"}  # fmt: skip
+    assert text["command_name"] <= text["function_name"] | builtin
+
+
+def test_the_powershell_script_passes_options_that_install_sh_has() -> None:
+    passed = set(re.findall(r"'(--[a-z-]+)'", (FOLDER / "install.ps1").read_text())) - {"--"}
+    assert passed
+    assert all(f"{option})" in (FOLDER / "install.sh").read_text() for option in passed)
+
+
+def filled(name: str) -> str:
+    return (FOLDER / name).read_text().replace("@PROGRAM@", "/bin/true").replace("@JOIN@", "http://host:8700#ab")
+
+
+def test_the_plist_says_what_to_run() -> None:
+    job = plistlib.loads(filled("launchd.plist").encode())
+    assert job["ProgramArguments"] == ["/bin/true", "join", "http://host:8700#ab"]
+    assert job["Umask"] == 0o077
+
+
+@pytest.mark.parametrize("name", ["system.service", "user.service"])
+def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed here")
+    unit = tmp_path / "swarm-node.service"
+    unit.write_text(filled(name))
+    verify = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert verify.returncode == 0, verify.stderr
+    assert "swarm-node.service" not in verify.stderr, verify.stderr
+
+
+def test_the_compose_file_uses_settings_that_exist() -> None:
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    settings = re.findall(r"--set=(\S+)", services["coordinator"]["command"][0])
+    assert len(settings) >= 5
+    assert load(ROOT / "examples" / "demo.toml", settings).round.public_url == "http://coordinator:8700"
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert {services[name]["build"]["target"] for name in ("coordinator", "node")} <= set(stages)
+
+
+def test_the_container_copies_only_what_exists_and_is_not_ignored() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in kept)
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    sources = {source.partition("/")[0] for line in copied for source in line.split() if source != "."}
+    assert sources <= kept

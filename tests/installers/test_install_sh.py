@@ -1,0 +1,223 @@
+"""install.sh at work, in a home of its own, with a small agent in place of the large one (`small_agent`)."""
+
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.installers.small_agent import small_wheel
+
+SCRIPT = Path(__file__).resolve().parents[2] / "installers" / "install.sh"
+NEEDED = ("sh", "env", "uname", "id", "ldd", "grep", "sed", "tr", "head", "tail", "cut", "awk", "df", "dirname", "date")
+TOOLS = (*NEEDED, "cat", "mkdir", "rmdir", "rm", "mv", "ln", "ls", "chmod", "readlink", "sleep")
+
+
+@dataclass
+class Machine:
+    """A home folder and what is on the PATH."""
+
+    home: Path
+    wheels: Path
+    tools: Path
+
+    @property
+    def prefix(self) -> Path:
+        return self.home / "echo"
+
+    @property
+    def program(self) -> Path:
+        return self.home / "bin" / "swarm-node"
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Nothing of the test's own but a temporary folder, and pip without a network."""
+        return {
+            "HOME": str(self.home), "PATH": str(self.tools), "PIP_NO_INDEX": "1", "TMPDIR": str(self.home)
+        } | dict(more)  # fmt: skip
+
+    def command(self, *options: str) -> list[str]:
+        place = ["--prefix", str(self.prefix), "--bin", str(self.home / "bin"), "--find-links", str(self.wheels)]
+        return ["/bin/sh", str(SCRIPT), *place, *options]
+
+    def run(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = self.command("--engine", "none", *options) if "--engine" not in options else self.command(*options)
+        return subprocess.run(command, env=self.environment(more), capture_output=True, text=True, check=False)
+
+    def version(self) -> str:
+        return subprocess.run([self.program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+
+    def versions(self) -> int:
+        return len(list((self.prefix / "versions").iterdir()))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found is not None, name
+        (tools / name).symlink_to(found)
+    (tools / "python3").symlink_to(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info[1]}")
+    home = tmp_path / "home"
+    home.mkdir()
+    small_wheel(tmp_path / "wheels", "1.0")
+    return Machine(home, tmp_path / "wheels", tools)
+
+
+def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None:
+    run = machine.run("--dry-run")
+    assert run.returncode == 0, run.stderr
+    assert "Engine:   none" in run.stdout
+    assert str(machine.prefix) in run.stdout
+    assert list(machine.home.iterdir()) == []
+
+
+def test_install_update_and_uninstall(machine: Machine) -> None:
+    first = machine.run()
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert machine.version() == "echo-swarm 1.0"
+    assert "is not on your PATH" in first.stdout
+
+    small_wheel(machine.wheels, "1.1")
+    assert machine.run().returncode == 0
+    assert machine.version() == "echo-swarm 1.1"
+    assert machine.versions() == 2, "the one before may still be running"
+
+    keys = machine.home / ".local" / "share" / "echo-swarm"
+    if os.getuid() != 0:
+        keys.mkdir(parents=True)
+    gone = machine.run("--uninstall")
+    assert gone.returncode == 0, gone.stderr
+    assert not machine.prefix.exists()
+    assert not machine.program.exists()
+    assert os.getuid() == 0 or keys.exists()
+    again = machine.run("--uninstall")
+    assert again.returncode == 1
+    assert "Nothing is installed" in again.stderr
+
+
+def test_a_version_that_does_not_start_is_not_switched_to(machine: Machine) -> None:
+    assert machine.run().returncode == 0
+    small_wheel(machine.wheels, "2.0", exit_code=3)
+    run = machine.run()
+    assert run.returncode == 1
+    assert "Nothing has changed" in run.stderr
+    assert machine.version() == "echo-swarm 1.0"
+
+
+def test_a_swapped_wheel_is_refused_by_its_hash(machine: Machine) -> None:
+    wheel = next(machine.wheels.iterdir())
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    wheel.write_bytes(small_wheel(machine.home / "evil", "1.0", exit_code=1).read_bytes())
+    run = machine.run("--sha256", digest)
+    assert run.returncode == 1
+    assert digest in run.stderr
+    assert not machine.program.exists()
+
+
+def test_killed_in_the_middle_it_leaves_the_old_version_and_goes_on_when_run_again(machine: Machine) -> None:
+    assert machine.run().returncode == 0
+    small_wheel(machine.wheels, "1.1")
+    command = machine.command("--engine", "none")
+    with subprocess.Popen(
+        command, env=machine.environment({}), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as victim:
+        assert victim.stdout is not None
+        for line in victim.stdout:
+            if "hash" in line:
+                break
+        os.killpg(victim.pid, signal.SIGKILL)
+    assert machine.version() == "echo-swarm 1.0"
+    assert (machine.prefix / "lock").exists(), "killed before it could tidy up"
+    assert machine.run().returncode == 0
+    assert machine.version() == "echo-swarm 1.1"
+    assert machine.versions() == 2, "what the killed one left is gone"
+
+
+def test_two_installers_at_once(machine: Machine) -> None:
+    lock = machine.prefix / "lock"
+    lock.mkdir(parents=True)
+    (lock / "pid").write_text(str(os.getpid()))
+    run = machine.run()
+    assert run.returncode == 1
+    assert "Another installation" in run.stderr
+    assert lock.exists()
+
+
+def test_no_network_is_told_with_the_next_step(machine: Machine) -> None:
+    run = machine.run("--version", "7.0")
+    assert run.returncode == 1
+    assert "7.0" in run.stderr
+    assert "run this again" in run.stderr
+    assert not machine.program.exists()
+
+
+def test_a_full_disk_is_told_before_anything_is_written(machine: Machine) -> None:
+    tools = machine.tools / "df"
+    tools.unlink()
+    tools.write_text("#!/bin/sh\necho head\necho none 1000 990 10240 99% /\n")
+    tools.chmod(tools.stat().st_mode | stat.S_IXUSR)
+    run = machine.run()
+    assert run.returncode == 1
+    assert "10 MB free" in run.stderr
+    assert not machine.prefix.exists()
+
+
+def test_without_a_python(machine: Machine) -> None:
+    (machine.tools / "python3").unlink()
+    run = machine.run()
+    assert run.returncode == 1
+    assert "Python 3.11 or newer is needed" in run.stderr
+    assert "apt-get install python3" in run.stderr
+
+
+def test_a_python_that_is_too_old(machine: Machine) -> None:
+    python = machine.tools / "python3"
+    python.unlink()
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert "none was found" in machine.run().stderr
+    named = machine.run("--python", str(python))
+    assert "is not a Python of 3.11" in named.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--engine", "cuda"], "--engine is auto"),
+        (["--frobnicate"], "there is no option --frobnicate"),
+        (["--purge"], "--purge goes with --uninstall"),
+        (["--service", "http://h:1#ab\nExecStartPre=/bin/rm"], "is no join string"),
+        (["--service", "http://h:1#$(reboot)"], "is no join string"),
+    ],
+)
+def test_wrong_usage_ends_with_2(machine: Machine, options: list[str], said: str) -> None:
+    run = machine.run(*options)
+    assert run.returncode == 2
+    assert said in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "engine"), [("24564", "vllm"), ("8188", "torch")], ids=["a large card", "a small card"]
+)
+def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: str) -> None:
+    card = machine.tools / "nvidia-smi"
+    card.write_text(f'#!/bin/sh\ncase "$*" in *memory*) echo {memory_mb} ;; *) echo "NVIDIA Test" ;; esac\n')
+    card.chmod(0o755)
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert f"Engine:   {engine} (NVIDIA Test has {memory_mb} MB" in run.stdout
+
+
+def test_vllm_without_a_card_is_refused(machine: Machine) -> None:
+    run = machine.run("--engine", "vllm")
+    assert run.returncode == 1
+    assert "nvidia-smi shows none" in run.stderr

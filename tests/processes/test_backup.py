@@ -1,0 +1,139 @@
+"""A round saved under load, killed, and brought back elsewhere: it goes on, nodes find it sound, no fork is signed."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes.light_node import Labourer
+from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
+from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of
+
+pytestmark = pytest.mark.processes
+
+SETTINGS: Settings = {
+    "sampling": {"samples_per_group": 4},
+    "learner": {"groups_per_update": 4},
+    "staleness": {"max_updates": 100},
+    "publish": {"chunk_size_bytes": 4096},
+}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([script(command[0]), *command[1:]], capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def assert_nodes_find_it_sound(coordinator: Coordinator, home: Path) -> None:
+    """All of the ledger is proved, and it continues the newest checkpoint that was seen from this home."""
+    for words in (("verify", coordinator.join_string), ("witness", coordinator.join_string, "--home", str(home))):
+        checked = run("swarm-node", "ledger", *words)
+        assert checked.returncode == 0, checked.stderr
+
+
+def entries(coordinator: Coordinator) -> int:
+    return int(coordinator.http.get("/v1/ledger/checkpoint").text.splitlines()[1])
+
+
+def work(coordinator: Coordinator, crowd: list[Labourer], more: int) -> None:
+    """Until so many more verdicts were heard, and the last of them is published."""
+
+    def heard() -> int:
+        return sum(len(one.acknowledged) for one in crowd)
+
+    wanted = heard() + more
+    until(f"{wanted} verdicts", lambda: heard() >= wanted)
+    size = int(coordinator.fresh("/v1/leaderboard")["ledger_size"])
+    until(f"{size} entries to be published", lambda: entries(coordinator) >= size)
+
+
+def relaunch(swarm: Swarm, coordinator: Coordinator, folder: Path) -> Program:
+    """The restored round at the address of the lost one."""
+    more_work = "staleness.max_updates=200"
+    settings = ["--set", f"round.directory={folder}", "--set", more_work, "--no-learner", "--no-auditor"]
+    program = swarm.start("restored", script("swarm-coordinator"), "launch", str(folder / "operator.toml"), *settings)
+    assert program.said(r"swarm-node join (\S+)$")[1] == coordinator.join_string
+    return program
+
+
+@contextmanager
+def labour(coordinator: Coordinator) -> Iterator[list[Labourer]]:
+    """Three who work as long as the body takes."""
+    crowd = [Labourer(coordinator.join_string) for _ in range(3)]
+    for labourer in crowd:
+        labourer.start()
+    try:
+        yield crowd
+    finally:
+        for labourer in crowd:
+            labourer.finish()
+
+
+def train(operator: Operator, number: int) -> None:
+    """One update as the learner makes it, up to the version."""
+    assert operator.client.batch(number).groups
+    operator.publish(number)
+
+
+def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signed(swarm: Swarm, policy: Path) -> None:
+    coordinator = Coordinator(swarm, SETTINGS).start()
+    operator = operator_of(swarm, coordinator, policy)
+    operator.publish()
+    passphrase = swarm.folder / "passphrase"
+    passphrase.write_text("correct horse battery")
+    early, late, home = (swarm.folder / name for name in ("early", "late.tar", "home"))
+
+    def save(target: Path) -> None:
+        done = run(
+            "swarm-coordinator", "backup", str(coordinator.config_file), str(target),
+            "--passphrase-file", str(passphrase),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def restore(source: Path, folder: str, *said: str) -> subprocess.CompletedProcess[str]:
+        return run(
+            "swarm-coordinator", "restore", str(source), str(swarm.folder / folder),
+            "--passphrase-file", str(passphrase), *said,
+        )  # fmt: skip
+
+    with labour(coordinator) as crowd:
+        work(coordinator, crowd, 10)
+        save(early)
+        size = entries(coordinator)
+        train(operator, 1)
+        until("newer entries to be published", lambda: entries(coordinator) > size)
+        assert_nodes_find_it_sound(coordinator, home)
+        save(late)
+        alive = restore(late, "elsewhere", "--nothing-newer")
+        assert (alive.returncode, "still answers" in alive.stderr) == (1, True), alive.stderr
+    coordinator.program.kill()
+    moved = swarm.folder / "lost"
+    coordinator.folder.rename(moved)
+
+    (seen,) = home.rglob("seen.msgpack")
+    old = restore(early, "elsewhere", "--seen", str(seen))
+    assert old.returncode == 1
+    assert "second history" in old.stderr
+    assert not (swarm.folder / "elsewhere").exists()
+    moved.rename(coordinator.folder)
+    old = restore(early, "elsewhere", "--nothing-newer")
+    assert old.returncode == 1, "the folder that was left behind knows better"
+    shutil.rmtree(coordinator.folder)
+
+    done = restore(late, "elsewhere", "--seen", str(seen))
+    assert done.returncode == 0, done.stderr
+    before = json.loads((swarm.folder / "elsewhere" / "metadata" / "timestamp.json").read_text())["signed"]["version"]
+    relaunch(swarm, coordinator, swarm.folder / "elsewhere")
+    after = json.loads((swarm.folder / "elsewhere" / "metadata" / "timestamp.json").read_text())["signed"]["version"]
+    assert after > before + 1
+    saved = entries(coordinator)
+    with labour(coordinator) as crowd:
+        work(coordinator, crowd, 8)
+    assert entries(coordinator) > saved
+    train(operator, 2)
+    assert_nodes_find_it_sound(coordinator, home)
+    coordinator.folder = swarm.folder / "elsewhere"
+    assert_ledger_is_sound(coordinator)

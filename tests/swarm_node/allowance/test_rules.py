@@ -1,0 +1,151 @@
+"""The owner's limits: every reason, alone and together, and what it lets go on."""
+
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigInvalid
+from protocol.limits import CHUNK_MAX_BYTES
+from swarm_node.allowance import settings
+from swarm_node.allowance.rules import GB, Readings, decide, within
+from swarm_node.allowance.settings import Limits, checked
+
+NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+def whys(limits: Limits, seen: Readings) -> list[str]:
+    return [reason.why for reason in decide(limits, seen).reasons]
+
+
+def test_without_limits_a_node_works_and_uploads() -> None:
+    decision = decide(Limits(), Readings(NOON))
+    assert decision.may_work
+    assert decision.may_upload
+    assert decision.said == ""
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "works"),
+    [
+        ("22:00-07:00", time(22, 0), True),
+        ("22:00-07:00", time(21, 59, 59), False),
+        ("22:00-07:00", time(6, 59), True),
+        ("22:00-07:00", time(7, 0), False),
+        ("09:00-17:00", time(9, 0), True),
+        ("09:00-17:00", time(17, 0), False),
+        ("0:00-23:59", time(0, 0), True),
+    ],
+)
+def test_hours_hold_over_midnight_and_end_at_their_end(hours: str, now: time, works: bool) -> None:
+    assert whys(Limits(hours=hours), Readings(datetime.combine(NOON.date(), now, UTC))) == ([] if works else ["hours"])
+
+
+def test_hours_are_meant_in_their_zone() -> None:
+    limits = Limits(hours="22:00-07:00", zone="Asia/Tokyo")
+    assert decide(limits, Readings(NOON.replace(hour=14).astimezone(ZoneInfo("Asia/Tokyo")))).may_work
+    assert not decide(limits, Readings(NOON.astimezone(ZoneInfo("Asia/Tokyo")))).may_work
+
+
+@given(st.times(), st.times(), st.times())
+def test_a_moment_lies_in_a_span_or_in_the_rest_of_the_day(start: time, end: time, now: time) -> None:
+    if start != end:
+        assert within((start, end), now) != within((end, start), now)
+
+
+def test_someone_at_the_machine_gets_it_at_once_and_the_memory_too() -> None:
+    limits = Limits(idle_minutes=10.0)
+    decision = decide(limits, Readings(NOON, idle_s=599.0))
+    assert (decision.at_once, decision.keep_engine) == (True, False)
+    assert decide(limits, Readings(NOON, idle_s=600.0)).may_work
+    assert whys(limits, Readings(NOON, idle_s=600.0, others_load=0.9)) == ["idle"]
+
+
+def test_a_machine_that_tells_nothing_is_not_taken_for_idle() -> None:
+    assert whys(Limits(idle_minutes=1.0), Readings(NOON)) == ["idle"]
+    assert whys(Limits(idle_minutes=1.0), Readings(NOON, others_load=0.0)) == []
+
+
+def test_a_battery_is_not_emptied_unasked() -> None:
+    assert decide(Limits(), Readings(NOON, on_battery=True)).at_once
+    assert decide(Limits(on_battery=True), Readings(NOON, on_battery=True)).may_work
+    assert decide(Limits(), Readings(NOON, on_battery=None)).may_work
+
+
+def test_a_power_cap_is_kept_by_breaks_that_do_not_flutter_and_keep_the_engine() -> None:
+    limits = Limits(power_watts=200.0)
+    assert decide(limits, Readings(NOON, watts=200.0)).may_work
+    decision = decide(limits, Readings(NOON, watts=201.0))
+    assert (decision.may_work, decision.at_once, decision.keep_engine) == (False, False, True)
+    assert whys(limits, Readings(NOON, watts=190.0, resting=True)) == ["power"]
+    assert whys(limits, Readings(NOON, watts=180.0, resting=True)) == []
+    assert whys(limits, Readings(NOON)) == [], "a card that tells no watts cannot be held to any"
+
+
+def test_a_price_below_the_floor_takes_no_work() -> None:
+    assert whys(Limits(price_floor=5), Readings(NOON, price_micros_per_mtok=4)) == ["price"]
+    assert whys(Limits(price_floor=5), Readings(NOON, price_micros_per_mtok=5)) == []
+
+
+def test_a_volume_that_is_used_up_stops_uploading_and_nothing_else() -> None:
+    limits = Limits(upload_gb=1.0)
+    decision = decide(limits, Readings(NOON, uploaded_bytes=GB - CHUNK_MAX_BYTES))
+    assert decision.may_work
+    assert not decision.may_upload
+    assert "1.00 of 1 GB" in decision.no_upload
+    assert decide(limits, Readings(NOON, uploaded_bytes=GB - CHUNK_MAX_BYTES - 1)).may_upload
+
+
+def test_every_reason_is_told_and_the_strictest_decides() -> None:
+    limits = Limits(hours="22:00-07:00", power_watts=1.0)
+    decision = decide(limits, Readings(NOON, paused=True, watts=2.0))
+    assert [reason.why for reason in decision.reasons] == ["paused", "hours", "power"]
+    assert (decision.at_once, decision.keep_engine) == (True, False)
+    assert decision.said.count("; ") >= 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hours": "22-7"},
+        {"hours": "24:00-07:00"},
+        {"hours": "07:00-07:00"},
+        {"zone": "Mars/Olympus"},
+        {"zone": "../etc"},
+        {"vram_share": 0.0},
+        {"vram_share": 1.01},
+        {"idle_minutes": -1.0},
+        {"upload_gb": float("nan")},
+        {"price_floor": 1.5},
+        {"on_battery": "yes"},
+        {"speed": 1},
+    ],
+)
+def test_a_wrong_limit_is_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigInvalid, match=next(iter(wrong))):
+        checked(dict(wrong))
+
+
+def test_limits_are_written_with_what_they_mean_and_read_back(tmp_path: Path) -> None:
+    limits = checked({"hours": "22:00-07:00", "upload_gb": 5, "on_battery": True})
+    text = settings.write(tmp_path, limits).read_text()
+    assert 'hours = "22:00-07:00"  # when to work' in text
+    assert "# power_watts = 0.0" in text
+    assert settings.read(tmp_path) == limits
+    assert settings.changed(tmp_path, {"hours": ""}).span is None
+
+
+def test_a_file_that_cannot_be_read_is_refused_and_names_itself(tmp_path: Path) -> None:
+    assert settings.read(tmp_path) == Limits()
+    (tmp_path / settings.FILE).write_text("hours = ")
+    with pytest.raises(ConfigInvalid, match=r"limits\.toml"):
+        settings.read(tmp_path)
+
+
+def test_a_day_off_by_a_second_is_no_other_day() -> None:
+    limits = Limits(hours="00:00-00:01")
+    assert decide(limits, Readings(NOON.replace(hour=0, minute=0))).may_work
+    assert not decide(limits, Readings(NOON.replace(hour=0, minute=0) - timedelta(seconds=1))).may_work

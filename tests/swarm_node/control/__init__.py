@@ -1,0 +1,1 @@
+"""Tests of how the owner talks to a running agent."""

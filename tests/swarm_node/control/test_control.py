@@ -1,0 +1,180 @@
+"""The control socket: who may open it, what it answers, and what is left when its agent was killed."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from protocol.errors import DiskFull, SwarmError
+from swarm_node.allowance.governor import Governor
+from swarm_node.allowance.uploads import Uploads
+from swarm_node.control import stopped
+from swarm_node.control.client import ask
+from swarm_node.control.door import FOLDER, LINE_MAX_BYTES, PORT, SOCKET, NoAgent, knock
+from swarm_node.control.server import CONNECTIONS_MAX, listening
+
+pytestmark = pytest.mark.trio
+
+DEADLINE_S = 30.0
+
+STALE = """
+import sys, trio
+from pathlib import Path
+from swarm_node.control.door import open_door
+
+async def main():
+    await open_door(Path(sys.argv[1]))
+    print("open", flush=True)
+    await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+def governor(home: Path) -> Governor:
+    home.mkdir(parents=True, exist_ok=True)
+    return Governor(home, Uploads(home, lambda: datetime.now(UTC)))
+
+
+@asynccontextmanager
+async def agent(home: Path) -> AsyncIterator[Governor]:
+    """The control side of an agent."""
+    made = governor(home)
+
+    def status() -> dict[str, Any]:
+        return {"resting": made.decision.said}
+
+    with trio.fail_after(DEADLINE_S):
+        async with listening(home, made, status):
+            yield made
+
+
+def open_and_kill(home: Path) -> None:
+    """An agent that could not clean up behind itself."""
+    with subprocess.Popen([sys.executable, "-P", "-c", STALE, str(home)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def long_home(tmp_path: Path) -> Path:
+    """One whose path is too long for a Unix socket."""
+    return tmp_path / ("x" * 90) / "home"
+
+
+async def test_orders_take_effect_before_they_are_answered(tmp_path: Path) -> None:
+    async with agent(tmp_path) as made:
+        assert await ask(tmp_path, "status") == {"resting": ""}
+        assert "paused" in (await ask(tmp_path, "pause"))["resting"]
+        assert made.decision.at_once
+        assert await ask(tmp_path, "resume") == {"resting": ""}
+        assert "finishing" in (await ask(tmp_path, "finish"))["resting"]
+        assert made.finishing
+        await ask(tmp_path, "leave")
+        assert made.leaving.is_set()
+
+
+async def test_the_socket_is_its_owners_alone_and_gone_with_the_agent(tmp_path: Path) -> None:
+    async with agent(tmp_path):
+        for path, mode in ((tmp_path / FOLDER, 0o700), (tmp_path / FOLDER / SOCKET, 0o600)):
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert list((tmp_path / FOLDER).iterdir()) == []
+    with pytest.raises(NoAgent, match="No agent is running"):
+        await ask(tmp_path, "status")
+
+
+async def test_where_no_socket_fits_a_port_asks_for_a_token(tmp_path: Path) -> None:
+    home = long_home(tmp_path)
+    async with agent(home):
+        file = home / FOLDER / PORT
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert await ask(home, "status") == {"resting": ""}
+        said = json.loads(file.read_bytes())
+        file.write_text(json.dumps(said | {"token": "0" * 64}))
+        with pytest.raises(SwarmError, match="token is wrong"):
+            await ask(home, "pause")
+        async with await trio.open_tcp_stream("127.0.0.1", said["port"]) as stream:
+            await stream.send_all(b'{"do": "leave"}\n')
+            assert json.loads(await stream.receive_some())["code"] == "not_authorised"
+    assert list((home / FOLDER).iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["short", "long"])
+async def test_what_a_killed_agent_left_is_no_agent_and_hinders_no_other(tmp_path: Path, place: str) -> None:
+    home = tmp_path if place == "short" else long_home(tmp_path)
+    home.mkdir(parents=True, exist_ok=True)
+    open_and_kill(home)
+    assert list((home / FOLDER).iterdir())
+    with pytest.raises(NoAgent):
+        await ask(home, "status")
+    async with agent(home):
+        assert await ask(home, "status") == {"resting": ""}
+
+
+@pytest.mark.parametrize("junk", [b"\n", b"[]\n", b"{}\n", b'{"do": "explode"}\n', b'{"do": ["status"]}\n', b"\xff\n"])
+async def test_junk_is_answered_by_name_and_the_agent_goes_on(tmp_path: Path, junk: bytes) -> None:
+    async with agent(tmp_path) as made:
+        stream, _ = await knock(tmp_path)
+        async with stream:
+            await stream.send_all(junk)
+            answer = json.loads(await stream.receive_some())
+        assert (answer["ok"], answer["code"]) == (False, "malformed_message")
+        assert await ask(tmp_path, "status") == {"resting": ""}
+        assert not made.leaving.is_set()
+
+
+@pytest.mark.parametrize("junk", [b"[" * 60_000, b'{"do": "leave", "token": "\\ud800"}'], ids=["deep", "half a pair"])
+async def test_a_stranger_at_the_port_does_not_end_the_agent(tmp_path: Path, junk: bytes) -> None:
+    home = long_home(tmp_path)
+    async with agent(home) as made:
+        said = json.loads((home / FOLDER / PORT).read_bytes())
+        async with await trio.open_tcp_stream("127.0.0.1", said["port"]) as stream:
+            await stream.send_all(junk + b"\n")
+            assert json.loads(await stream.receive_some())["ok"] is False
+        assert await ask(home, "status") == {"resting": ""}
+        assert not made.leaving.is_set()
+
+
+async def test_who_sends_without_end_or_leaves_half_way_costs_nothing(tmp_path: Path) -> None:
+    async with agent(tmp_path):
+        stream, _ = await knock(tmp_path)
+        async with stream:
+            try:
+                await stream.send_all(b"x" * (2 * LINE_MAX_BYTES))
+                assert json.loads(await stream.receive_some())["ok"] is False
+            except trio.BrokenResourceError:
+                pass  # it was cut off before it had sent everything
+        stream, _ = await knock(tmp_path)
+        await stream.send_all(b'{"do": "sta')
+        await stream.aclose()
+        assert await ask(tmp_path, "status") == {"resting": ""}
+
+
+async def test_connections_that_say_nothing_hold_up_nobody_for_long(tmp_path: Path) -> None:
+    async with agent(tmp_path):
+        silent = [(await knock(tmp_path))[0] for _ in range(CONNECTIONS_MAX)]
+        assert await ask(tmp_path, "status") == {"resting": ""}
+        for stream in silent:
+            await stream.aclose()
+
+
+async def test_why_the_last_agent_ended_is_remembered(tmp_path: Path) -> None:
+    assert stopped.last(tmp_path) is None
+    stopped.note(tmp_path, DiskFull("No room.", hint="Make some."))
+    told = stopped.last(tmp_path)
+    assert told is not None
+    assert (told["code"], told["message"], told["hint"]) == ("disk_full", "No room.", "Make some.")
+    stopped.forget(tmp_path)
+    assert stopped.last(tmp_path) is None
+    (tmp_path / stopped.FILE).write_text("{")
+    assert stopped.last(tmp_path) is None

@@ -1,0 +1,167 @@
+"""The doctor: each check on machines that are well and on machines that are not."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm_node import identity
+from swarm_node.doctor import cards, house, line, report, storage
+from swarm_node.doctor.engines import engine, engines
+from swarm_node.doctor.examine import Patient, examine
+from swarm_node.doctor.report import Finding, State
+from swarm_node.doctor.tiny_model import make_tiny_model
+from swarm_node.engine.choose import Machine, Options, this_machine
+from swarm_node.join_string import JoinString
+from swarm_node.machine.gpu import Card, Seen
+
+GB = 10**9
+RTX = Card("nvidia", "RTX 4090", "550.54", 24 * GB, 1 * GB, 40.0, 20.0, 450.0)
+
+
+def states(*findings: Finding) -> list[str]:
+    return [finding.state.value for finding in findings]
+
+
+def test_a_home_that_cannot_be_written_fails_and_one_that_is_not_there_yet_does_not(tmp_path: Path) -> None:
+    assert states(house.home(tmp_path / "a" / "b"), house.home(tmp_path)) == ["ok", "ok"]
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    (tmp_path / "file").touch()
+    assert house.home(tmp_path / "file").state is State.FAIL
+
+
+def test_a_key_that_others_can_read_fails_with_the_command_that_mends_it(tmp_path: Path) -> None:
+    assert house.key(tmp_path).state is State.SKIP
+    identity.load_or_create(tmp_path / identity.FILE)
+    assert house.key(tmp_path).state is State.OK
+    (tmp_path / identity.FILE).chmod(0o644)
+    finding = house.key(tmp_path)
+    assert (finding.state, finding.evidence) == (State.FAIL, "mode 0644")
+    assert "chmod 600" in finding.next_step
+    (tmp_path / identity.FILE).chmod(0o600)
+    (tmp_path / identity.FILE).write_text("half a k")
+    assert house.key(tmp_path).state is State.FAIL
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        (Seen((RTX,)), "ok"),
+        (Seen(), "warn"),
+        (Seen(trouble="Driver/library version mismatch"), "fail"),
+        (Seen((RTX._replace(celsius=93.0),)), "warn"),
+    ],
+)
+def test_a_card_that_answers_is_told_from_none_and_from_one_in_trouble(seen: Seen, state: str) -> None:
+    assert cards.card(seen).state.value == state
+
+
+@pytest.mark.parametrize(
+    ("weights_gb", "share", "state"), [(16, 1.0, "ok"), (19, 1.0, "warn"), (25, 1.0, "fail"), (16, 0.5, "warn")]
+)
+def test_the_model_is_compared_with_the_memory_that_is_free_and_allowed(
+    weights_gb: int, share: float, state: str
+) -> None:
+    assert cards.memory(Seen((RTX,)), weights_gb * GB, vram_share=share).state.value == state
+
+
+def test_memory_that_nobody_tells_is_not_judged() -> None:
+    assert states(cards.memory(Seen(), 1), cards.memory(Seen((RTX,)), None)) == ["skip", "skip"]
+    assert cards.memory(Seen((RTX._replace(memory_bytes=None),)), 1).state is State.SKIP
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "on_card", "state"),
+    [
+        (32, 30, False, "ok"),
+        (32, 10, False, "warn"),
+        (16, 15, False, "fail"),
+        (16, 15, True, "ok"),
+        (None, None, False, "skip"),
+    ],
+)
+def test_the_machines_memory_must_hold_what_no_card_does(
+    total: int | None, free: int | None, on_card: bool, state: str
+) -> None:
+    all_of_it, unused = (None if value is None else value * GB for value in (total, free))
+    assert storage.ram(all_of_it, unused, 16 * GB, on_card=on_card).state.value == state
+
+
+def test_disks_are_measured_where_the_home_is_and_nothing_stays(tmp_path: Path) -> None:
+    assert storage.space(tmp_path / "home", 1).state is State.OK
+    assert storage.space(tmp_path, 10**18).state is State.FAIL
+    assert storage.speed(tmp_path / "home", tried_bytes=2**20).state in (State.OK, State.WARN)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_a_finding(tiny_disk: Path) -> None:
+    assert storage.space(tiny_disk, 1).state is State.FAIL
+    assert storage.speed(tiny_disk).state is State.FAIL
+    assert not list(tiny_disk.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "state"),
+    [(0.4, "ok"), (-9.9, "ok"), (12.0, "warn"), (-90.0, "fail"), (3600.0, "fail"), (None, "skip")],
+)
+def test_a_clock_is_judged_by_what_the_coordinator_still_accepts(offset_s: float | None, state: str) -> None:
+    assert line.clock(offset_s).state.value == state
+
+
+def nothing(_python: str) -> str:
+    return "none"
+
+
+@pytest.mark.trio
+async def test_a_machine_without_any_engine_fails_and_names_what_to_install() -> None:
+    bare = Machine(nvidia=False, packages=frozenset(), llama_offloads=False, find_vllm=nothing)
+    found = await engines(Options(), lambda: bare)
+    assert states(*found) == ["skip", "skip", "skip", "fail"]
+    assert "pip install" in found[-1].next_step
+
+
+@pytest.mark.trio
+async def test_an_installed_engine_samples_the_tiny_model(tmp_path: Path) -> None:
+    finding = await engine("llama", Options(), this_machine(), make_tiny_model(tmp_path / "model"))
+    assert finding.state is State.OK, finding
+    assert "llama/fp32" in finding.evidence
+
+
+@pytest.mark.trio
+async def test_an_engine_that_cannot_load_is_told_from_one_that_is_not_installed(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    await trio.Path(model / "model.safetensors").write_bytes(b"not weights")
+    finding = await engine("llama", Options(), this_machine(), model)
+    assert finding.state is State.FAIL
+    assert finding.next_step
+
+
+@pytest.mark.trio
+async def test_a_round_that_does_not_answer_is_a_finding_and_the_machine_is_examined_all_the_same(
+    tmp_path: Path,
+) -> None:
+    join = JoinString("http://127.0.0.1:9", "0" * 64)
+    told: list[Finding] = []
+    patient = Patient(tmp_path, join, "127.0.0.1:0", Options(), with_engines=False)
+    with trio.fail_after(60):
+        found = await examine(patient, told.append)
+    assert found == told
+    by_name = {finding.check: finding.state for finding in found}
+    assert by_name["round"] is State.FAIL
+    assert {by_name[name] for name in ("clock", "down", "up", "reach")} == {State.SKIP}
+    assert by_name["disk"] is State.OK
+    assert report.failed(found)
+    assert not await trio.to_thread.run_sync(lambda: list(tmp_path.iterdir())), "an examination leaves nothing behind"
+
+
+def test_every_finding_that_is_not_well_says_what_to_do() -> None:
+    found = [cards.card(Seen()), line.clock(100.0), house.key(Path(os.devnull) / "none")]
+    for finding in found[:2]:
+        assert finding.next_step
+        assert "→" in "\n".join(report.lines(finding))
+    assert "1 warn, 1 fail, 1 skip" in report.summary(found)
+
+
+def test_a_finding_is_plain_json() -> None:
+    assert report.ok("disk", "fine").to_json()["state"] == "ok"

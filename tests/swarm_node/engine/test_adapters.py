@@ -1,0 +1,117 @@
+"""A version that is an adapter beside its base is the merged policy, in every engine, however it was come by."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from protocol import adapter
+from protocol.errors import EngineFailed
+from swarm_node.engine import weights
+from swarm_node.engine.engine import Engine
+from tests.adapted_policy import make_adapted, make_merged
+from tests.swarm_node.engine.asking import PROMPTS, asked, sample
+from tests.swarm_node.engine.conftest import Make
+
+
+def said(engine: Engine, version: int) -> list[tuple[bytes, bytes]]:
+    """What the engine samples, to the last bit."""
+    requests = [asked(prompt, seed, version=version) for seed, prompt in enumerate(PROMPTS)]
+    return [(one.tokens, one.logprobs) for group in sample(engine, *requests).values() for one in group]
+
+
+def test_an_adapter_beside_its_base_samples_as_the_merged_policy(pair: tuple[Make, Path], tmp_path: Path) -> None:
+    make, policy = pair
+    adapted = make_adapted(policy, tmp_path / "adapted", seed=1)
+    merged = make_merged(adapted, tmp_path / "merged")
+    built, swapped, reference = make(), make(), make()
+    swapped.load(policy, 1)
+    assert not swapped.load(adapted, 2).rebuilt or "foreign" in str(policy), "the canary passed, in place"
+    built.load(adapted, 2)
+    reference.load(merged, 2)
+    expected = said(reference, 2)
+    assert said(built, 2) == said(swapped, 2)
+    for (tokens, logprobs), (merged_tokens, merged_logprobs) in zip(said(built, 2), expected, strict=True):
+        assert tokens == merged_tokens
+        assert np.abs(np.frombuffer(logprobs, "<f4") - np.frombuffer(merged_logprobs, "<f4")).max() < 1e-5
+    reference.load(policy, 1)
+    assert said(reference, 1) != expected
+
+
+def test_nothing_of_a_version_is_left_in_the_next(pair: tuple[Make, Path], tmp_path: Path) -> None:
+    make, policy = pair
+    folders = [make_adapted(policy, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    engine = make()
+    engine.load(folders[0], 1)
+    first = said(engine, 1)
+    for version in range(2, 6):
+        engine.load(folders[(version + 1) % 2], version)
+    assert said(engine, 5) == first
+    engine.load(policy, 6)
+    fresh = make()
+    fresh.load(policy, 6)
+    assert said(engine, 6) == said(fresh, 6)
+
+
+def describe(folder: Path, **changes: object) -> None:
+    file = folder / adapter.CONFIG
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | changes))
+
+
+def matrices(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / adapter.WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / adapter.WEIGHTS)
+
+
+def transpose_first(tensors: dict[str, torch.Tensor]) -> None:
+    name = min(tensors)
+    tensors[name] = tensors[name].T.contiguous()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "another scale": lambda folder: describe(folder, lora_alpha=64.0),
+    "a scale nobody computes": lambda folder: describe(folder, use_rslora=True),
+    "no description": lambda folder: (folder / adapter.CONFIG).unlink(),
+    "no matrices": lambda folder: (folder / adapter.WEIGHTS).unlink(),
+    "half a file": lambda folder: (folder / adapter.WEIGHTS).write_bytes(
+        (folder / adapter.WEIGHTS).read_bytes()[:-100]
+    ),
+    "a matrix of no layer": lambda folder: matrices(folder, lambda found: found.update(x=torch.zeros(1))),
+    "a matrix too few": lambda folder: matrices(folder, lambda found: found.pop(min(found))),
+    "a matrix that does not fit": lambda folder: matrices(folder, transpose_first),
+    "not numbers": lambda folder: matrices(folder, lambda found: found[max(found)].fill_(float("nan"))),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_adapter_is_refused_and_the_next_version_works(
+    make: Make, policy: Path, tmp_path: Path, damage: str
+) -> None:
+    adapted = make_adapted(policy, tmp_path / "adapted", seed=1)
+    broken = tmp_path / "broken"
+    shutil.copytree(adapted, broken)
+    DAMAGE[damage](broken)
+    engine = make()
+    engine.load(policy, 1)
+    with pytest.raises(EngineFailed):
+        engine.load(broken, 2)
+    engine.load(adapted, 3)
+    fresh = make()
+    fresh.load(adapted, 3)
+    assert said(engine, 3) == said(fresh, 3)
+
+
+def test_weights_are_made_one_at_a_time(policy: Path, tmp_path: Path) -> None:
+    """Looking at shapes makes none; nobody holds one that was made."""
+    adapted = make_adapted(policy, tmp_path / "adapted", seed=1)
+    with weights.mapped_tensors(adapted) as tensors:
+        name = next(name for name in tensors if "q_proj" in name)
+        assert tensors.shapes[name] == tensors[name].shape
+        assert tensors[name].data_ptr() != tensors._base[name].data_ptr()
+        assert all(value.data_ptr() == tensors._base[key].data_ptr() for key, value in tensors.items() if "norm" in key)

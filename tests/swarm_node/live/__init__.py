@@ -1,0 +1,1 @@
+"""Tests of what the owner sees of a running agent."""

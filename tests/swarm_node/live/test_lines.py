@@ -1,0 +1,155 @@
+"""What an owner reads of a running agent: in every state, and never a zero for what is not known."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from swarm_node.live import lines, view
+
+NOW_MS = 1_800_000_000_000
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    """A snapshot of an agent that works."""
+    moved = {"from_peers": 3_000_000_000, "from_seeder": 0, "from_http": 1_000_000, "to_peers": 2_500_000_000}
+    return {
+        "now_ms": NOW_MS,
+        "node_id": "12D3KooWtest",
+        "name": "calm-heron-417",
+        "coordinator": "http://coordinator.test:8700",
+        "home": "home",
+        "pid": 42,
+        "started_ms": NOW_MS - 3_700_000,
+        "phase": "generating",
+        "resting": "",
+        "finishing": False,
+        "no_work": "",
+        "distrust": "",
+        "version": 7,
+        "version_age_s": 75.0,
+        "newest_version": 8,
+        "engine": "llama",
+        "tokens_per_s": 1234.5,
+        "open_leases": 3,
+        "unsent": 1,
+        "accepted": 12,
+        "rejected": {"stale_version": 2},
+        "tokens": 99,
+        "credit_micros": 55,
+        "pending_micros": 400,
+        "payable_micros": 1200,
+        "earnings_ms": NOW_MS,
+        "last_verdict": {
+            "at_ms": NOW_MS,
+            "lease_id": "ab" * 16,
+            "outcome": "rejected",
+            "code": "stale_version",
+            "message": "late",
+            "credit_micros": 0,
+        },
+        "download": None,
+        "transfer": moved,
+        "uploaded_month_bytes": 4_000_000_000,
+        "upload_cap_bytes": 5_000_000_000,
+        "no_upload": "",
+        "cards": [{"name": "RTX 4090", "celsius": 61.0, "watts": 300.4, "used_bytes": 8_000_000_000}],
+        "celsius": None,
+        "watts": None,
+        "limits": {"hours": "22:00-07:00"},
+    } | changes
+
+
+def drawn(snapshot: dict[str, Any], width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(view.panel(snapshot))
+    file: Any = console.file
+    return str(file.getvalue())
+
+
+def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view() -> None:
+    promised = [
+        "generating",
+        "7, heard of 1 min 15 s ago; 8 is out",
+        "1,234 tokens/s, llama",
+        "400 pending, 1200 payable",
+    ]
+    promised += ["12 accepted, 2 stale_version rejected", "last: rejected stale_version", "61 °C, 300 W", "of 5 GB"]
+    status = "\n".join(lines.of_status(told()))
+    for words in promised:
+        assert words in status
+        assert words in drawn(told(), width=160)
+    assert "up 1 h 1 min" in status
+    assert "hours 22:00-07:00" in status
+
+
+def test_what_is_not_known_is_called_so() -> None:
+    unknown = told(
+        version=0,
+        version_age_s=None,
+        tokens_per_s=0.0,
+        engine="",
+        earnings_ms=None,
+        pending_micros=None,
+        payable_micros=None,
+        last_verdict=None,
+        accepted=0,
+        rejected={},
+        cards=[],
+        phase="offline",
+        newest_version=0,
+    )
+    status = "\n".join(lines.of_status(unknown))
+    for words in ("none is loaded yet", "not measured yet", "not heard yet", "none heard yet", "no sensor tells"):
+        assert words in status
+    assert "waiting for the first version" in status
+    assert drawn(unknown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"resting": "paused by you"}, "resting: paused by you"),
+        ({"distrust": "proof ended"}, "stopped: proof ended"),
+        ({"phase": "idle", "open_leases": 0, "no_work": "no budget"}, "idle: no budget"),
+        ({"phase": "generating", "no_work": "no budget"}, "generating"),
+        ({"phase": "offline"}, "loading"),
+    ],
+)
+def test_why_nothing_is_done_is_told(changes: dict[str, Any], said: str) -> None:
+    assert lines.doing(told(**changes)) == said
+    assert said in drawn(told(**changes))
+
+
+def test_a_download_has_its_share_rate_and_peers() -> None:
+    load = {"version": 9, "bytes_done": 250_000_000, "bytes": 1_000_000_000, "peers": 4, "bytes_per_s": 12_500_000.0}
+    assert lines.doing(told(download=load)) == "generating, fetching version 9: 25% of 1 GB, 12.5 MB/s from 4 peers"
+    assert "━" in drawn(told(download=load))
+    assert "0%" in lines.doing(told(download=load | {"bytes": 0, "bytes_done": 0}))
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_narrow_terminal_breaks_lines_and_nothing_else(width: int) -> None:
+    assert max(map(len, drawn(told(name="[bold]x[/bold]"), width=width).splitlines())) <= width
+
+
+def test_names_are_no_markup() -> None:
+    assert "[red]evil[/red]" in drawn(told(name="[red]evil[/red]"))
+
+
+def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
+    last = {"at_ms": NOW_MS - 60_000, "code": "disk_full", "message": "No room.", "hint": "Make some."}
+    assert list(lines.of_stopped("None runs.", last, now_ms=NOW_MS)) == [
+        "None runs.",
+        "The last one ended 1 min 0 s ago: No room. [disk_full]",
+        "Make some.",
+    ]
+    assert "killed" in "\n".join(lines.of_stopped("None runs.", None, now_ms=NOW_MS))
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (2.34e12, "2.34e+03 GB")]
+)
+def test_sizes(count: float, said: str) -> None:
+    assert lines.size(count) == said

@@ -1,0 +1,72 @@
+"""Who uses a machine, by the files and words of several."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from swarm_node.machine import use
+
+
+def write(folder: Path, **lines: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, line in lines.items():
+        (folder / name).write_text(f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("supplies", "on_battery"),
+    [
+        ({}, False),
+        ({"BAT0": {"type": "Battery", "status": "Discharging"}}, True),
+        ({"BAT0": {"type": "Battery", "status": "Charging"}, "AC": {"type": "Mains"}}, False),
+        ({"mouse": {"type": "Battery", "status": "Discharging", "scope": "Device"}}, False),
+    ],
+)
+def test_a_laptop_on_battery_is_told_from_one_that_is_plugged_in_and_from_a_mouse(
+    tmp_path: Path, supplies: dict[str, dict[str, str]], on_battery: bool
+) -> None:
+    for name, lines in supplies.items():
+        write(tmp_path / name, **lines)
+    assert use.on_battery(tmp_path) is on_battery
+
+
+def test_a_system_without_power_supplies_tells_nothing(tmp_path: Path) -> None:
+    assert use.on_battery(tmp_path / "none") is None
+
+
+def test_the_last_key_on_any_terminal_counts(tmp_path: Path) -> None:
+    (tmp_path / "pts").mkdir()
+    for name, idle_s in (("pts/0", 900), ("pts/3", 120), ("tty1", 5000), ("ttyS0x", 3600), ("null", 0)):
+        path = tmp_path / name
+        path.touch()
+        os.utime(path, (time.time() - idle_s, time.time()))
+    found = use.idle_s(tmp_path)
+    assert found is not None
+    assert 119 <= found < 900
+
+
+def test_desktops_tell_more_than_terminals() -> None:
+    away = "Type=wayland\nState=active\nIdleHint=yes\nIdleSinceHint=1000000000\n"
+    here = "Type=x11\nState=active\nIdleHint=no\nIdleSinceHint=0\n"
+    terminal = "Type=tty\nState=active\nIdleHint=no\nIdleSinceHint=0\n"
+    closing = "Type=x11\nState=closing\nIdleHint=no\n"
+    assert use.session_idle_s([away, terminal], now_s=1060.0) == 60.0
+    assert use.session_idle_s([away, here], now_s=1060.0) == 0.0
+    assert use.session_idle_s([terminal, closing, "", "junk"], now_s=1060.0) is None
+
+
+def test_heat_is_the_hottest_sensor_of_the_processor_and_watts_are_what_the_chips_draw(tmp_path: Path) -> None:
+    write(tmp_path / "hwmon0", name="k10temp", temp1_input="61500", temp2_input="70000", temp1_max="95000")
+    write(tmp_path / "hwmon1", name="amdgpu", temp1_input="52000", power1_average="31000000")
+    write(tmp_path / "hwmon2", name="nvme", temp1_input="99000")
+    assert use.heat(tmp_path) == use.Heat(70.0, 31.0)
+    assert use.heat(tmp_path / "none") == use.Heat(None, None)
+
+
+def test_memory_is_read_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:    8192 kB\n")
+    assert use.memory_bytes(tmp_path / "meminfo") == (16384 * 1024, 8192 * 1024)
+    total, _ = use.memory_bytes(tmp_path / "none")
+    assert total

@@ -1,0 +1,67 @@
+"""A node whose work is refused again and again stops, and says why."""
+
+import pytest
+
+from protocol.ids import LeaseId
+from protocol.messages import Verdict
+from swarm_node.guard import LATE_MAX, REJECTIONS_MAX, Guard, RejectedTooOften
+
+pytestmark = pytest.mark.trio
+
+
+def rejected(number: int, code: str) -> tuple[LeaseId, Verdict]:
+    lease = LeaseId(f"{number:032x}")
+    return lease, Verdict(lease_id=lease, outcome="rejected", code=code, message=f"no {number}")
+
+
+def accepted() -> tuple[LeaseId, Verdict]:
+    lease = LeaseId("f" * 32)
+    return lease, Verdict(lease_id=lease, outcome="accepted")
+
+
+async def has_tripped(guard: Guard) -> RejectedTooOften | None:
+    """What the guard raises, if it does before anything else happens."""
+    if not guard.tripped:
+        return None
+    with pytest.raises(RejectedTooOften) as caught:
+        await guard.run()
+    return caught.value
+
+
+async def test_faults_in_a_row_stop_the_node_with_codes_and_evidence() -> None:
+    guard = Guard()
+    for number in range(REJECTIONS_MAX):
+        assert await has_tripped(guard) is None
+        guard.note(*rejected(number, "tokens_invalid" if number % 2 else "logprobs_invalid"))
+    error = await has_tripped(guard)
+    assert error is not None
+    assert "logprobs_invalid, tokens_invalid" in error.message
+    assert f"no {REJECTIONS_MAX - 1}" in error.message
+    assert f"{REJECTIONS_MAX - 1:032x}" in error.hint
+
+
+async def test_anything_accepted_begins_the_count_anew() -> None:
+    guard = Guard()
+    for number in range(3 * REJECTIONS_MAX):
+        guard.note(*rejected(number, "tokens_invalid"))
+        if number % (REJECTIONS_MAX - 1) == 0:
+            guard.note(*accepted())
+    assert await has_tripped(guard) is None
+
+
+async def test_an_outbox_that_comes_too_late_once_is_forgiven_and_a_node_that_is_always_late_is_stopped() -> None:
+    guard = Guard()
+    for number in range(LATE_MAX - 1):
+        guard.note(*rejected(number, "lease_closed"))
+    assert await has_tripped(guard) is None
+    guard.note(*rejected(LATE_MAX, "stale_version"))
+    error = await has_tripped(guard)
+    assert error is not None
+    assert "too late" in error.message
+
+
+async def test_the_operators_faults_are_not_held_against_the_node() -> None:
+    guard = Guard()
+    for number in range(10 * REJECTIONS_MAX):
+        guard.note(*rejected(number, "budget_exhausted"))
+    assert await has_tripped(guard) is None

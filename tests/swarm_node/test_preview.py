@@ -1,0 +1,80 @@
+"""What is told of a round before it is joined: a range by those who work there, or that nobody knows."""
+
+from typing import Any
+
+import pytest
+
+from swarm_node.preview import forecast, lines, understood
+
+NOW_MS = 1_000_000_000
+STATUS: dict[str, Any] = {
+    "as_of_ms": NOW_MS,
+    "max_price_micros_per_mtok": 5_000_000,
+    "budget_micros": 10**9,
+    "finished": False,
+    "nodes_alive": 4,
+    "update": 3,
+    "max_updates": 100,
+    "learner_idle_share_lately": 0.25,
+    "fleet": [],
+}
+
+
+def row(tokens_per_s: float, *, phase: str = "generating", silent_ms: int = 0) -> dict[str, Any]:
+    return {"tokens_per_s": tokens_per_s, "phase": phase, "last_seen_ms": NOW_MS - silent_ms}
+
+
+def test_the_range_goes_from_the_slow_quarter_as_busy_as_now_to_the_fast_quarter() -> None:
+    rows = [row(100), row(200), row(300, phase="idle"), row(400, phase="idle"), row(1e9, silent_ms=61_000), row(0)]
+    found = forecast(STATUS, rows, price=1_000_000)
+    assert found == (int(175 * 0.5 * 3600), (325 * 3600), "")
+
+
+def test_nobody_is_promised_more_than_the_budget_has() -> None:
+    found = forecast(STATUS | {"budget_micros": 500}, [row(100), row(200)], price=1_000_000)
+    assert (found.low, found.high) == (500, 500)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "price", "why"),
+    [
+        ({}, [], 1, "0 nodes work here"),
+        ({}, [row(10)], 1, "1 nodes work here"),
+        ({"finished": True}, [row(1), row(2)], 1, "finished"),
+        ({}, [row(1), row(2)], 5_000_001, "pays at most 5000000"),
+    ],
+)
+def test_what_nobody_knows_is_called_unknown(
+    changes: dict[str, Any], rows: list[dict[str, Any]], price: int, why: str
+) -> None:
+    found = forecast(STATUS | changes, rows, price=price)
+    assert why in found.unknown
+    assert f"earnings: unknown: {found.unknown}" in list(lines(STATUS | changes, rows, price=price))
+
+
+def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
+    fleet = [{"works": True}, {"works": True}, {"works": False}]
+    said = "\n".join(lines(STATUS | {"fleet": fleet}, [row(1), row(2)], price=1))
+    assert "2 wanted for work, 1 standing by" in said
+    assert "waits 25% of its time" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "rows"),
+    [
+        ({}, []),
+        (STATUS | {"fleet": [1]}, []),
+        (STATUS | {"max_price_micros_per_mtok": "all"}, []),
+        (STATUS | {"budget_micros": float("inf")}, [row(1), row(2)]),
+        (STATUS, [row(1), {}]),
+        (STATUS, "rows"),
+    ],
+)
+def test_a_coordinator_that_talks_nonsense_is_not_understood(status: dict[str, Any], rows: Any) -> None:
+    (said,) = understood(status, rows, price=1)
+    assert "unknown" in said
+
+
+def test_a_coordinator_does_not_write_to_the_terminal() -> None:
+    said = understood(STATUS | {"update": "\x1b]0;owned\x07\n"}, [], price=1)
+    assert said[0].endswith("update ?]0;owned?? of 100")

@@ -1,0 +1,37 @@
+"""A rotation that keeps the history, interrupted at its worst moment and done again."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigInvalid
+from protocol.owner import Delegation, seal_statement
+from protocol.signing import NodeKey
+from swarm_node import delegation, identity, rotation
+
+
+def test_a_rotation_that_was_interrupted_keeps_the_history_when_done_again(tmp_path: Path) -> None:
+    old = identity.load_or_create(tmp_path / identity.FILE).key.node_id
+    in_the_way = tmp_path / f"old-{old[-8:]}" / identity.FILE
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        rotation.rotate(tmp_path, drop_unsent=False, keep_history=True)
+    in_the_way.rmdir()
+    assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == old
+    was, new = rotation.rotate(tmp_path, drop_unsent=False, keep_history=True, number=2)
+    assert was == old
+    assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == new
+    word = delegation.kept(tmp_path, new)
+    assert word is not None
+    assert delegation.owner_of(word, new)[0] == old
+    assert identity.load_or_create(tmp_path / f"old-{old[-8:]}" / identity.FILE).key.node_id == old
+
+
+@pytest.mark.parametrize("word", [b"no statement", None])
+def test_an_owners_node_does_not_take_its_history_along(tmp_path: Path, word: bytes | None) -> None:
+    me = identity.load_or_create(tmp_path / identity.FILE).key.node_id
+    of_owner = seal_statement(NodeKey(bytes(32)), Delegation(node_id=me, number=1))
+    (tmp_path / delegation.FILE).write_bytes(of_owner if word is None else word)
+    with pytest.raises(ConfigInvalid, match="works for an owner"):
+        rotation.rotate(tmp_path, drop_unsent=False, keep_history=True)
+    assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == me

@@ -1,0 +1,207 @@
+"""A worker between a coordinator, an engine and an owner's gate that record what they are asked."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from protocol.errors import EngineFailed, SwarmError
+from protocol.fragment import Part
+from protocol.lease import Lease
+from protocol.manifest import FileEntry, PolicyManifest, Sampler
+from protocol.messages import LeaseReply, LeaseRequest, ReturnLeases
+from protocol.rollout import Sample, pack_tokens
+from protocol.signing import NodeKey
+from swarm_node.allowance.rules import Decision, Reason, Why
+from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
+from swarm_node.milestones import Milestones
+from swarm_node.policies import Policy
+from swarm_node.worker import Worker
+
+DEADLINE_S = 300.0
+FILE = FileEntry(path="config.json", size_bytes=0, digest="0" * 64, chunks=())
+
+
+def policy(version: int) -> Policy:
+    manifest = PolicyManifest(
+        round_id="0" * 64,
+        version=version,
+        update=version,
+        parent=None,
+        task="arithmetic",
+        sampler=Sampler(temperature=1.0, max_new_tokens=4),
+        chunk_size_bytes=1024,
+        files=(FILE,),
+    )
+    return Policy(manifest, Path(f"/{version}"))
+
+
+class World:
+    """Coordinator, policies, engine, outbox and sender at once; `log` is what they were asked, in order."""
+
+    def __init__(
+        self, *, leases: int, offered_version: int | None = None, at_least: int = 0, repeat: bool = False
+    ) -> None:
+        self.log: list[str] = []
+        self.ready: Policy | None = policy(1)
+        self.distrust = None
+        self.milestones = Milestones()
+        self.finished_after = leases
+        self.given = 0
+        self.trouble: dict[str, SwarmError] = {}
+        """Raised once, instead of what would be logged under this name."""
+        self.before_end: Callable[[], None] = lambda: None
+        self.on_give_back: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[float], None] = lambda patience_s: None
+        self.on_wake: Callable[[], None] = lambda: None
+        self.proof_ended = False
+        self.measures_until = 0
+        """Replies say that more of the version is measured, as long as fewer groups were given."""
+        self._offered_version, self.at_least, self._repeat = offered_version, at_least, repeat
+        self.expires_ms = 60_000
+        self.decision = Decision()
+        self.finishing = False
+        self.gate_moved = trio.Event()
+        self._engine: deque[Request] = deque()
+        everything = cast(Any, self)
+        self.worker = Worker(
+            coordinator=everything,
+            policies=everything,
+            engine=everything,
+            outbox=everything,
+            sender=everything,
+            teller=everything,
+            gate=everything,
+            key=NodeKey(bytes(32)),
+            round_id="0" * 64,
+            groups_per_request=4,
+        )
+        self.worker.tokens_per_s = 1.0  # known already
+
+    def decide(self, *whys: Why) -> None:
+        """The owner's gate, as these reasons leave it."""
+        self.decision = Decision(tuple(Reason(why, why) for why in whys))
+        self.gate_moved.set()
+        self.gate_moved = trio.Event()
+
+    async def opened(self) -> None:
+        self.note("wait for the gate")
+        while not (self.decision.may_work or self.finishing):
+            await self.gate_moved.wait()
+
+    async def closed(self) -> None:
+        while self.decision.may_work:
+            await self.gate_moved.wait()
+
+    async def rest(self) -> None:
+        self._engine.clear()
+        self.note("engine rests")
+
+    def now_ms(self) -> int:
+        return 0
+
+    async def run(self) -> list[str]:
+        with trio.fail_after(DEADLINE_S):
+            await self.worker.run()
+        return self.log
+
+    def note(self, what: str) -> None:
+        if error := self.trouble.pop(what, None):
+            raise error
+        self.log.append(what)
+
+    async def usable(self) -> Policy:
+        if self.proof_ended:
+            self.note("wait for proof")
+            self.proof_ended = False
+        assert self.ready is not None
+        return self.ready
+
+    def usable_now(self) -> Policy | None:
+        return None if self.proof_ended else self.ready
+
+    def hint(self, newest_version: int) -> None:
+        pass
+
+    async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+        self.on_wait(patience_s)
+
+    async def lease(self, request: LeaseRequest) -> LeaseReply:
+        count = min(max(request.groups, self.at_least), self.finished_after - self.given)
+        self.note(f"lease v{request.version}")
+        numbers = [0] * count if self._repeat else range(self.given, self.given + count)
+        self.given += count
+        version = self._offered_version or request.version
+        leases = tuple(
+            Lease(
+                lease_id=f"{number:032x}",
+                version=version,
+                seed=number,
+                samples=1,
+                prompt=pack_tokens([1]),
+                price_micros_per_mtok=1,
+                expires_ms=self.expires_ms,
+            )
+            for number in numbers
+        )
+        reason: Any = "" if count else "finished"
+        stays = self.given < self.measures_until
+        return LeaseReply(leases=leases, newest_version=1, reason=reason, retry_s=0.0, stays=stays)
+
+    async def give_back(self, message: ReturnLeases) -> None:
+        self.note("back " + " ".join(str(int(lease, 16)) for lease in message.lease_ids))
+        self.on_give_back()
+
+    def begin(self, lease: Lease) -> None:
+        pass
+
+    def grew(self, lease_id: str, parts: Collection[Part]) -> None:
+        self.note(f"told {int(lease_id, 16)}")
+
+    def forget(self, lease_id: str) -> None:
+        pass
+
+    async def load(self, folder: Path, version: int, *, plays: bool = False) -> Loaded:
+        assert not self._engine
+        self.note(f"load v{version}")
+        return Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0)
+
+    async def measured(self) -> Measured:
+        return Measured(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        self._engine.extend(requests)
+        self.note("submit " + " ".join(str(int(request.request_id, 16)) for request in requests))
+
+    async def finished(self) -> GroupDone | GroupFailed | None:
+        await trio.lowlevel.checkpoint()
+        self.before_end()
+        if not self._engine:
+            return None
+        request = self._engine.popleft()
+        number = int(request.request_id, 16)
+        try:
+            self.note(f"end {number}")
+        except EngineFailed as error:
+            return GroupFailed.of(request.request_id, error)
+        sample = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
+        return GroupDone(request_id=request.request_id, samples=(sample,), first_token_ago_s=0.0)
+
+    async def cancel(self, request_ids: Collection[str]) -> None:
+        self._engine = deque(request for request in self._engine if request.request_id not in request_ids)
+
+    def put(self, lease_id: str, claim: bytes) -> None:
+        self.note(f"store {int(lease_id, 16)}")
+
+    def wake(self) -> None:
+        self.on_wake()
+
+    def __len__(self) -> int:
+        return 0
+
+
+def answered(*numbers: int) -> list[str]:
+    return [f"{what} {number}" for number in numbers for what in ("end", "store")]

@@ -7,8 +7,8 @@
 import secrets
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import httpx
@@ -183,3 +183,16 @@ class Labourer(threading.Thread):
                     self.acknowledged[verdict.lease_id] = (answers[verdict.lease_id], verdict)
                 return
             threading.Event().wait(0.05)
+
+
+@contextmanager
+def at_work(*join_strings: str) -> Iterator[list[Labourer]]:
+    """A labourer each, as long as the body takes; they end while there is a coordinator left to answer them."""
+    crowd = [Labourer(join_string) for join_string in join_strings]
+    for labourer in crowd:
+        labourer.start()
+    try:
+        yield crowd
+    finally:
+        for labourer in crowd:
+            labourer.finish()

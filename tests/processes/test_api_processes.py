@@ -15,7 +15,7 @@ from protocol.errors import NonceReplayed, NotFound
 from protocol.messages import Heartbeat, HeartbeatReply, Plan, PlanRequest, Transfer
 from protocol.signing import open_envelope
 from tests.ledger import postgres
-from tests.processes.light_node import Labourer, LightNode
+from tests.processes.light_node import LightNode, at_work
 from tests.processes.programs import Swarm, free_address, script, until
 from tests.processes.rounds import Coordinator, Settings, operator_of
 
@@ -64,13 +64,9 @@ def doors(swarm: Swarm, policy: Path) -> Iterator[Doors]:
 
 
 def test_two_processes_lease_no_group_twice_and_credit_no_rollout_twice(doors: Doors) -> None:
-    crowd = [Labourer(join_string) for join_string in doors.join_strings for _ in range(LABOURERS_EACH)]
-    for labourer in crowd:
-        labourer.start()
-    until(f"{GROUPS} verdicts", lambda: sum(len(one.acknowledged) for one in crowd) >= GROUPS)
-    batch = doors.operator.client.batch(1)
-    for labourer in crowd:
-        labourer.finish()
+    with at_work(*doors.join_strings * LABOURERS_EACH) as crowd:
+        until(f"{GROUPS} verdicts", lambda: sum(len(one.acknowledged) for one in crowd) >= GROUPS)
+        batch = doors.operator.client.batch(1)
     heard = {lease: (sent, verdict) for one in crowd for lease, (sent, verdict) in one.acknowledged.items()}
     assert {verdict.outcome for _, verdict in heard.values()} == {"accepted"}
     assert all(one.acknowledged for one in crowd), "one of the doors gave nobody work"

@@ -3,17 +3,17 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.processes.light_node import Labourer
+from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
 from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of
 
 pytestmark = pytest.mark.processes
+
+LABOURERS = 3
 
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 4},
@@ -59,19 +59,6 @@ def relaunch(swarm: Swarm, coordinator: Coordinator, folder: Path) -> Program:
     return program
 
 
-@contextmanager
-def labour(coordinator: Coordinator) -> Iterator[list[Labourer]]:
-    """Three who work as long as the body takes."""
-    crowd = [Labourer(coordinator.join_string) for _ in range(3)]
-    for labourer in crowd:
-        labourer.start()
-    try:
-        yield crowd
-    finally:
-        for labourer in crowd:
-            labourer.finish()
-
-
 def train(operator: Operator, number: int) -> None:
     """One update as the learner makes it, up to the version."""
     assert operator.client.batch(number).groups
@@ -99,7 +86,7 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
             "--passphrase-file", str(passphrase), *said,
         )  # fmt: skip
 
-    with labour(coordinator) as crowd:
+    with at_work(*[coordinator.join_string] * LABOURERS) as crowd:
         work(coordinator, crowd, 10)
         save(early)
         size = entries(coordinator)
@@ -130,7 +117,7 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
     after = json.loads((swarm.folder / "elsewhere" / "metadata" / "timestamp.json").read_text())["signed"]["version"]
     assert after > before + 1
     saved = entries(coordinator)
-    with labour(coordinator) as crowd:
+    with at_work(*[coordinator.join_string] * LABOURERS) as crowd:
         work(coordinator, crowd, 8)
     assert entries(coordinator) > saved
     train(operator, 2)

@@ -12,7 +12,7 @@ from protocol import chunks, limits
 from protocol.errors import SwarmError, Unreachable
 from protocol.learning import Batch, Report
 from protocol.signing import open_envelope
-from tests.processes.light_node import Labourer
+from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import Swarm, until
 from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of
 
@@ -84,12 +84,8 @@ def trainer(swarm: Swarm, coordinator: Coordinator, policy: Path) -> Iterator[Tr
 
 @pytest.fixture
 def labourers(coordinator: Coordinator) -> Iterator[list[Labourer]]:
-    crowd = [Labourer(coordinator.join_string) for _ in range(LABOURERS)]
-    for labourer in crowd:
-        labourer.start()
-    yield crowd
-    for labourer in crowd:
-        labourer.finish()
+    with at_work(*[coordinator.join_string] * LABOURERS) as crowd:
+        yield crowd
 
 
 def test_coordinator_killed_at_any_moment_loses_and_doubles_no_acknowledged_rollout_or_credit(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.processes.light_node import Labourer
+from tests.processes.light_node import at_work
 from tests.processes.programs import ENDS_WITHIN_S, Swarm, alive, until
 from tests.processes.rounds import Coordinator
 from tests.processes.training import (
@@ -25,21 +25,10 @@ LABOURERS = 2
 
 
 @pytest.fixture(scope="module")
-def labourers() -> Iterator[list[Labourer]]:
-    """Work for the learner as long as the module lasts."""
-    crowd: list[Labourer] = []
-    yield crowd
-    for labourer in crowd:
-        labourer.finish()
-
-
-@pytest.fixture(scope="module")
-def everything(swarm: Swarm, policy: Path, labourers: list[Labourer]) -> Coordinator:
+def everything(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
     coordinator = Coordinator(swarm, training(policy)).start(learner=True)
-    labourers += [Labourer(coordinator.join_string) for _ in range(LABOURERS)]
-    for labourer in labourers:
-        labourer.start()
-    return coordinator
+    with at_work(*[coordinator.join_string] * LABOURERS):
+        yield coordinator
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def train_with_trl(folder: Path, updates: int) -> list[float]:
 
     by_prompt = {problem.prompt: problem for problem in problems}
 
-    class Clock(TrainerCallback):  # type: ignore[misc]  # transformers leaves it unannotated
+    class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ended.append(time.monotonic())
 

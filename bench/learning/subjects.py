@@ -45,7 +45,7 @@ class Subject:
     """Whether more of the figure is better."""
     words: tuple[str, ...] = ()
     """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
-    begin: Callable[[Trial], None] = Trial.warm_start
+    begin: Callable[[Trial], object] = Trial.warm_start
 
     def gain(self, before: float, after: float) -> float:
         """How much better it became."""

@@ -14,7 +14,7 @@ Glossary:
   `pending:<node>` (credited, not yet settled), `payable:<node>` (validated, owed), `paying:<node>` (in a batch that is
   being paid), `paid:<node>` (gone to its owner).
 - **claim**: one signed rollout that is paid for; absent → pending → posted or voided; voided → posted by an appeal.
-- **appeal**, **ruling**: a node's signed word against a fault or a ban, and the operator's answer; a ruling that grants it
+- **appeal**, **ruling**: a node's signed word against a fault or a ban, and the operator's answer; one that grants it
   lets what was voided be *reinstated*, once and as it was.
 - **payout**: a node's share of a batch; absent → paying → paid. A **batch** is paid by one transfer, to many payees.
 - **payee**: an owner's address and what all nodes of this owner get.

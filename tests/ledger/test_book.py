@@ -40,7 +40,7 @@ EVENTS: dict[str, Entry] = {
     "paid": paid(1),
 }
 OF_A_CLAIM, OF_A_PAYOUT = ("pending", "post", "void", "reinstate"), ("payout", "paid")
-GRANTED = [appeal(1), ruling(1)]
+GRANTED: list[Entry] = [appeal(1), ruling(1)]
 PAYOUT = payout(1).claim_id
 
 PATHS: dict[ClaimState, list[Entry]] = {

@@ -61,7 +61,7 @@ def show(
 ) -> None:
     """Show one appeal: who says what, what the audit found, and what granting it would pay."""
     from coordinator import appeals
-    from coordinator.round import audit_rules
+    from coordinator.opening import audit_rules
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/appeals/{number}")

@@ -135,7 +135,7 @@ def fsck(
 
     The coordinator must be stopped.
     """
-    from coordinator.round import only_coordinator
+    from coordinator.leading import only_coordinator
     from coordinator.state import Database
     from ledger import store
 

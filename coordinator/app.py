@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator import activation, evaluations, leading, leases, local_nodes, registry, tls
+from coordinator import activation, evaluations, leases, local_nodes, opening, registry, tls
 from coordinator.api import (
     auditor,
     events,
@@ -194,7 +194,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _sweep(round_: Round) -> None:
-    await asyncio.to_thread(leading.touch, round_.folder)
+    await asyncio.to_thread(opening.touch, round_.folder)
     expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.leading import led_until_ms
+from coordinator.opening import led_until_ms
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
 
 T = TypeVar("T")

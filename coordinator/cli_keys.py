@@ -58,7 +58,7 @@ def rotate(
 ) -> None:
     """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
     from coordinator import rotation
-    from coordinator.leading import only_coordinator
+    from coordinator.opening import only_coordinator
     from coordinator.role_keys import LEDGER, ROLES, RoleKeys
     from coordinator.signed_metadata import utc_now
 
@@ -95,7 +95,7 @@ def sign(
 @app.command()
 def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
-    from coordinator.leading import only_coordinator
+    from coordinator.opening import only_coordinator
     from coordinator.role_keys import RoleKeys
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory

@@ -50,7 +50,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     from coordinator import policies
     from coordinator.asking import stopped_line
     from coordinator.audit.case import RoundArchive
-    from coordinator.leading import led_until_ms
+    from coordinator.opening import led_until_ms
 
     config = load(config_file, settings)
     with closing(RoundArchive(config)) as archive:

@@ -1,12 +1,11 @@
 """One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
 
-- Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
+- What it is opened with is in `coordinator.opening`.
 - The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `public/`, `logs/`, `state.db` …
 - Only events that wake waiting requests live in memory; everything counted is in the store.
 """
 
 import asyncio
-import json
 import logging
 import secrets
 import time
@@ -20,32 +19,26 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, evaluations, local_nodes, lottery, publish, replacing, summary
+from coordinator import broadcasts, evaluations, local_nodes, lottery, opening, publish, replacing, summary
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
-from coordinator.audit.trust import Rules
-from coordinator.backup import restoring
 from coordinator.best import Best
 from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.data.task import open_task
 from coordinator.evaluations import EvaluationTerms
-from coordinator.files import write_durably
 from coordinator.intake import Judge
-from coordinator.leading import lead
 from coordinator.leases import terms_of
-from coordinator.lottery import AuditTerms
 from coordinator.mirror import open_mirror
 from coordinator.offers import Draw
 from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
 from coordinator.replacing import Replacement
-from coordinator.signed_metadata import SignedMetadata, utc_now
-from coordinator.state import Database, get_fact, set_fact
+from coordinator.signed_metadata import utc_now
+from coordinator.state import Database, get_fact
 from ledger import store
 from ledger.checkpoint import ledger_key
-from ledger.entry import Deposit
 from protocol import chunks, trust
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.ids import NodeId
@@ -82,20 +75,20 @@ class Round:
         """One process of a round trains, publishes, plans and signs; those `beside` it serve nodes."""
         with ExitStack() as held:
             if leads:
-                held.enter_context(lead(config))
+                held.enter_context(opening.lead(config))
             self.task = open_task(config)
-            self.metadata = _open_metadata(config, self.folder, leads=leads)
+            self.metadata = opening.open_metadata(config, self.folder, leads=leads)
             self.round_id = self.metadata.round_id
             self.database = held.enter_context(closing(Database(config.state)))
-            self.database.run_now(_open_books, self.round_id, config.market.budget_micros, now_ms())
+            self.database.run_now(opening.open_books, self.round_id, config.market.budget_micros, now_ms())
             self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
-        self.operator_token = _open_token(self.folder)
+        self.operator_token = opening.open_token(self.folder)
         own = local_nodes.open_keys(config)
         self.invited = None if config.fleet.strangers else own
         """Who may join, if not everybody."""
-        self.audits = _audit_terms(config, self.folder)
+        self.audits = opening.audit_terms(config, self.folder)
         self.database.run_now(lottery.begin, self.audits, now_ms())
         self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
@@ -276,68 +269,3 @@ def join_string(config: Config, round_id: str) -> str:
     place = config.round
     url = place.public_url or (f"https://{place.tls_listen}" if place.tls_listen else f"http://{place.listen}")
     return f"{url}#{round_id}"
-
-
-def _open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
-    keys, metadata = folder / "keys", folder / "metadata"
-    lifetime_s = config.publish.timestamp_lifetime_s
-    if not leads:
-        return SignedMetadata(keys, metadata, lifetime_s)
-    if (metadata / "timestamp.json").exists():
-        opened = SignedMetadata(keys, metadata, lifetime_s)
-        opened.mend(utc_now())
-        _leap_after_restore(opened, folder / restoring.MARK)
-        return opened
-    return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
-
-
-def _leap_after_restore(metadata: SignedMetadata, mark: Path) -> None:
-    """Once after a restore: nodes take nothing that is older than what they saw before the round was lost."""
-    if mark.exists():
-        made_ms = int(json.loads(mark.read_text())["made_ms"])
-        metadata.leap(restoring.numbers_since(made_ms, now_ms()), utc_now())
-        mark.unlink()
-
-
-def _open_token(folder: Path) -> str:
-    path = folder / "operator.token"
-    _make_secret(path)
-    return path.read_text()
-
-
-def _audit_terms(config: Config, folder: Path) -> AuditTerms:
-    """What audits go by; their master key is made with the round."""
-    path = folder / "keys" / "audit.key"
-    _make_secret(path)
-    rules = Rules(
-        first_groups=config.audit.first_groups,
-        floor=config.audit.floor,
-        trusted_groups=config.audit.trusted_groups,
-        trusted_floor=config.audit.trusted_floor,
-        escrow_factor=config.audit.escrow_factor,
-    )
-    return AuditTerms(
-        master=bytes.fromhex(path.read_text()),
-        rules=rules,
-        epoch_groups=config.audit.epoch_groups,
-        timeout_ms=int(1000 * config.audit.timeout_s),
-        max_owner_share=config.audit.max_owner_share,
-    )
-
-
-def _make_secret(path: Path) -> None:
-    if not path.exists():
-        write_durably(path, secrets.token_hex(32).encode(), private=True)
-
-
-def _open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
-    """Make the store this round's, or find that it is."""
-    owner = get_fact(connection, "round_id")
-    if owner not in (None, round_id):
-        raise ConfigInvalid(
-            f"The store at store.url belongs to round {owner[:16]}…", hint="Give each round a database of its own."
-        )
-    if owner is None:
-        set_fact(connection, "round_id", round_id)
-    if budget_micros:
-        store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)

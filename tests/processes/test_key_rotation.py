@@ -12,7 +12,7 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.leading import only_coordinator
+from coordinator.opening import only_coordinator
 from coordinator.role_keys import ROLES
 from protocol import limits
 from protocol.errors import ConfigInvalid, RolledBack, UntrustedMetadata

@@ -72,7 +72,7 @@ def led_until_ms(folder: Path) -> int | None:
     try:
         with only_coordinator(folder):
             return int((folder / LOCK).stat().st_mtime * 1000)
-    except ConfigInvalid:
+    except (ConfigInvalid, PermissionError):  # somebody else's, who may lead it
         return None
 
 

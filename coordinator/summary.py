@@ -23,6 +23,10 @@ UNFINISHED_SHOWN = 10
 """Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
 
 
+AFTER_ALL_MS = 2**53
+"""A moment that nobody was heard of after."""
+
+
 def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
     """Where the round stands; who was heard of since then is alive."""
     version, version_update = publish.newest_version(connection)
@@ -76,7 +80,7 @@ def told(config: Config, round_id: str) -> dict[str, Any]:
 
 def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
     """What `explained` and `told` say, of a round that no coordinator leads since then: nobody counts as alive."""
-    found = explained(connection, config=config, alive_since_ms=since_ms + 1)
+    found = explained(connection, config=config, alive_since_ms=AFTER_ALL_MS)
     return found | told(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
 
 

@@ -23,7 +23,8 @@ LABOURERS = 2
 @pytest.fixture(scope="module")
 def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
     # Nobody is right about anything here: decay, and the pull back from it, make every version another one.
-    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, beta=0.01, groups_per_update=8))
+    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, groups_per_update=8))
+    settings["objective"] = {"beta": 0.01}
     settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}  # and so many versions are kept
     made = Coordinator(swarm, settings).start(learner=True)
     with at_work(*[made.join_string] * LABOURERS):

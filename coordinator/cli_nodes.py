@@ -62,7 +62,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         return
     typer.echo(f"{row['name']}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
     typer.echo(
-        f"last seen {_when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
+        f"last seen {when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
         f"asks {row['price_micros_per_mtok']}"
     )
     typer.echo(
@@ -72,7 +72,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     for refusal in row["refusals"]:
         typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {refusal['last_message']}")
     for given in row["orders"]:
-        typer.echo(f"{_when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
+        typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -118,5 +118,5 @@ def _state(row: dict[str, Any]) -> str:
     return str(row["phase"])
 
 
-def _when(moment_ms: int) -> str:
+def when(moment_ms: int) -> str:
     return f"{datetime.fromtimestamp(moment_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -53,10 +53,9 @@ def ask(
         headers["Authorization"] = f"Bearer {_token(config)}"
     for url in _urls(launched(config), as_operator=as_operator):
         try:
-            found = _answer(method, f"{url}{path}", content, headers, patience_s)
-        except Unreachable:
+            return _answer(method, f"{url}{path}", content, headers, patience_s)
+        except _NobodyThere:
             continue
-        return found
     return None
 
 
@@ -100,17 +99,25 @@ def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:
         yield elsewhere
 
 
+class _NobodyThere(Exception):
+    """Nothing was asked: no coordinator has this address."""
+
+
 def _answer(method: str, url: str, content: object, headers: dict[str, str], patience_s: float) -> Any:
-    """One address; whatever answers without being a coordinator is none."""
+    """What one address says. An order that was heard and not answered may have been carried out, which is told."""
     import httpx
 
     try:
-        response = httpx.request(
-            method, url, json=content, headers=headers, timeout=httpx.Timeout(ASK_S, read=patience_s)
-        )
+        timeout = httpx.Timeout(ASK_S, read=patience_s)
+        response = httpx.request(method, url, json=content, headers=headers, timeout=timeout)
         said = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Unreachable(f"No coordinator answers at {url} ({error}).") from error
+        if method == "GET" or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.InvalidURL):
+            raise _NobodyThere from None
+        raise Unreachable(
+            f"The coordinator gave no answer ({error!r}): the order may have been carried out, or not.",
+            hint="Look when it is back, and order again if need be: what is done already is not done twice.",
+        ) from error
     if response.is_error:
         raise SwarmError.from_wire(said)
     return said

@@ -13,8 +13,14 @@ from string import ascii_letters
 
 from bench.learning.teacher import spells_carelessly, taught
 from bench.learning.trial import Trial
+from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SMALL = Shape(hidden=64, layers=2, heads=4, intermediate=256)
+"""A tenth of the demo's: Leduc has 288 situations."""
+
+MIDDLE = Shape(hidden=96, layers=3, heads=4, intermediate=384)
 
 COUNTED = 500
 """Held-out problems that are decoded greedily: a standard error of two points at most."""
@@ -43,6 +49,7 @@ class Subject:
     """Of every seed, where groups are fresh."""
     rises: bool = True
     """Whether more of the figure is better."""
+    shape: Shape = DEFAULT_SHAPE
     words: tuple[str, ...] = ()
     """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
     begin: Callable[[Trial], object] = Trial.warm_start
@@ -101,8 +108,14 @@ SUBJECTS = (
     Subject(
         name="leduc",
         example="leduc.toml",
-        settings=("sampling.samples_per_group=16",),
-        updates=60,
+        settings=(
+            "sampling.samples_per_group=16",
+            "learner.learning_rate=1e-3",
+            "learner.warmup_updates=5",
+            "objective.scale_rewards=batch",
+            "objective.beta=0.05",
+        ),
+        updates=30,
         every=10,
         figure="exploitability",
         unit="chips per hand",
@@ -110,17 +123,25 @@ SUBJECTS = (
         measure=_exploitable,
         gain_wanted=0.5,
         rises=False,
+        shape=SMALL,
     ),
     Subject(
         name="sokoban",
         example="sokoban.toml",
-        settings=(),
-        updates=60,
+        settings=(
+            "task.parameters={boxes=1, pulls=3, turns=2, moves=4, turn_tokens_max=6}",
+            "sampling.max_new_tokens=60",
+            "sampling.samples_per_group=8",
+            "learner.learning_rate=5e-4",
+            "learner.warmup_updates=5",
+        ),
+        updates=40,
         every=10,
         figure="held-out rooms solved",
         unit="%",
         top=100,
         measure=_solved,
+        shape=MIDDLE,
         gain_wanted=5,
     ),
 )

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from coordinator import continuation, escrow, evaluations, foresight, marks, prompts
+from coordinator import continuation, curriculum, escrow, evaluations, foresight, marks, prompts
 from coordinator import leases as lease_table
 from coordinator.continuation import Told
 from coordinator.dispatch import is_stale
@@ -142,6 +142,8 @@ def _accept(
     _store(connection, row, accepted, judge, now_ms)
     if judge.terms.lookahead:
         foresight.note(connection, lease.prompt, max(len(sample) for sample in whole))
+    if judge.terms.selection.chooses and judge.reward and not is_extra:
+        curriculum.note(connection, lease.prompt, marks.scores(rewards))
     _enter(connection, node, claim_id, lease, credit, told, judge, now_ms)
     if is_extra:
         escrow.used(connection, [claim_id], terms=judge.audits, now_ms=now_ms)

@@ -189,6 +189,18 @@ lengths = sa.Table(
     sa.Column("groups", sa.Integer, nullable=False),
 )
 
+# How the groups of a prompt came out, where prompts are chosen by that; as in `coordinator.selection`.
+outcomes = sa.Table(
+    "outcomes",
+    metadata,
+    sa.Column("prompt", sa.String, primary_key=True),  # its hash
+    sa.Column("groups", sa.Integer, nullable=False),
+    sa.Column("mean", sa.Float, nullable=False),
+    sa.Column("variance", sa.Float, nullable=False),
+    sa.Column("alike", sa.Integer, nullable=False),
+    sa.Column("left_out", sa.Integer, nullable=False),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from coordinator import activation, evaluations, leases, local_nodes, registry, tls
 from coordinator.api import (
+    appeals,
     auditor,
     events,
     learner,
@@ -73,6 +74,7 @@ def build(round_: Round) -> web.Application:
         events,
         stats,
         probes,
+        appeals,
         *([learner, auditor, operator, planning] if round_.leads else []),
     )
     tables = [room.routes for room in rooms]

@@ -34,8 +34,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     from coordinator import moderation
 
     config = load(config_file, settings)
-    found = _ask(config, "GET", "/v1/operator/nodes")
-    rows = _read(config, moderation.listed) if found is None else found
+    found = ask(config, "GET", "/v1/operator/nodes")
+    rows = read(config, moderation.listed) if found is None else found
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -54,14 +54,14 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     from coordinator import moderation
 
     config = load(config_file, settings)
-    found = _ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
-    row = _read(config, lambda connection: moderation.shown(connection, node)) if found is None else found
+    found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
+    row = read(config, lambda connection: moderation.shown(connection, node)) if found is None else found
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
     typer.echo(f"{row['name']}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
     typer.echo(
-        f"last seen {_when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
+        f"last seen {when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
         f"asks {row['price_micros_per_mtok']}"
     )
     typer.echo(
@@ -71,7 +71,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     for refusal in row["refusals"]:
         typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {refusal['last_message']}")
     for given in row["orders"]:
-        typer.echo(f"{_when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
+        typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -103,14 +103,14 @@ def _order(config_file: Path, settings: list[str], action: str, node: str, reaso
 
     config = load(config_file, settings)
     wanted = {"action": action, "node": node, "reason": reason, "given_by": whoami()}
-    done = _ask(config, "POST", "/v1/operator/orders", wanted)
+    done = ask(config, "POST", "/v1/operator/orders", wanted)
     if done is None:
         raise Unreachable(f"No coordinator answers at {config.round.listen}.", hint="Orders need a running one.")
     what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
     typer.echo(f"{action}: {what}" if done["changed"] else f"{what}: nothing to {action}")
 
 
-def _ask(config: Config, method: str, path: str, content: object = None) -> Any:
+def ask(config: Config, method: str, path: str, content: object = None) -> Any:
     """What a running coordinator says; None if there is none."""
     import httpx
 
@@ -129,7 +129,7 @@ def _ask(config: Config, method: str, path: str, content: object = None) -> Any:
     return said
 
 
-def _read(config: Config, look: Any) -> Any:
+def read(config: Config, look: Any) -> Any:
     """The same from the store of a stopped round."""
     from coordinator.state import Database
 
@@ -146,5 +146,5 @@ def _state(row: dict[str, Any]) -> str:
     return str(row["phase"])
 
 
-def _when(moment_ms: int) -> str:
+def when(moment_ms: int) -> str:
     return f"{datetime.fromtimestamp(moment_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -121,20 +121,24 @@ def open_token(folder: Path) -> str:
     return path.read_text()
 
 
-def audit_terms(config: Config, folder: Path) -> AuditTerms:
-    """What audits go by; their master key is made with the round."""
-    path = folder / "keys" / "audit.key"
-    _make_secret(path)
-    rules = Rules(
+def audit_rules(config: Config) -> Rules:
+    """How closely owners are looked at, as the operator set it."""
+    return Rules(
         first_groups=config.audit.first_groups,
         floor=config.audit.floor,
         trusted_groups=config.audit.trusted_groups,
         trusted_floor=config.audit.trusted_floor,
         escrow_factor=config.audit.escrow_factor,
     )
+
+
+def audit_terms(config: Config, folder: Path) -> AuditTerms:
+    """What audits go by; their master key is made with the round."""
+    path = folder / "keys" / "audit.key"
+    _make_secret(path)
     return AuditTerms(
         master=bytes.fromhex(path.read_text()),
-        rules=rules,
+        rules=audit_rules(config),
         epoch_groups=config.audit.epoch_groups,
         timeout_ms=int(1000 * config.audit.timeout_s),
         max_owner_share=config.audit.max_owner_share,

@@ -38,7 +38,9 @@ _total = sa.select(sa.func.coalesce(sa.func.sum(outcomes.c.groups), 0))
 
 
 def note(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> None:
-    """A group of this prompt earned this."""
+    """A group of this prompt earned this; nothing says nothing."""
+    if not rewards:
+        return
     name = chunks.digest(prompt)
     known = _outcomes(connection, [name])
     _keep(connection, known, {name: known.get(name, Outcome()).after(rewards)})

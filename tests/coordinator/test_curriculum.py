@@ -1,5 +1,6 @@
 """Prompts chosen by how their groups came out, on the real store: nothing lost, and the same after any crash."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def problem_of(lease: Lease) -> int:
     return int(unpack_tokens(lease.prompt)[0]) - 10
 
 
-def answered(world: World, key: NodeKey, *, mixed: set[int] = frozenset(), wrong: set[int] = frozenset()) -> int:  # type: ignore[assignment]
+def answered(world: World, key: NodeKey, *, mixed: Set[int] = frozenset(), wrong: Set[int] = frozenset()) -> int:
     """Take a lease and answer it: all right, all wrong, or half and half; the problem it was about."""
     lease = world.lease(key)
     problem, right = problem_of(lease), honest_sample(lease)

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, casework, intake, leases, lottery, offers, publish, registry, tables
+from coordinator import batches, casework, intake, leases, lottery, offers, payout_tables, publish, registry, tables
 from coordinator.audit.trust import Finding, Rules
 from coordinator.intake import Judge
 from coordinator.leases import Terms
@@ -321,7 +321,7 @@ class World:
         """Every row of every table."""
 
         def read(conn: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
-            every = (*tables.metadata.sorted_tables, *ledger_tables.metadata.sorted_tables)
+            every = [table for room in (tables, payout_tables, ledger_tables) for table in room.metadata.sorted_tables]
             return {table.name: [tuple(row) for row in conn.execute(sa.select(table))] for table in every}
 
         dumped: dict[str, list[tuple[Any, ...]]] = self.run(read)

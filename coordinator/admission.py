@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from coordinator import registry, sizing, standings
 from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.leases import IS_OPEN, Terms, latest_batch
+from coordinator.leases import IS_OPEN, Terms, latest_batch, reserved_micros
 from coordinator.state import get_fact
 from coordinator.tables import groups, leases, nodes, parts, rollouts, versions
 from ledger import store
@@ -30,7 +30,6 @@ _unfinished = (
     .where(groups.c.state.in_(("leased", "accepted")), groups.c.group_no >= 0)
 )
 _held_by = sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
-_reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
 _allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
 _lately = (
     sa.select(leases.c.issued_ms, leases.c.ended_ms)
@@ -140,9 +139,8 @@ def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int,
     free = store.balance(connection, BUDGET)
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
-    reserved = connection.execute(_reserved).scalar_one()
     # Below zero after a restart with dearer terms; a negative count would take every open group.
-    return max(0, (free - int(reserved)) // max_cost)
+    return max(0, (free - reserved_micros(connection)) // max_cost)
 
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:

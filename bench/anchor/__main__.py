@@ -58,7 +58,6 @@ def rounds(admissions: list[str], wanted: int, updates: int, record: Path) -> It
     """All that is wanted, of which only what is missing is played."""
     lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     with tempfile.TemporaryDirectory() as scratch:
-        policy: Path | None = None
         for number in range(wanted):
             for admission in ADMISSIONS:
                 case = Case(admission, updates)
@@ -68,7 +67,7 @@ def rounds(admissions: list[str], wanted: int, updates: int, record: Path) -> It
                 if number < len(done):
                     yield case, Measured(**done[number])
                     continue
-                policy = policy or make_policy(Path(scratch) / "policy")
+                policy = make_policy(record.with_name("anchor-policy"))
                 found = play(case, policy, Path(scratch) / f"{admission}-{number}")
                 record.parent.mkdir(parents=True, exist_ok=True)
                 with record.open("a") as file:

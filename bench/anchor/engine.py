@@ -6,7 +6,6 @@
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Collection
 from random import Random
@@ -86,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

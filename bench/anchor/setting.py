@@ -24,6 +24,9 @@ TRAIN_S = 11.0
 
 BYTE_BITS = 8
 
+PAYLOAD = 0.956
+"""What TCP's and Ethernet's headers leave of a link; the simulator's links are without any."""
+
 ADMISSIONS: tuple[Admission, ...] = ("visible", "buffer")
 
 POOL = Pool(
@@ -69,18 +72,25 @@ class Case:
 
     def scenario(self) -> Scenario:
         """What the simulator is told, before anything was measured."""
-        return scenario_of(self.config(), POOL, updates=self.updates, train_s=TRAIN_S, links=LINKS)
+        return scenario_of(self.config(), POOL, updates=self.updates, train_s=TRAIN_S, links=payload(LINKS))
+
+
+def payload(links: Links) -> Links:
+    """What the caps leave for bytes of a version."""
+    shares = {name: PAYLOAD * getattr(links, name) for name in ("source_mbit", "node_mbit", "node_up_mbit")}
+    return replace(links, **shares)
 
 
 def machines() -> list[Node]:
     """New each time, since playing a round changes them; always the same ones."""
     chance = Random(MACHINES)
-    scenario = replace(Scenario(), pool=POOL, links=LINKS)
+    scenario = replace(Scenario(), pool=POOL, links=payload(LINKS))
     return [make_node(number, scenario, chance) for number in range(NODES)]
 
 
 def links() -> dict[str, Link]:
     """The parties of the real swarm, as namespaces cap them."""
     source = Link(LINKS.source_mbit * MBIT, LINKS.source_mbit * MBIT)
-    nodes = {node.name: Link(BYTE_BITS * node.links.up, BYTE_BITS * node.links.down) for node in machines()}
+    bits = BYTE_BITS / PAYLOAD
+    nodes = {node.name: Link(bits * node.links.up, bits * node.links.down) for node in machines()}
     return {SOURCE: source, **nodes}

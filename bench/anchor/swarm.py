@@ -60,13 +60,16 @@ class Measured:
 
 def make_policy(folder: Path) -> Path:
     """The demo's policy after its warm start: it is right now and then, so that training changes every weight."""
-    subprocess.run([sys.executable, "-P", "-c", WARM_UP_POLICY, str(folder)], check=True, capture_output=True)
-    return folder / "0"
+    policy = folder / "0"
+    if not policy.exists():
+        subprocess.run([sys.executable, "-P", "-c", WARM_UP_POLICY, str(folder)], check=True, capture_output=True)
+    return policy
 
 
 def play(case: Case, policy: Path, folder: Path) -> Measured:
     """Run one round from this policy to its end."""
     round_folder = folder / "round"
+    folder.mkdir(parents=True)
     with Net(links()) as net, ExitStack() as running:
         address = net.address(SOURCE)
         config = folder / "round.toml"
@@ -89,8 +92,9 @@ def measured(store: Path, size_bytes: int, logs: Sequence[Path]) -> Measured:
     """What a finished round's store says."""
     with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         batches = connection.execute("SELECT formed_ms, idle_s, busy_s FROM batches ORDER BY batch").fetchall()
-        (trained, ages), *_ = connection.execute(
-            "SELECT count(*), sum(batch - 1 - policy_update) FROM rollouts WHERE batch IS NOT NULL"
+        (trained,), *_ = connection.execute("SELECT count(*) FROM rollouts WHERE batch IS NOT NULL")
+        (age_mean,), *_ = connection.execute(
+            "SELECT avg(batch - 1 - policy_update) FROM rollouts WHERE batch > ?", [int(WARM_UP * len(batches))]
         )
         (stale,), *_ = connection.execute("SELECT count(*) FROM rollouts WHERE state IN ('stale', 'surplus')")
         (refused,), *_ = connection.execute("SELECT count(*) FROM leases WHERE state IN ('rejected', 'expired')")
@@ -115,7 +119,7 @@ def measured(store: Path, size_bytes: int, logs: Sequence[Path]) -> Measured:
         bubble=idle_s / (idle_s + busy_s),
         broadcast_s=median(halves),
         discarded_share=(stale + refused) / (stale + refused + trained),
-        age_mean=ages / trained,
+        age_mean=age_mean,
         cost_per_update=hourly * step_s / 3600,
     )
 

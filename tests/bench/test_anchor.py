@@ -8,7 +8,7 @@ import pytest
 
 from bench.anchor.__main__ import foretold, rounds
 from bench.anchor.engine import PacedEngine
-from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, Case, links, machines
+from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, PAYLOAD, Case, links, machines
 from bench.anchor.swarm import Measured
 from bench.broadcast.contender import SOURCE
 from protocol.rollout import pack_tokens
@@ -32,8 +32,8 @@ def test_both_swarms_have_the_same_machines_and_links() -> None:
     capped = links()
     assert capped[SOURCE].up_bit_s == 1e6 * LINKS.source_mbit
     for node in machines():
-        assert capped[node.name].up_bit_s == pytest.approx(8 * node.links.up)
-        assert capped[node.name].down_bit_s == pytest.approx(8 * node.links.down)
+        assert capped[node.name].up_bit_s == pytest.approx(8 * node.links.up / PAYLOAD)
+        assert capped[node.name].down_bit_s == pytest.approx(8 * node.links.down / PAYLOAD)
         assert node.hands == AT_ONCE
 
 

@@ -20,6 +20,7 @@ from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Pool, Sce
 from coordinator.sim.spread import Spread, depths, draw_links
 from coordinator.sim.world import Simulation
 from coordinator.topology import NodeLinks, plan
+from protocol.chunks import fitting_size
 
 BOTH: tuple[Admission, ...] = ("visible", "overlap")
 
@@ -257,13 +258,14 @@ def test_what_the_learner_finds_too_old_is_counted_once() -> None:
     assert figures(scenario, outcome)["discarded_share"] == pytest.approx(vain / (vain + trained))
 
 
-def test_a_small_version_passes_its_hops_in_small_chunks() -> None:
+def test_a_chunk_crosses_each_hop_as_a_whole_at_the_pace_of_its_stripe() -> None:
     links = Links(size_mb=4.0, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0)
     nodes = [draw_links(Random(0), f"node-{number}", links) for number in range(6)]
-    spread = Spread(links)
+    spread, topology = Spread(links), plan(6.0 * BYTES_PER_MBIT, nodes)
     spread.publish(nodes)
-    rate = plan(6.0 * BYTES_PER_MBIT, nodes).rate
-    assert max(map(spread.delay_s, nodes)) < 1.1 * 4.0 * 1e6 / rate
+    hops, chunk_s = max(depths(topology).values()), fitting_size(4_000_000) * topology.stripes / topology.rate
+    assert hops > 1
+    assert max(map(spread.delay_s, nodes)) == pytest.approx(4e6 / topology.rate + (hops - 1) * chunk_s)
 
 
 def test_a_mode_of_a_round_is_simulated_by_its_settings() -> None:

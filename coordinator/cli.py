@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from coordinator import (
+    cli_appeals,
     cli_audit,
     cli_backup,
     cli_config,
@@ -42,6 +43,7 @@ app.add_typer(cli_keys.app, name="keys")
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_nodes.app, name="nodes")
 app.add_typer(cli_audit.app, name="audit")
+app.add_typer(cli_appeals.app, name="appeals")
 app.add_typer(cli_payout.app, name="payout")
 app.add_typer(cli_eval.app, name="eval")
 app.add_typer(cli_samples.app, name="samples")
@@ -135,7 +137,7 @@ def fsck(
 
     The coordinator must be stopped.
     """
-    from coordinator.round import only_coordinator
+    from coordinator.opening import only_coordinator
     from coordinator.state import Database
     from ledger import store
 

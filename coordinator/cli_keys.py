@@ -58,8 +58,8 @@ def rotate(
 ) -> None:
     """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
     from coordinator import rotation
+    from coordinator.opening import only_coordinator
     from coordinator.role_keys import LEDGER, ROLES, RoleKeys
-    from coordinator.round import only_coordinator
     from coordinator.signed_metadata import utc_now
 
     if role not in (*ROLES, LEDGER):
@@ -95,8 +95,8 @@ def sign(
 @app.command()
 def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
+    from coordinator.opening import only_coordinator
     from coordinator.role_keys import RoleKeys
-    from coordinator.round import only_coordinator
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     if not (folder / PENDING).exists():

@@ -36,7 +36,7 @@ def upgrade(
     The store is copied before. Whatever interrupts it, run it again: each step happened whole or not at all.
     """
     from coordinator import upgrading
-    from coordinator.round import only_coordinator
+    from coordinator.opening import only_coordinator
     from coordinator.state import Database
 
     config = load(config_file, settings)

@@ -198,6 +198,7 @@ def judge(
     standing = trust.found(before, finding, terms.rules, row.groups)
     standings.put(connection, owner, standing)
     if finding == "hard":
+        standings.note_fault(connection, owner, claim_id, before, now_ms)
         window = _window(connection, owner, row.place, trust.window(before, terms.rules))
         touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], now_ms)
         if trust.level(standing, terms.rules) == "banned":
@@ -252,6 +253,8 @@ def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))
     void = connection.execute(unproven.order_by(audits.c.place)).scalars().all()
     _end(connection, [Void(claim_id=claim_id, reason_code=OwnerBanned.code) for claim_id in void], now_ms)
+    by = standings.banned_ms(connection, owner)
+    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(void)).values(ban_ms=by))
     return touched
 
 

@@ -6,12 +6,13 @@
 
 import sqlalchemy as sa
 
-from coordinator import continuation, registry
+from coordinator import appeals, continuation, registry
 from coordinator.escrow import FORFEITED, WRONG
 from coordinator.tables import audits, leases
 from ledger.book import ClaimState
 from ledger.tables import claims_table
 from protocol import limits
+from protocol.appeal import Standing
 from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import OwnerBanned, UnknownLease
 from protocol.ids import NodeId
@@ -45,12 +46,19 @@ def explain(
         tolerance=judged_as or tolerance,
         tolerances=tolerances if message.about else b"",
         explanations=tuple(
-            _explained(row, continuation.signed(connection, row["lease_id"]) if message.about else None) for row in rows
+            _explained(
+                row,
+                continuation.signed(connection, row["lease_id"]) if message.about else None,
+                appeals.standing_of(connection, row["claim_id"] or ""),
+            )
+            for row in rows
         ),
     )
 
 
-def _explained(row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | None) -> Explanation:
+def _explained(
+    row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | None, appeal: tuple[Standing, str]
+) -> Explanation:
     """One lease, with what was leased and signed if that is given."""
     rollout, told = signed if signed and row["claim_id"] else (b"", ())
     void = row["money"] == ClaimState.VOIDED.value
@@ -64,6 +72,8 @@ def _explained(row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | Non
         code=row["code"] or reason,
         said=row["said"],
         finding="waiting" if waits else row["finding"] or "",
+        appeal=appeal[0],
+        ruling=appeal[1],
         report=row["report"] or b"",
         lease=row["offer"] if signed else b"",
         rollout=rollout,

@@ -43,6 +43,7 @@ _set_group = sa.update(groups).where(groups.c.group_no == sa.bindparam("group"))
 _others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
 _in_vain = sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true())
 _allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
+_reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
 _latest_batch = sa.select(sa.func.max(batches.c.batch))
 
 
@@ -83,6 +84,11 @@ class Terms:
     def max_cost_micros(self, price: int, samples: int = 0) -> int:
         """The dearest honest answer to one lease, of so many samples if not of a group's usual number."""
         return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
+
+
+def reserved_micros(connection: sa.Connection) -> int:
+    """What the open leases may cost at their dearest."""
+    return int(connection.execute(_reserved).scalar_one())
 
 
 def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:

@@ -2,9 +2,7 @@
 
 - The oldest open groups go first; a new one is made only when none is open. With `Terms.lookahead` a node gets, of a
   window of groups, those whose expected length suits its pace (`coordinator.lengths`).
-- A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
-  is left of the hour's.
-- A node that stands by (`coordinator.activation`) gets none; nor does anybody while auditors are too far behind.
+- How many it may have now, or why none, is for `coordinator.admission` to say.
 - When a batch waits only for a few late groups, these are given to a second node (`coordinator.stragglers`).
 """
 
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from coordinator import (
+    admission,
     continuation,
     foresight,
     lengths,
@@ -21,28 +20,20 @@ from coordinator import (
     prompts,
     publish,
     registry,
-    sizing,
     standings,
     stragglers,
 )
 from coordinator.continuation import Told
-from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.leases import IS_OPEN, Terms, expire, latest_batch, reopen, set_group
+from coordinator.leases import Terms, expire, reopen, set_group
 from coordinator.prompts import Source
-from coordinator.state import get_fact
-from coordinator.tables import groups, leases, nodes, parts, rollouts, versions
-from ledger import store
-from ledger.accounts import BUDGET
+from coordinator.tables import groups, leases
 from ledger.entry import amount
 from protocol import limits
 from protocol.episode import Episode
-from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
 from protocol.lease import Lease, State
 from protocol.messages import LeaseReply, LeaseRequest, Reason
 from protocol.rollout import pack_tokens
-
-HOUR_MS = 3_600_000
 
 RETRY_S: dict[Reason, float] = {
     "": 0.0,
@@ -58,20 +49,7 @@ RETRY_S: dict[Reason, float] = {
 """When to ask again, by why there was nothing."""
 
 # Built once: making a statement costs more than running it, and these run for every lease.
-_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
 _is_trained_on = groups.c.group_no >= 0
-_unfinished = (
-    sa.select(sa.func.count()).select_from(groups).where(groups.c.state.in_(("leased", "accepted")), _is_trained_on)
-)
-_held_by = sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
-_reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
-_allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
-_lately = (
-    sa.select(leases.c.issued_ms, leases.c.ended_ms)
-    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.ACCEPTED.value)
-    .order_by(leases.c.ended_ms.desc())
-    .limit(sizing.MEASURED_MAX)
-)
 _fits = sa.case(
     (groups.c.begun_version == sa.bindparam("version", type_=sa.Integer), 0), (groups.c.begun.is_(None), 1), else_=2
 )
@@ -115,10 +93,10 @@ def offer(
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
     price = registry.require_node(connection, node)
     standings.require_allowed(connection, node)
-    _require_plays(message, draw.environment)
+    admission.require_plays(message, draw.environment)
     expire(connection, terms=terms, now_ms=now_ms)
     newest, _ = publish.newest_version(connection)
-    count, reason = _how_many(connection, node, message, newest, price, terms, now_ms)
+    count, reason = admission.how_many(connection, node, message, newest, price, terms, now_ms)
     measured, stays, alone = _measure(connection, node, message, reason, price, terms, draw, now_ms)
     if measured:
         message = message.model_copy(update={"groups": message.groups - len(measured)})
@@ -128,56 +106,16 @@ def offer(
         late = stragglers.late_groups(
             connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
         )
-        hands = min(message.groups, _free_hands(connection, node, terms), _affordable(connection, terms, price, now_ms))
+        hands = min(
+            message.groups,
+            admission.free_hands(connection, node, terms),
+            admission.affordable(connection, terms, price, now_ms),
+        )
         groups = [(group_no, None, None) for group_no in late[:hands]]
         reason = "" if groups else reason
     given = measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
     reason = "" if given else reason
     return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason], stays=stays)
-
-
-def _require_plays(message: LeaseRequest, environment: str) -> None:
-    """Refuse a node that could not play what it would be given."""
-    if environment and environment not in message.environments:
-        raise UnknownEnvironment(
-            f"This round plays {environment!r}, which this node's engine cannot.",
-            hint="Update echo-swarm, or start the node with `--engine torch` or `--engine llama`.",
-        )
-
-
-def _how_many(
-    connection: sa.Connection, node: NodeId, message: LeaseRequest, newest: int, price: int, terms: Terms, now_ms: int
-) -> tuple[int, Reason]:
-    """The number of groups a node may take now, or why it may take none."""
-    if get_fact(connection, "finished", False):
-        return 0, "finished"
-    if terms.classes and message.numerics not in terms.classes:
-        return 0, "numerics"
-    if not registry.works(connection, node):
-        return 0, "standby"
-    if standings.backlog(connection) >= terms.audit_backlog_max:
-        return 0, "audits"
-    visible_update = connection.execute(_policy_update, {"version": message.version}).scalar()
-    learner_update = latest_batch(connection)
-    if visible_update is None or is_stale(
-        staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
-    ):
-        return 0, "old_version"
-    unfinished = _unfinished_groups(connection)
-    window = _window(terms, visible_update, learner_update, 0)
-    admissible = min(
-        _window(terms, visible_update, learner_update, unfinished),
-        _share_left(connection, node, window, terms.max_owner_share),
-    )
-    if not admissible:
-        return 0, "ahead" if message.version >= newest else "old_version"
-    free_hands = _free_hands(connection, node, terms)
-    if not free_hands:
-        return 0, "busy"
-    affordable = _affordable(connection, terms, price, now_ms)
-    if not affordable:
-        return 0, "budget"
-    return min(message.groups, terms.groups_per_request, admissible, affordable, free_hands), ""
 
 
 def _measure(
@@ -197,80 +135,11 @@ def _measure(
     part = measuring.part(connection, node, message.version, asked, reason, terms.evaluation_share)
     if part is None:
         return [], False, False
-    affordable = _affordable(connection, terms, price, now_ms, part.samples)
-    hands = min(part.most, _free_hands(connection, node, terms), affordable)
+    affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
+    hands = min(part.most, admission.free_hands(connection, node, terms), affordable)
     taken = measuring.take(connection, part.evaluation, hands, message.version if message.continues else None)
     given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
     return given, part.stays and bool(given) and measuring.is_left(connection, part.evaluation), part.alone
-
-
-def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: int) -> int:
-    """How many groups may start beside so many that are under way or wait."""
-    if terms.buffered_max:
-        return room_in_buffer(
-            buffered_max=terms.buffered_max, groups_per_update=terms.groups_per_update, unfinished_groups=unfinished
-        )
-    return admissible_groups(
-        staleness=terms.staleness,
-        groups_per_update=terms.groups_per_update,
-        visible_update=visible_update,
-        issued_groups=learner_update * terms.groups_per_update + unfinished,
-    )
-
-
-def _unfinished_groups(connection: sa.Connection) -> int:
-    return connection.execute(_unfinished).scalar_one()
-
-
-def _held(connection: sa.Connection, node: NodeId) -> int:
-    """How many leases the node has not answered yet."""
-    return connection.execute(_held_by, {"node": node}).scalar_one()
-
-
-def _free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
-    return max(0, _may_hold(connection, node, terms) - _held(connection, node))
-
-
-def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
-    """How many leases the node may hold by what became of those that it had."""
-    allowance = connection.execute(_allowance, {"node": node}).scalar()
-    lately = connection.execute(_lately, {"node": node}).all()
-    in_time = sizing.groups_in_time(lately, timeout_ms=terms.timeout_ms)
-    return min(
-        terms.held_max,
-        terms.newcomer_leases if allowance is None else allowance,
-        terms.held_max if in_time is None else in_time,
-    )
-
-
-def _share_left(connection: sa.Connection, node: NodeId, window: int, share: float) -> int:
-    """How many more of the groups under way may be this owner's."""
-    if share >= 1:
-        return window
-    at_work = standings.owners_at_work(connection)
-    owner = standings.owner_of(connection, node)
-    return max(0, standings.share_of(window, share, len(at_work)) - at_work[owner])
-
-
-def _affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int, samples: int = 0) -> int:
-    """How many more leases the free budget, and what is left of the hour's, cover at their dearest."""
-    max_cost = terms.max_cost_micros(price, samples)
-    if not max_cost:
-        return 2**31
-    free = store.balance(connection, BUDGET)
-    if terms.hourly_budget_micros:
-        free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
-    reserved = connection.execute(_reserved).scalar_one()
-    # Below zero after a restart with dearer terms; a negative count would take every open group.
-    return max(0, (free - int(reserved)) // max_cost)
-
-
-def _spent_since(connection: sa.Connection, since_ms: int) -> int:
-    """What was credited for the answers since then, voided later or not."""
-    ended = sa.select(leases.c.lease_id).where(leases.c.ended_ms > since_ms, leases.c.state == State.ACCEPTED)
-    spent = sa.select(sa.func.coalesce(sa.func.sum(rollouts.c.credit_micros), 0)).where(rollouts.c.lease_id.in_(ended))
-    for_parts = sa.select(sa.func.coalesce(sa.func.sum(parts.c.credit_micros), 0)).where(parts.c.credited_ms > since_ms)
-    return int(connection.execute(spent).scalar_one()) + int(connection.execute(for_parts).scalar_one())
 
 
 def _give(

@@ -31,6 +31,12 @@ def about(connection: sa.Connection, *subjects: str) -> list[dict[str, Any]]:
     return [dict(row) for row in rows.mappings()]
 
 
+def standing_ban(connection: sa.Connection, owner: str) -> dict[str, Any] | None:
+    """The order by which an owner is banned; None if the last one let them in, or there never was one."""
+    given = next((one for one in about(connection, owner) if one["action"] in ("ban", "unban")), None)
+    return given if given and given["action"] == "ban" else None
+
+
 def whoami() -> str:
     """Who gives orders from this machine."""
     name = str(os.getuid())

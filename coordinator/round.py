@@ -1,51 +1,45 @@
 """One round as the running coordinator holds it: its folder, store, publisher, and what requests need of them.
 
-- Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
+- What it is opened with is in `coordinator.opening`.
 - The folder: `keys/`, `operator.token`, `resolved.json`, `metadata/`, `blobs/`, `public/`, `logs/`, `state.db` …
 - Only events that wake waiting requests live in memory; everything counted is in the store.
 """
 
 import asyncio
-import fcntl
-import json
 import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, evaluations, local_nodes, lottery, publish
+from coordinator import broadcasts, evaluations, local_nodes, lottery, opening, publish, replacing, summary
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
-from coordinator.audit.trust import Rules
-from coordinator.backup import restoring
 from coordinator.best import Best
 from coordinator.config import Config
-from coordinator.data.child import prepare
 from coordinator.data.kinds import shown
 from coordinator.data.task import open_task
 from coordinator.evaluations import EvaluationTerms
-from coordinator.files import write_durably
 from coordinator.intake import Judge
 from coordinator.leases import terms_of
-from coordinator.lottery import AuditTerms
 from coordinator.mirror import open_mirror
 from coordinator.offers import Draw
 from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata, utc_now
-from coordinator.state import Database, get_fact, set_fact
+from coordinator.replacing import Replacement
+from coordinator.signed_metadata import utc_now
+from coordinator.state import Database, get_fact
 from ledger import store
 from ledger.checkpoint import ledger_key
-from ledger.entry import Deposit
-from protocol import trust
+from protocol import chunks, trust
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.ids import NodeId
 from protocol.learning import Publication
@@ -55,29 +49,7 @@ from protocol.origin import OriginList
 
 log = logging.getLogger(__name__)
 
-FIXED = (
-    "round.seed",
-    "model.path",
-    "model.revision",
-    "task.name",
-    "task.parameters",
-    "data.train",
-    "data.eval",
-    "data.revision",
-    "data.columns",
-    "data.chat",
-    "data.suffix",
-    "data.shuffle",
-    "data.size",
-    "sampling.temperature",
-    "sampling.samples_per_group",
-    "sampling.max_new_tokens",
-    "learner.groups_per_update",
-    "learner.lora_rank",
-    "market.budget_micros",
-    "store.url",
-)
-"""Settings that batches, versions, leases or the ledger of a round were counted with."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,20 +75,20 @@ class Round:
         """One process of a round trains, publishes, plans and signs; those `beside` it serve nodes."""
         with ExitStack() as held:
             if leads:
-                held.enter_context(_lead(config))
+                held.enter_context(opening.lead(config))
             self.task = open_task(config)
-            self.metadata = _open_metadata(config, self.folder, leads=leads)
+            self.metadata = opening.open_metadata(config, self.folder, leads=leads)
             self.round_id = self.metadata.round_id
             self.database = held.enter_context(closing(Database(config.state)))
-            self.database.run_now(_open_books, self.round_id, config.market.budget_micros, now_ms())
+            self.database.run_now(opening.open_books, self.round_id, config.market.budget_micros, now_ms())
             self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
-        self.operator_token = _open_token(self.folder)
+        self.operator_token = opening.open_token(self.folder)
         own = local_nodes.open_keys(config)
         self.invited = None if config.fleet.strangers else own
         """Who may join, if not everybody."""
-        self.audits = _audit_terms(config, self.folder)
+        self.audits = opening.audit_terms(config, self.folder)
         self.database.run_now(lottery.begin, self.audits, now_ms())
         self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
@@ -141,9 +113,10 @@ class Round:
         self.up_since_ms = now_ms()
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
-        self._publishing = asyncio.Lock()
+        self.publishing = asyncio.Lock()
+        """Held by whoever signs: a number is given to one version only."""
         self._changed = asyncio.Event()
-        self._publication: asyncio.Task[None] | None = None
+        self._publications: set[asyncio.Task[Any]] = set()
         self._text: PolicyText | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
         self.terms = terms_of(config)
@@ -163,15 +136,7 @@ class Round:
 
     def told(self) -> dict[str, Any]:
         """What the operator set, as far as nodes and visitors want to know it."""
-        config = self.config
-        return {
-            "round_id": self.round_id,
-            "task": shown(config),
-            "staleness": config.staleness.max_updates,
-            "max_updates": config.round.max_updates,
-            "samples_per_group": config.sampling.samples_per_group,
-            "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
-        }
+        return summary.told(self.config, self.round_id)
 
     @cached_property
     def evaluated(self) -> dict[str, int]:
@@ -210,28 +175,53 @@ class Round:
 
     async def publish(self, publication: Publication) -> None:
         """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""
-        self._publication = asyncio.create_task(self._publish(publication))
-        await asyncio.shield(self._publication)
+        await self._to_the_end(self._publish(publication))
+
+    async def replace(self, wanted: Replacement) -> dict[str, Any]:
+        """Publish what the operator wants in place of the newest version, to the end as well."""
+        return await self._to_the_end(replacing.replace(self, wanted))
+
+    async def settle_orders(self) -> None:
+        """Finish, or forget, what a coordinator was ordered to publish when it was killed."""
+        async with self.publishing:
+            await replacing.settle(self)
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._publications.add(task)
+        task.add_done_callback(self._publications.discard)
+        return await asyncio.shield(task)
 
     async def _publish(self, publication: Publication) -> None:
-        async with self._publishing:
+        async with self.publishing:
+            await replacing.settle(self)
             newest, _ = await self.database.run(publish.newest_version)
             if publication.version <= newest:
                 return
             if publication.version != newest + 1:
                 raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
-            manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
-            if self.mirror:
-                await self.mirror.caught_up(self.config.publish.upload_patience_s)
-            await self.database.run(self._enter, manifest, digest, now_ms=now_ms())
-            log.info("published version=%d update=%d", manifest.version, manifest.update)
-            await self.look()
-            needed = await self.database.read(evaluations.oldest_needed)
-            await asyncio.to_thread(self.publisher.forget_old, publication.version, audited=needed)
+            await self.bring_out(publication)
 
-    def _enter(self, connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:
+    async def bring_out(self, publication: Publication) -> None:
+        """Sign the next version and enter it; only for who is `publishing`."""
+        manifest, _ = await asyncio.to_thread(self.publisher.publish, publication)
+        await self.enter(manifest)
+
+    async def enter(self, manifest: PolicyManifest) -> None:
+        """A signed version becomes one that work is given for."""
+        if self.mirror:
+            await self.mirror.caught_up(self.config.publish.upload_patience_s)
+        await self.database.run(self._enter, manifest, now_ms=now_ms())
+        log.info("published version=%d update=%d", manifest.version, manifest.update)
+        await self.look()
+        needed = await self.database.read(evaluations.oldest_needed)
+        await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed)
+
+    def _enter(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
         """A version is there: let dispatch, ledger and nodes know of it, and begin to measure it where that is due."""
+        digest = chunks.digest(manifest.to_bytes())
         broadcasts.begin(connection, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms)
+        replacing.entered(connection, manifest.version, now_ms)
         evaluations.due(connection, manifest.version, self.evaluated, self.evaluation_terms, now_ms)
 
     async def look(self) -> None:
@@ -256,7 +246,7 @@ class Round:
 
     async def renew_timestamp(self) -> None:
         """Sign a fresh timestamp; never while a version is being published."""
-        async with self._publishing:
+        async with self.publishing:
             await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
             if self.mirror:
                 await self.mirror.changed()
@@ -279,112 +269,3 @@ def join_string(config: Config, round_id: str) -> str:
     place = config.round
     url = place.public_url or (f"https://{place.tls_listen}" if place.tls_listen else f"http://{place.listen}")
     return f"{url}#{round_id}"
-
-
-def only_coordinator(folder: Path) -> IO[str]:
-    """One coordinator per round: two would sign the same version numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / "coordinator.lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ConfigInvalid(
-            f"A coordinator is running in {folder}.", hint="Stop it, or choose another round.directory."
-        ) from None
-    return lock
-
-
-def _lead(config: Config) -> IO[str]:
-    """Be the round's one leader, with settings that its history allows."""
-    folder = config.round.directory
-    resolved = folder / "resolved.json"
-    _check_settings(resolved, config)
-    lock = only_coordinator(folder)
-    try:
-        prepare(config, anew=not resolved.exists())
-        write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
-    except BaseException:  # raised again
-        lock.close()
-        raise
-    return lock
-
-
-def _check_settings(path: Path, config: Config) -> None:
-    """A round that exists goes on with the settings that its history depends on."""
-    if not path.exists():
-        return
-    before = Config.model_validate_json(path.read_text())
-    for name in FIXED:
-        section, _, key = name.partition(".")
-        old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
-        if old != new:
-            raise ConfigInvalid(
-                f"The round in {path.parent} was made with {name} = {old}, not {new}.",
-                hint="Keep the old value, or give the new round another round.directory.",
-            )
-
-
-def _open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
-    keys, metadata = folder / "keys", folder / "metadata"
-    lifetime_s = config.publish.timestamp_lifetime_s
-    if not leads:
-        return SignedMetadata(keys, metadata, lifetime_s)
-    if (metadata / "timestamp.json").exists():
-        opened = SignedMetadata(keys, metadata, lifetime_s)
-        opened.mend(utc_now())
-        _leap_after_restore(opened, folder / restoring.MARK)
-        return opened
-    return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
-
-
-def _leap_after_restore(metadata: SignedMetadata, mark: Path) -> None:
-    """Once after a restore: nodes take nothing that is older than what they saw before the round was lost."""
-    if mark.exists():
-        made_ms = int(json.loads(mark.read_text())["made_ms"])
-        metadata.leap(restoring.numbers_since(made_ms, now_ms()), utc_now())
-        mark.unlink()
-
-
-def _open_token(folder: Path) -> str:
-    path = folder / "operator.token"
-    _make_secret(path)
-    return path.read_text()
-
-
-def _audit_terms(config: Config, folder: Path) -> AuditTerms:
-    """What audits go by; their master key is made with the round."""
-    path = folder / "keys" / "audit.key"
-    _make_secret(path)
-    rules = Rules(
-        first_groups=config.audit.first_groups,
-        floor=config.audit.floor,
-        trusted_groups=config.audit.trusted_groups,
-        trusted_floor=config.audit.trusted_floor,
-        escrow_factor=config.audit.escrow_factor,
-    )
-    return AuditTerms(
-        master=bytes.fromhex(path.read_text()),
-        rules=rules,
-        epoch_groups=config.audit.epoch_groups,
-        timeout_ms=int(1000 * config.audit.timeout_s),
-        max_owner_share=config.audit.max_owner_share,
-    )
-
-
-def _make_secret(path: Path) -> None:
-    if not path.exists():
-        write_durably(path, secrets.token_hex(32).encode(), private=True)
-
-
-def _open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
-    """Make the store this round's, or find that it is."""
-    owner = get_fact(connection, "round_id")
-    if owner not in (None, round_id):
-        raise ConfigInvalid(
-            f"The store at store.url belongs to round {owner[:16]}…", hint="Give each round a database of its own."
-        )
-    if owner is None:
-        set_fact(connection, "round_id", round_id)
-    if budget_micros:
-        store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)

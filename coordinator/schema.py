@@ -12,7 +12,7 @@ from coordinator import tables
 from ledger import store
 from protocol.errors import ConfigInvalid
 
-SCHEMA = 7
+SCHEMA = 8
 """The newest step in `coordinator/migrations/versions`."""
 
 stamp = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from coordinator import marks, orders
 from coordinator.audit import trust as rules_of_trust
-from coordinator.audit.trust import Rules, Standing
-from coordinator.tables import WAITS, audits, leases, nodes, parts, rollouts, trust, versions
+from coordinator.audit.trust import Level, Rules, Standing
+from coordinator.tables import WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
@@ -64,14 +64,16 @@ def require_allowed(connection: sa.Connection, node: NodeId) -> None:
     row = connection.execute(_banned, {"node": node}).first()
     if row is None:
         return
-    given = next((one for one in orders.about(connection, row.owner) if one["action"] in ("ban", "unban")), None)
-    if given and given["action"] == "ban":
-        raise OwnerBanned(f"The operator has banned this node's owner: {given['reason']}.", hint="Appeal to them.")
+    if (given := orders.standing_ban(connection, row.owner)) is not None:
+        raise OwnerBanned(
+            f"The operator has banned this node's owner: {given['reason']}.",
+            hint="`swarm-node why` lists what it took, and `swarm-node appeal` asks them to look again.",
+        )
     faults = row.hard
     if faults:
         raise OwnerBanned(
             f"Audits found {faults} rollouts that the claimed version and seed do not make: no more leases.",
-            hint="`swarm-node why` shows the evidence; appeal to the operator.",
+            hint="`swarm-node why` shows the evidence, and `swarm-node appeal` asks the operator to look again.",
         )
 
 
@@ -81,6 +83,50 @@ def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
         connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(Standing())))
     here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
     return bool(connection.execute(here.values(banned_ms=now_ms)).rowcount)
+
+
+def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: Standing, now_ms: int) -> None:
+    """Remember what a hard fault takes of its owner's counts."""
+    taken = {"claims": before.claims, "groups": before.groups}
+    row = {"claim_id": claim_id, "owner": owner, "judged_ms": now_ms, "lifted": False, **taken}
+    connection.execute(sa.insert(faults).values(**row))
+
+
+def without_fault(connection: sa.Connection, claim_id: str) -> Standing:
+    """An owner's standing as it is if this hard fault was none."""
+    row, later = _fault(connection, claim_id)
+    # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
+    before = Standing() if later else Standing(claims=row.claims, groups=row.groups)
+    standing = of(connection, row.owner)
+    return rules_of_trust.lifted(standing, before, counts=len(later) < standing.hard)
+
+
+def lift_fault(connection: sa.Connection, claim_id: str) -> None:
+    """Undo what a hard fault did to its owner's standing."""
+    standing = without_fault(connection, claim_id)
+    row, later = _fault(connection, claim_id)
+    put(connection, row.owner, standing)
+    connection.execute(sa.update(faults).where(faults.c.number == row.number).values(lifted=True))
+    if later:
+        more = {"claims": faults.c.claims + row.claims, "groups": faults.c.groups + row.groups}
+        connection.execute(sa.update(faults).where(faults.c.number == later[0]).values(**more))
+
+
+def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[int]]:
+    """A fault, and the numbers of its owner's later ones."""
+    row = connection.execute(sa.select(faults).where(faults.c.claim_id == claim_id)).one()
+    after = (faults.c.owner == row.owner) & (faults.c.number > row.number) & ~faults.c.lifted
+    return row, connection.execute(sa.select(faults.c.number).where(after).order_by(faults.c.number)).scalars().all()
+
+
+def banned_ms(connection: sa.Connection, owner: str) -> int | None:
+    """Since when an owner is banned."""
+    return connection.execute(sa.select(trust.c.banned_ms).where(trust.c.owner == owner)).scalar()
+
+
+def unban(connection: sa.Connection, owner: str) -> None:
+    """End a ban that should not have been; the owner stands as before it."""
+    connection.execute(sa.update(trust).where(trust.c.owner == owner).values(banned_ms=None))
 
 
 def forgive(connection: sa.Connection, owner: str) -> bool:
@@ -156,6 +202,11 @@ def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
         )
     }
     return [_shown(row, rules, escrow.get(row["owner"], (0, 0))) for row in _every(connection)]
+
+
+def levels(connection: sa.Connection, rules: Rules) -> dict[str, Level]:
+    """How far each owner is trusted; who is not in it has brought nothing yet."""
+    return {row["owner"]: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
 
 
 def _every(connection: sa.Connection) -> list[Any]:

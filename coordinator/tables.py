@@ -293,6 +293,7 @@ audits = sa.Table(
     sa.Column("judged_ms", sa.BigInteger, nullable=True),
     sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
     sa.Column("fault", sa.String, nullable=True),  # the claim whose hard fault took it out of escrow
+    sa.Column("ban_ms", sa.BigInteger, nullable=True),  # the ban that took it, by its time
 )
 WAITS = (audits.c.why != "") & audits.c.finding.is_(None) & ~audits.c.settled
 """The claims that auditors have to look at."""
@@ -311,6 +312,33 @@ trust = sa.Table(
     sa.Column("soft", sa.Integer, nullable=False),
     sa.Column("hard", sa.Integer, nullable=False),
     sa.Column("banned_ms", sa.BigInteger, nullable=True),
+)
+
+# Every hard fault, in their order, and what its owner's counts were before; lifted: an appeal against it was granted.
+faults = sa.Table(
+    "faults",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("claim_id", sa.String, nullable=False, unique=True),
+    sa.Column("owner", sa.String, nullable=False, index=True),
+    sa.Column("claims", sa.BigInteger, nullable=False),
+    sa.Column("groups", sa.BigInteger, nullable=False),
+    sa.Column("judged_ms", sa.BigInteger, nullable=False),
+    sa.Column("lifted", sa.Boolean, nullable=False),
+)
+
+# What nodes and owners say against faults and bans, as they signed it, and how the operator ruled.
+appeals = sa.Table(
+    "appeals",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("claim_id", sa.String, nullable=False, unique=True),  # the one at fault; of a ban, the first it took
+    sa.Column("owner", sa.String, nullable=False, index=True),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("made_ms", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String, nullable=False, index=True),  # open, granted, denied
+    *(sa.Column(name, sa.String, nullable=False, default="") for name in ("reason_code", "said", "ruled_by")),
+    sa.Column("ruled_ms", sa.BigInteger, nullable=True),
 )
 
 # The secrets that draw audits; what they are follows from the master key.

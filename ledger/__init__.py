@@ -4,14 +4,18 @@ Glossary:
 
 - **micros**: a millionth of the round's unit of credit; every amount is an integer number of them.
 - **entry**: one thing that happened, as canonical bytes: a deposit, a pending credit, its post or its void; a version,
-  a verdict, the secret that drew the audits and the commitment to it; an owner's statement, a payout.
+  a verdict, an appeal and the ruling on it; the secret that drew the audits and the commitment to it; an owner's
+  statement, a payout.
 - **content hash**: the BLAKE3 hash of an entry's bytes, and its name.
 - **effect**: what an entry does that may be done only once: one deposit reference, one pending credit per claim,
-  one settlement per claim, one commitment and one reveal per epoch, one payout per batch and node.
+  one settlement, appeal, ruling and reinstatement per claim, one commitment and one reveal per epoch, one payout per
+  batch and node.
 - **account**: `outside` (where deposits come from), `budget` (the operator's money still free),
   `pending:<node>` (credited, not yet settled), `payable:<node>` (validated, owed), `paying:<node>` (in a batch that is
   being paid), `paid:<node>` (gone to its owner).
-- **claim**: one signed rollout that is paid for; absent → pending → posted or voided.
+- **claim**: one signed rollout that is paid for; absent → pending → posted or voided; voided → posted by an appeal.
+- **appeal**, **ruling**: a node's signed word against a fault or a ban, and the operator's answer; one that grants it
+  lets what was voided be *reinstated*, once and as it was.
 - **payout**: a node's share of a batch; absent → paying → paid. A **batch** is paid by one transfer, to many payees.
 - **payee**: an owner's address and what all nodes of this owner get.
 - **outcome**: the named result of applying an entry; only `APPLIED` changes anything.

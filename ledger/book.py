@@ -25,7 +25,9 @@ from ledger.entry import (
     Payout,
     Pending,
     Post,
+    Reinstate,
     Reveal,
+    Ruling,
     Void,
 )
 from protocol.ids import Digest, NodeId
@@ -44,6 +46,9 @@ class Outcome(StrEnum):
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
     NOT_PAYABLE = "not_payable"  # the node is not owed so much
     DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
+    NOT_VOID = "not_void"  # the claim was not refused, so there is nothing to reinstate
+    NOT_APPEALED = "not_appealed"  # a ruling that nobody has asked for
+    NOT_GRANTED = "not_granted"  # no ruling grants this
     NOT_COMMITTED = "not_committed"  # a secret that is not the one that was committed to
     CONFLICT = "conflict"  # the same effect is in the book with other content
 
@@ -63,15 +68,19 @@ TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | Outcome] = {
     (ClaimState.ABSENT, "pending"): ClaimState.PENDING,
     (ClaimState.ABSENT, "post"): Outcome.UNKNOWN_CLAIM,
     (ClaimState.ABSENT, "void"): Outcome.UNKNOWN_CLAIM,
+    (ClaimState.ABSENT, "reinstate"): Outcome.UNKNOWN_CLAIM,
     (ClaimState.PENDING, "pending"): Outcome.ALREADY_APPLIED,
     (ClaimState.PENDING, "post"): ClaimState.POSTED,
     (ClaimState.PENDING, "void"): ClaimState.VOIDED,
+    (ClaimState.PENDING, "reinstate"): Outcome.NOT_VOID,
     (ClaimState.POSTED, "pending"): Outcome.ALREADY_APPLIED,
     (ClaimState.POSTED, "post"): Outcome.ALREADY_POSTED,
     (ClaimState.POSTED, "void"): Outcome.ALREADY_POSTED,
+    (ClaimState.POSTED, "reinstate"): Outcome.ALREADY_POSTED,
     (ClaimState.VOIDED, "pending"): Outcome.ALREADY_APPLIED,
     (ClaimState.VOIDED, "post"): Outcome.ALREADY_VOIDED,
     (ClaimState.VOIDED, "void"): Outcome.ALREADY_VOIDED,
+    (ClaimState.VOIDED, "reinstate"): ClaimState.POSTED,
     (ClaimState.ABSENT, "payout"): ClaimState.PAYING,
     (ClaimState.ABSENT, "paid"): Outcome.UNKNOWN_PAYOUT,
     (ClaimState.PAYING, "payout"): Outcome.ALREADY_APPLIED,
@@ -171,12 +180,21 @@ def step(state: State, entry: Entry) -> tuple[State, Outcome]:
             return State(), Outcome.NOT_PAYABLE
         claim = Claim(entry.node_id, target, entry.amount_micros, 0, entry.content_hash)
     elif known is not None:
+        if isinstance(entry, Reinstate) and (refusal := _unfounded(state, entry, known)):
+            return State(), refusal
         # Spelt out: `dataclasses.replace` costs more than all the rest.
         claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
     else:
         raise BookBroken(f"The table lets a {entry.kind} change an absent claim.")
     balances = _moved(state, route(entry, claim.node_id), claim.amount_micros)
     return State(balances, {entry.claim_id: claim}), Outcome.APPLIED
+
+
+def _unfounded(state: State, entry: Reinstate, claim: Claim) -> Outcome | None:
+    """Why a void claim is not credited after all; None if it is, with what it was worth and no more."""
+    if state.once.get(entry.ruling.effect) != entry.ruling.content_hash:
+        return Outcome.NOT_GRANTED
+    return Outcome.BUDGET_EXHAUSTED if state.balance(BUDGET) < claim.amount_micros else None
 
 
 def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Account]:
@@ -192,6 +210,8 @@ def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Ac
             return pending(node), payable(node)
         case Void():
             return pending(node), BUDGET
+        case Reinstate():
+            return BUDGET, payable(node)
         case Payout():
             return payable(node), paying(node)
         case Paid():
@@ -234,6 +254,8 @@ def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
         return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
     if isinstance(entry, Reveal) and state.once.get(entry.commitment.effect) != entry.commitment.content_hash:
         return State(), Outcome.NOT_COMMITTED
+    if isinstance(entry, Ruling) and entry.appealed not in state.once:
+        return State(), Outcome.NOT_APPEALED
     balances: dict[Account, int] = {}
     if isinstance(entry, Deposit):
         if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:

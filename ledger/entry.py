@@ -4,8 +4,8 @@
 - `effect` names what may happen only once. Post and Void of a claim share one: a claim is settled once.
 - A Pending carries tokens, price *and* amount, and is refused where they disagree: anyone can redo the sum.
 - An entry holds no time and no chance, so a retry makes the same bytes. A secret is chance that came before its entry.
-- What an owner signs is kept by its digest: whoever holds the signed bytes can show that they are in the log, and an
-  address cannot be guessed out of it.
+- What an owner or a node says in signed words is kept by its digest: whoever holds the signed bytes can show that they
+  are in the log, and neither an address nor a person's words can be guessed out of it.
 """
 
 from functools import cached_property
@@ -185,6 +185,54 @@ class Verdict(_Hashed):
         return f"verdict:{self.claim_id}"
 
 
+class Appeal(_Hashed):
+    """A node or its owner contests what a fault or a ban took: signed words, kept by their digest; moves nothing."""
+
+    kind: Literal["appeal"] = "appeal"
+    claim_id: Hex64
+    statement_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"appeal:{self.claim_id}"
+
+
+class Ruling(_Hashed):
+    """The operator's word on an appeal, and why; moves nothing by itself."""
+
+    kind: Literal["ruling"] = "ruling"
+    claim_id: Hex64
+    outcome: Literal["granted", "denied"]
+    reason_code: ReasonCode
+
+    @property
+    def effect(self) -> str:
+        return f"ruling:{self.claim_id}"
+
+    @property
+    def appealed(self) -> str:
+        """The effect that must have come before."""
+        return f"appeal:{self.claim_id}"
+
+
+class Reinstate(_Hashed):
+    """A void claim is credited after all, by a ruling that granted an appeal: budget → payable."""
+
+    kind: Literal["reinstate"] = "reinstate"
+    claim_id: Hex64
+    appealed_claim_id: Hex64
+    reason_code: ReasonCode
+
+    @property
+    def effect(self) -> str:
+        return f"reinstate:{self.claim_id}"
+
+    @property
+    def ruling(self) -> Ruling:
+        """What must have been said before."""
+        return Ruling(claim_id=self.appealed_claim_id, outcome="granted", reason_code=self.reason_code)
+
+
 class OwnerAct(_Hashed):
     """An owner's signed statement counts from here on: kept by its digest, and moves nothing."""
 
@@ -247,11 +295,11 @@ class Paid(_OfPayout):
         return f"paid:{self.claim_id}"
 
 
-OnceEntry = Deposit | Version | Commitment | Reveal | Verdict | OwnerAct | PayoutBatch
+OnceEntry = Deposit | Version | Commitment | Reveal | Verdict | Appeal | Ruling | OwnerAct | PayoutBatch
 """What belongs to no claim."""
 
 PayoutEntry = Payout | Paid
-ClaimEntry = Pending | Post | Void | PayoutEntry
+ClaimEntry = Pending | Post | Void | Reinstate | PayoutEntry
 Entry = OnceEntry | ClaimEntry
 
 KINDS: dict[str, type[Entry]] = {
@@ -260,11 +308,14 @@ KINDS: dict[str, type[Entry]] = {
     "commitment": Commitment,
     "reveal": Reveal,
     "verdict": Verdict,
+    "appeal": Appeal,
+    "ruling": Ruling,
     "owner": OwnerAct,
     "payout_batch": PayoutBatch,
     "pending": Pending,
     "post": Post,
     "void": Void,
+    "reinstate": Reinstate,
     "payout": Payout,
     "paid": Paid,
 }

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from ledger import tree
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
-from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Void, parse
+from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Reinstate, Void, parse
 from ledger.note import NOTE_MAX_BYTES, Key
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
 from protocol import canonical, limits, trust
@@ -26,7 +26,10 @@ PROOF_MAX_HASHES = 64
 """One for each level of the largest tree, and the seed."""
 
 RECEIPT_MAX_ENTRIES = 16
-"""A claim has two."""
+"""A claim has three at most."""
+
+Settlement = Post | Void | Reinstate
+"""What became of a claim; the last word of several."""
 
 _Path = Annotated[
     tuple[Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)], ...],
@@ -77,7 +80,7 @@ def check_receipt(data: bytes, round_id: str) -> tuple[Checkpoint, list[Entry]]:
     return checkpoint, [parse(item.entry) for item in receipt.entries]
 
 
-def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Post | Void | None]:
+def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Settlement | None]:
     """What a receipt proves of one claim: its credit, and how it was settled, if it was by then."""
     _, entries = check_receipt(data, round_id)
     match entries:
@@ -87,6 +90,10 @@ def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Pos
             pending.claim_id == settlement.claim_id == claim_id
         ):
             return pending, settlement
+        case [Pending() as pending, Void() as void, Reinstate() as reinstated] if (
+            pending.claim_id == void.claim_id == reinstated.claim_id == claim_id
+        ):
+            return pending, reinstated
     raise ProofInvalid(f"The receipt is not one of claim {claim_id[:16]}….")
 
 

@@ -24,7 +24,7 @@ from ledger.accounts import BUDGET, OF_A_NODE, OUTSIDE, Account, AccountKind
 from ledger.book import BookBroken, Claim, ClaimState, Outcome, State
 from ledger.checkpoint import Checkpoint, Sign
 from ledger.checkpoint import sign as sign_checkpoint
-from ledger.entry import Entry, OnceEntry, Payout, PayoutEntry, Pending, Reveal, parse
+from ledger.entry import Entry, OnceEntry, Payout, PayoutEntry, Pending, Reinstate, Reveal, Ruling, parse
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
 from ledger.proof import Proven
@@ -164,7 +164,7 @@ def read_file(conn: sa.Connection, tile: Tile) -> bytes:
 def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]]:
     """The last checkpoint, and a claim's entries with the proofs that they stand under it."""
     last = conn.execute(sa.select(checkpoint_table)).one_or_none()
-    names = [f"pending:{claim_id}", f"settle:{claim_id}"]
+    names = [f"{kind}:{claim_id}" for kind in ("pending", "settle", "reinstate")]
     here = entries_table.c
     rows = conn.execute(sa.select(here.index, here.body).where(here.effect.in_(names)).order_by(here.index)).all()
     if last is None or not rows or rows[0].index >= last.size:
@@ -250,6 +250,8 @@ def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     """The part of the book that `book.step` reads for these entries."""
     effects = [entry.effect for entry in entries if isinstance(entry, OnceEntry)]
     effects += [entry.commitment.effect for entry in entries if isinstance(entry, Reveal)]
+    effects += [entry.appealed for entry in entries if isinstance(entry, Ruling)]
+    effects += {entry.ruling.effect for entry in entries if isinstance(entry, Reinstate)}
     once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
     of_claims = [entry for entry in entries if not isinstance(entry, OnceEntry)]
     claims = {

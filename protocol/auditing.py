@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol import limits
+from protocol.appeal import Standing
 from protocol.ids import Hex32, Hex64
 from protocol.manifest import Sampler
 from protocol.message import Message
@@ -90,6 +91,10 @@ class Explanation(Message):
     """The same in words."""
     finding: str
     """Of its audit: pass, soft, hard or pardon; waiting; or empty if it was not drawn."""
+    appeal: Standing
+    """Whether what took it may be appealed against, or how that appeal stands."""
+    ruling: str
+    """Why that was ruled so."""
     report: bytes
     """The evidence as JSON; empty if there is none."""
     lease: bytes

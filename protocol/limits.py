@@ -122,6 +122,18 @@ AUDIT_REPORT_MAX_BYTES = 64 * KIB
 EXPLANATIONS_MAX = 20
 """Leases explained at once: more than a person reads."""
 
+APPEAL_MAX_BYTES = 4 * KIB
+"""A signed appeal: its words in any script, a claim, a round and a signature."""
+
+APPEAL_REASON_MAX_CHARS = 500
+"""What a node says for itself: the evidence speaks by itself, and the operator reads it on a terminal."""
+
+APPEALS_OPEN_MAX = 8
+"""Of one owner, not ruled on yet: a ban and both faults of it, and again after the operator let them in."""
+
+APPEALS_MAX = 64
+"""Of one owner in a round; each stands for a hard fault or a ban, and the second fault bans."""
+
 PROBE_MAX_BYTES = 4 * MIB
 """What a machine may send to measure its line: a third of a second at 100 Mbit/s, and no more than a submission."""
 

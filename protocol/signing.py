@@ -17,7 +17,7 @@ from protocol.errors import BadSignature
 from protocol.ids import NodeId
 from protocol.message import Message
 
-Domain = Literal["request", "rollout", "fragment", "receipt", "owner"]
+Domain = Literal["request", "rollout", "fragment", "receipt", "owner", "appeal"]
 
 _SMALL_ORDER = frozenset(
     bytes.fromhex(text)

@@ -18,6 +18,7 @@ import httpx
 import trio
 
 from protocol import canonical, limits
+from protocol.appeal import AppealReply
 from protocol.auditing import Explanations, Why
 from protocol.errors import SwarmError, Unreachable
 from protocol.message import Message
@@ -111,6 +112,10 @@ class Coordinator:
     async def state(self, statement: bytes) -> StatementReply:
         """Deliver what an owner has signed."""
         return StatementReply.from_bytes(await self._read("POST", "/v1/owners", statement, limits.MESSAGE_MAX_BYTES))
+
+    async def appeal(self, appeal: bytes) -> AppealReply:
+        """Deliver what a node or its owner has signed against a fault or a ban."""
+        return AppealReply.from_bytes(await self._read("POST", "/v1/appeals", appeal, limits.MESSAGE_MAX_BYTES))
 
     async def upload(self, data: bytes) -> Uploaded:
         """Send bytes that are thrown away."""

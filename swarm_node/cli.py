@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
-from swarm_node import cli_agent, cli_doctor, cli_join, cli_keys, cli_ledger
+from swarm_node import cli_agent, cli_appeal, cli_doctor, cli_join, cli_keys, cli_ledger
 from swarm_node.cli_ledger import DEFAULT_HOME
 from swarm_node.cli_options import (
     Device,
@@ -39,6 +39,7 @@ cli_agent.add_to(app)
 app.add_typer(cli_ledger.app, name="ledger")
 app.add_typer(cli_keys.app, name="keys")
 app.command(epilog=cli_keys.EXIT_CODES)(cli_keys.earnings)
+app.command(epilog=cli_appeal.EXIT_CODES)(cli_appeal.appeal)
 
 
 def say_version(wanted: bool) -> None:

@@ -129,7 +129,7 @@ def delegate(
 
     said = _typed(Delegation, node_id=node_id, number=_number())
     target = out or Path(f"delegation-{node_id[-8:]}")
-    data = seal_statement(_unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    data = seal_statement(unlocked(owner_key, passphrase_file, passphrase_fd), said)
     write_durably(target, data, temp_folder=target.parent)
     typer.echo(str(target))
 
@@ -147,7 +147,7 @@ def revoke(
     from swarm_node import join_string as joining
 
     said = _typed(Revocation, node_id=node_id, number=_number())
-    reply = _state(joining.parse(join_string), _unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    reply = _state(joining.parse(join_string), unlocked(owner_key, passphrase_file, passphrase_fd), said)
     typer.echo(f"{reply.outcome}: {node_id} works no more.")
 
 
@@ -166,7 +166,7 @@ def address(
 
     join = joining.parse(join_string)
     said = _typed(PayoutAddress, round_id=join.round_id, address=where, number=_number())
-    reply = _state(join, _unlocked(owner_key, passphrase_file, passphrase_fd), said)
+    reply = _state(join, unlocked(owner_key, passphrase_file, passphrase_fd), said)
     typer.echo(f"{reply.outcome}: {where} counts from {day(reply.counts_from_ms)}.")
 
 
@@ -250,7 +250,7 @@ def _number() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey":
+def unlocked(path: Path, file: Path | None, descriptor: int | None) -> "NodeKey":
     from protocol.signing import NodeKey
     from swarm_node import owner_key as keys
 

@@ -76,7 +76,7 @@ def receipts(
     if as_json:
         typer.echo(json.dumps({"receipts": found, "missing": missing}))
         return
-    for state in ("posted", "pending", "voided"):
+    for state in ("posted", "reinstated", "pending", "voided"):
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
     typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")

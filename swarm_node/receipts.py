@@ -2,8 +2,8 @@
 
 - A claim is noted when its rollout was accepted, synced, before the rollout is forgotten.
 - Names begin with a newline: what a crash cut short spoils no name after it.
-- A receipt is checked before it is kept, also that it credits this node; one that shows no settlement yet is fetched
-  again next time, and may say nothing else of the credit.
+- A receipt is checked before it is kept, also that it credits this node; one that shows no settlement yet, or a void
+  that an appeal may undo, is fetched again next time, and may say nothing else of the credit.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from ledger import proof
-from ledger.entry import Pending, Post, Void
+from ledger.entry import Pending, Void
 from protocol import chunks
 from protocol.errors import NotFound, ProofInvalid
 from protocol.ids import NodeId
@@ -53,12 +53,19 @@ class Receipt:
 
     claim_id: str
     pending: Pending
-    settlement: Post | Void | None
+    settlement: proof.Settlement | None
     path: Path
 
     @property
     def state(self) -> str:
-        return {"post": "posted", "void": "voided"}[self.settlement.kind] if self.settlement else "pending"
+        return _STATES[self.settlement.kind] if self.settlement else "pending"
+
+    @property
+    def is_final(self) -> bool:
+        return self.settlement is not None and not isinstance(self.settlement, Void)
+
+
+_STATES = {"post": "posted", "void": "voided", "reinstate": "reinstated"}
 
 
 async def fetch(
@@ -68,7 +75,7 @@ async def fetch(
     for claim_id in claims:
         path = folder / f"{claim_id}.receipt"
         receipt = await trio.to_thread.run_sync(_kept, path, round_id, node_id)
-        if reader is not None and (receipt is None or receipt.settlement is None):
+        if reader is not None and (receipt is None or not receipt.is_final):
             with suppress(NotFound):
                 data = await reader.receipt(claim_id)
                 fetched = _checked(path, data, round_id, node_id)

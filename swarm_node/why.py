@@ -56,6 +56,19 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield f"  validator {report['validator']}, tolerances {report['tolerance']} version {report['calibration']}"
     if "error" in report:
         yield f"  no verdict: {report['error']}"
+    yield from _appeal(explanation)
+
+
+def _appeal(explanation: Explanation) -> Iterator[str]:
+    """What can be done about what was taken."""
+    match explanation.appeal:
+        case "possible":
+            yield f"  next: `swarm-node why JOIN_STRING {explanation.lease_id} --replay` repeats the audit here;"
+            yield f"  if it passes: `swarm-node appeal JOIN_STRING {explanation.lease_id} --reason …`"
+        case "open":
+            yield "  appeal: it waits for the operator's ruling"
+        case "granted" | "denied":
+            yield f"  appeal {explanation.appeal}: {explanation.ruling}"
 
 
 def evidence(explanation: Explanation) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
-from protocol import auditing, learning, messages, owner, probe
+from protocol import appeal, auditing, learning, messages, owner, probe
 from protocol.errors import ERRORS
 from protocol.message import Message
 from protocol.origin import OriginList
@@ -52,6 +52,7 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/learner/progress": (learning.Progress, None),
     "/v1/origins": (None, OriginList),
     "/v1/probe/upload": (None, probe.Uploaded),
+    "/v1/appeals": (None, appeal.AppealReply),
 }
 """What the operator's own programs say and are answered, and what is plain to everybody."""
 
@@ -61,6 +62,7 @@ PRODUCES: dict[str, str | tuple[str, ...]] = {
     "/v1/events": "text/event-stream",
     "/v1/leaderboard": JSON, "/v1/status": JSON, "/v1/broadcast": JSON, "/v1/measured": JSON, "/openapi.json": JSON,
     "/v1/operator/nodes": JSON, "/v1/operator/nodes/{node}": JSON, "/v1/operator/orders": JSON,
+    "/v1/operator/appeals": JSON, "/v1/operator/appeals/{number}": JSON, "/v1/operator/rulings": JSON,
     "/stats/{file}": ("text/csv", JSON, "application/xml", "application/gzip"),
     "/static/{name}": ("text/css", "text/javascript", "image/svg+xml"),
 }  # fmt: skip

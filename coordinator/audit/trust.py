@@ -105,6 +105,12 @@ def validated(standing: Standing, rules: Rules, groups: int = 1) -> Standing:
     return replace(standing, groups=count, hard=0 if count >= rules.trusted_groups else standing.hard)
 
 
+def lifted(standing: Standing, before: Standing, *, counts: bool) -> Standing:
+    """After a hard fault, that was the last and still counts or not, turned out to be none: what it took comes back."""
+    hard = standing.hard - 1 if counts else standing.hard
+    return replace(standing, claims=standing.claims + before.claims, groups=standing.groups + before.groups, hard=hard)
+
+
 def found(standing: Standing, finding: Finding, rules: Rules, groups: int = 1) -> Standing:
     """After a verdict on a claim that counts for so many groups."""
     match finding:

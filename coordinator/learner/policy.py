@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.learner import checkpoint
@@ -75,13 +75,28 @@ class Policy:
         self.update = 0
         """Updates made so far."""
 
-    def _load(self) -> Any:
-        model: Any = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
+    def _load(self, folder: Path | None = None) -> Any:
+        source = folder or self._folder
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True)
         model.to(self._ranks.device)
         prepare(model, self._settings)
         self._ranks.shard(model)
         self._ranks.forward(model, completion_logprobs)
         return model
+
+    def take(self, folder: Path) -> None:
+        """Go on from a published version's weights, at the same update.
+
+        What the optimizer remembers was measured on the way that is left, and goes with it.
+        """
+        if self._adapters:
+            self._adapters.take(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
+        else:
+            other = self._load(folder)
+            with torch.no_grad():
+                for here, there in zip(self.model.parameters(), other.parameters(), strict=True):
+                    here.copy_(there)
+        self._optimizer.state.clear()
 
     def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
         """One update on these groups."""

@@ -8,6 +8,7 @@ from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, document, table
 from ledger import tiles
 from ledger.entry import (
+    Appeal,
     Commitment,
     Deposit,
     OwnerAct,
@@ -15,7 +16,9 @@ from ledger.entry import (
     Payout,
     PayoutBatch,
     Pending,
+    Reinstate,
     Reveal,
+    Ruling,
     Verdict,
     Version,
     Void,
@@ -87,12 +90,24 @@ def _says(one: Recorded) -> Any:
         return f"audits of epoch {entry.epoch}: the secret that draws them is {_TOLD[type(entry)]}"
     if isinstance(entry, Verdict):
         return f"audited: {entry.outcome}", _claim(entry)
+    if isinstance(entry, Appeal | Ruling | Reinstate):
+        return _of_appeal(entry), _claim(entry)
     if isinstance(entry, OwnerAct | PayoutBatch | Payout | Paid):
         return _of_money(entry)
     return f"refused as {entry.reason_code}" if isinstance(entry, Void) else "validated", _claim(entry)
 
 
 _TOLD = {Commitment: "committed to", Reveal: "revealed"}
+
+
+def _of_appeal(entry: Appeal | Ruling | Reinstate) -> str:
+    match entry:
+        case Appeal():
+            return "an appeal against what was taken"
+        case Ruling():
+            return f"the appeal is {entry.outcome} as {entry.reason_code}"
+        case Reinstate():
+            return f"credited after all, by the appeal about claim {entry.appealed_claim_id[:12]}…"
 
 
 def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:

@@ -2,7 +2,7 @@
 
 - It finds weights in the wrong place, half of two versions, and kernels that keep an old copy. It does not find a
   version off by one small step: what has the right digest on disk is trusted to be the right version.
-- Prefill and decoding are both tried: every prefix of the text is a row of one prefill, and grows by one token.
+- Prefill and decoding are both tried: some prefixes of the text are rows of one prefill, and grow by one token.
 - A folder without a canary is loaded unchecked: not every policy comes from our learner.
 """
 
@@ -17,8 +17,9 @@ from protocol.canary import FILE_NAME, Canary
 from protocol.errors import EngineFailed
 from swarm_node.engine.decoder import Decoder
 
-Scores = Callable[[Sequence[int]], NDArray[np.floating]]
-"""The log-probability of each token but the first [2, n - 1]: by prefill; and by decoding, from the third on."""
+Scores = Callable[[Sequence[int], Sequence[int]], NDArray[np.floating]]
+"""What follows prefixes of a text, whose lengths are given: the log-probabilities [2, lengths] of the next token of
+each, by prefill, and of the one after that, by decoding."""
 
 
 def check(folder: Path, scores: Scores, *, vocab_size: int, tolerance_nats: float) -> None:
@@ -29,7 +30,9 @@ def check(folder: Path, scores: Scores, *, vocab_size: int, tolerance_nats: floa
     canary = Canary.from_value(json.loads(file.read_bytes()))
     if (largest := max(canary.tokens)) >= vocab_size:
         raise EngineFailed(f"The canary in {folder} has token {largest}, the vocabulary only {vocab_size}.")
-    error = float(np.abs(scores(canary.tokens) - np.array(canary.logprobs)).mean())
+    lengths = np.array(_lengths(len(canary.tokens)))
+    expected = np.array(canary.logprobs)[[lengths - 1, lengths]]
+    error = float(np.abs(scores(canary.tokens, lengths.tolist()) - expected).mean())
     if not error <= tolerance_nats:  # NaN is none of both
         raise EngineFailed(
             f"The policy in {folder} does not give its canary: {error:.2g} nats off, {tolerance_nats:g} allowed.",
@@ -37,14 +40,19 @@ def check(folder: Path, scores: Scores, *, vocab_size: int, tolerance_nats: floa
         )
 
 
-def score(decoder: Decoder, tokens: Sequence[int]) -> NDArray[np.float32]:
+def score(decoder: Decoder, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:
     """A decoder's `Scores`."""
     decoder.clear()
-    later = tokens[1:]
-    prefixes = [tokens[:length] for length in range(1, len(tokens))]
+    next_ones, later_ones = ([tokens[length + ahead] for length in lengths] for ahead in (0, 1))
     try:
-        prefilled = decoder.prefill(prefixes, [1] * len(prefixes)).logprobs(later)  # row r has seen r + 1 tokens
-        decoded = decoder.decode(later).logprobs((*later[1:], later[0]))[:-1]  # row r has seen r + 2 tokens
+        prefilled = decoder.prefill([tokens[:length] for length in lengths], [1] * len(lengths)).logprobs(next_ones)
+        decoded = decoder.decode(next_ones).logprobs(later_ones)
     finally:
         decoder.clear()
-    return np.stack([prefilled, np.concatenate([prefilled[:1], decoded])])
+    return np.stack([prefilled, decoded])
+
+
+def _lengths(count: int) -> list[int]:
+    """Each prefix twice as long as the one before, and one that leaves two tokens: few, since every swap waits."""
+    doubling = (1 << power for power in range(count.bit_length()))
+    return sorted({length for length in doubling if length < count - 1} | {count - 2})

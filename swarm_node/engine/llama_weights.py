@@ -74,7 +74,7 @@ class Source:
     def _values(self) -> NDArray[np.float32]:
         if self.kind == Type.BF16:
             return (np.frombuffer(self.data, "<u2").astype(np.uint32) << 16).view(np.float32)
-        return np.frombuffer(self.data, "<f4" if self.kind == Type.F32 else "<f2").astype(np.float32)
+        return np.frombuffer(self.data, "<f4" if self.kind == Type.F32 else "<f2").astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Qwen3 in plain torch: fused weights, a preallocated key-value cache, and no copy of what is already there.
 
 - Each row of the cache belongs to one sample, and live rows are the first ones: a step works on slices.
+- Matrices lie in memory as products read them, input by input: for the few rows of a step that is up to twice as fast.
 - Query, key and value are one product, gate and up another. The checkpoint's names lead to slices of the fused tensors,
   so the first load and every swap are the same copy into place.
 - Grouped queries stand beside each other as if they were positions; keys and values are not repeated for them.
@@ -49,7 +50,7 @@ class Qwen3:
             weights.CANARY_TOLERANCE_NATS[dtype],
         )
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
-        self._head = self._empty(shape.vocabulary, shape.hidden, dtype=torch.float32)
+        self._head = self._matrix(shape.vocabulary, shape.hidden, dtype=torch.float32)
         self._embedding = self._head if shape.tied else self._empty(shape.vocabulary, shape.hidden)
         self._norm = self._empty(shape.hidden)
         self._layers = [self._layer() for _ in range(shape.layers)]
@@ -190,16 +191,20 @@ class Qwen3:
     def _empty(self, *sizes: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype or self.dtype, device=self.device)
 
+    def _matrix(self, outputs: int, inputs: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[outputs, inputs], a column after the other in memory."""
+        return self._empty(inputs, outputs, dtype=dtype).t()
+
     def _layer(self) -> Layer:
         shape = self._shape
         return Layer(
             norm=self._empty(shape.hidden),
-            qkv=self._empty((shape.heads + 2 * shape.kv_heads) * shape.head, shape.hidden),
+            qkv=self._matrix((shape.heads + 2 * shape.kv_heads) * shape.head, shape.hidden),
             qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head),
-            out=self._empty(shape.hidden, shape.heads * shape.head),
+            out=self._matrix(shape.hidden, shape.heads * shape.head),
             mlp_norm=self._empty(shape.hidden),
-            gate_up=self._empty(2 * shape.intermediate, shape.hidden),
-            down=self._empty(shape.hidden, shape.intermediate),
+            gate_up=self._matrix(2 * shape.intermediate, shape.hidden),
+            down=self._matrix(shape.hidden, shape.intermediate),
         )
 
     def _named(self) -> dict[str, tuple[torch.Tensor, torch.Size]]:

@@ -95,22 +95,16 @@ class VllmModel:
         """Forget these samples."""
         self._engine.abort_request(list(sample_ids))
 
-    def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
-        """The log-probability of each token but the first [2, n - 1]: by prefill; and by decoding, from the third on.
-
-        Every prefix of the text is a prompt, after which the next two tokens are taken.
-        """
-        for length in range(1, len(tokens)):
-            forced = list(tokens[length : length + 2])
-            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "forced": forced}
-            self._add(f"{CANARY}/{length}", list(tokens[:length]), len(forced), (), wanted, stream=False)
-        scores = np.full((2, len(tokens) - 1), np.nan)
+    def score(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float64]:
+        """The canary's `Scores`: each prefix is a prompt, after which the next two tokens are taken."""
+        for length in lengths:
+            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "forced": list(tokens[length : length + 2])}
+            self._add(f"{CANARY}/{length}", list(tokens[:length]), 2, (), wanted, stream=False)
+        scores = np.full((2, len(lengths)), np.nan)
         while self.busy:
             for drawn in self.step():
                 length = int(drawn.sample_id.removeprefix(f"{CANARY}/"))
-                for row, logprob in enumerate(drawn.logprobs):
-                    scores[row, length - 1 + row] = logprob
-        scores[1, 0] = scores[0, 0]  # no prefix is decoded before the second token
+                scores[: len(drawn.logprobs), lengths.index(length)] = drawn.logprobs
         return scores
 
     def close(self) -> None:

@@ -13,13 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator import standings, tables
+from coordinator import appeals, standings, tables
 from coordinator.audit import trust
 from coordinator.audit.trust import Finding, Rules
 from coordinator.state import set_fact
 from ledger.tables import claims_table
+from protocol.appeal import Appeal, seal_appeal
 from protocol.errors import OwnerBanned
-from tests.coordinator.world import HONEST_TOKENS, World, answer
+from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer
 
 BUDGET = 10_000
 RULES = Rules(first_groups=2, floor=0.25, trusted_groups=12, trusted_floor=0.2)
@@ -43,6 +44,8 @@ class Escrow(RuleBasedStateMachine):
         self.windows = dict.fromkeys(self.earned, 0)
         """As they were after the step before."""
         self.batch = 0
+        self.given_back: set[str] = set()
+        """Claims that an appeal has paid."""
 
     def teardown(self) -> None:
         """The end of the round: audits first, then everything is settled."""
@@ -110,6 +113,33 @@ class Escrow(RuleBasedStateMachine):
             self.batch += 1
             self.world.report(self.batch, [batch.groups[0].claim_id] if suspects else [])
 
+    @rule(data=st.data(), outcome=st.sampled_from(["granted", "granted", "denied"]))
+    def an_owner_appeals_and_the_operator_rules(self, data: st.DataObject, outcome: appeals.Ruled) -> None:
+        before = self.states()
+        void = sorted(claim for claim, state in before.items() if state == "voided")
+        if not void:
+            return
+        key = next(key for key in self.keys if key.node_id == self.owner(void[0]))
+        mine = [claim for claim in void if claim in self.earned[key.node_id]]
+        said = Appeal(round_id=ROUND, about=data.draw(st.sampled_from(mine)), reason="")
+        envelope = seal_appeal(key, said)
+        reply = self.world.run(appeals.take, envelope, round_id=ROUND, now_ms=self.world.now_ms)
+        given = {"given_by": "me", "rules": RULES, "now_ms": self.world.now_ms}
+        done = self.world.run(appeals.rule, reply.number, outcome, "because", "", **given)
+        after = self.states()
+        paid = {claim for claim in before if before[claim] != after[claim]}
+        assert all((before[claim], after[claim]) == ("voided", "posted") for claim in paid)
+        assert (len(paid), sum(self.worth[claim] for claim in paid)) == (
+            done["reinstated_claims"], done["reinstated_micros"],
+        )  # fmt: skip
+        assert paid <= set(mine)
+        if done["changed"] and outcome == "granted":
+            assert reply.claim_id in paid, "what was at fault is paid"
+            self.given_back |= paid
+        else:
+            assert not paid, "nothing is paid twice, nor by a ruling against it"
+        assert not self.world.run(appeals.rule, reply.number, "granted", "again", "", **given)["changed"]
+
     @rule()
     def the_coordinator_restarts(self) -> None:
         self.world.reopen()
@@ -120,17 +150,17 @@ class Escrow(RuleBasedStateMachine):
         assert sorted(states) == sorted(claim for claims in self.earned.values() for claim in claims)
         posted = {claim for claim, state in states.items() if state == "posted"}
         assert self.posted <= posted, "what was posted stays posted"
-        for claim in posted - self.posted:
+        for claim in posted - self.posted - self.given_back:
             self._may_be_posted(claim)
         self.posted = posted
         for owner in self.windows:
             self.windows[owner] = trust.window(self.world.run(standings.of, owner), RULES)
         taken = {row["claim_id"] for row in self.world.rows(tables.audits) if row["fault"]}
-        for claim in taken:
+        for claim in taken - self.given_back:
             assert states[claim] == "voided", "a fault takes the window before it"
             assert self.found.get(claim, "pardon") == "pardon", "but nothing that somebody judged"
         for claim, finding in self.found.items():
-            if self.faults(self.owner(claim)) < 2:
+            if claim not in self.given_back and self.faults(self.owner(claim)) < 2:
                 assert (states[claim] == "voided") == (finding == "hard" or claim in taken)
             assert finding not in ("pass", "soft") or states[claim] != "voided", "what was proven is never taken"
         for key in self.keys:

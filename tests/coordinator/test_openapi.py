@@ -15,6 +15,7 @@ from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 
 from coordinator.api import (
+    appeals,
     auditor,
     events,
     learner,
@@ -31,7 +32,7 @@ from coordinator.api import (
 )
 from tests.coordinator.served import serve
 
-ROOMS = (nodes, ledger, public, metrics, pages, events, stats, probes, learner, auditor, operator, planning)
+ROOMS = (nodes, ledger, public, metrics, pages, events, stats, probes, appeals, learner, auditor, operator, planning)
 HELD_OPEN = "/v1/events"
 """An answer that does not end."""
 

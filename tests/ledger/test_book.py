@@ -12,6 +12,7 @@ from ledger.accounts import paid as paid_to
 from ledger.book import TRANSITIONS, BookBroken, ClaimState, Outcome, State
 from ledger.entry import DEPOSITS_MAX_MICROS, Entry
 from tests.ledger.values import (
+    appeal,
     batch,
     claim,
     commitment,
@@ -22,7 +23,9 @@ from tests.ledger.values import (
     paid,
     payout,
     post,
+    reinstate,
     reveal,
+    ruling,
     verdict,
     version,
     void,
@@ -32,10 +35,12 @@ EVENTS: dict[str, Entry] = {
     "pending": credit(1),
     "post": post(1),
     "void": void(1),
+    "reinstate": reinstate(1),
     "payout": payout(1),
     "paid": paid(1),
 }
-OF_A_CLAIM, OF_A_PAYOUT = ("pending", "post", "void"), ("payout", "paid")
+OF_A_CLAIM, OF_A_PAYOUT = ("pending", "post", "void", "reinstate"), ("payout", "paid")
+GRANTED: list[Entry] = [appeal(1), ruling(1)]
 PAYOUT = payout(1).claim_id
 
 PATHS: dict[ClaimState, list[Entry]] = {
@@ -68,7 +73,7 @@ def test_the_table_is_complete() -> None:
 @pytest.mark.parametrize(("state", "kind"), list(TRANSITIONS), ids=lambda value: str(value))
 def test_every_pair_of_the_table_does_what_it_says(state: ClaimState, kind: str) -> None:
     path = PATHS[state] if state is not ClaimState.ABSENT or kind != "payout" else [credit(1), post(1)]
-    before = after(deposit(1_000), *path)
+    before = after(deposit(1_000), *path, *GRANTED)
     found, outcome = book.apply(before, EVENTS[kind])
     target = TRANSITIONS[state, kind]
     if isinstance(target, ClaimState):
@@ -78,12 +83,12 @@ def test_every_pair_of_the_table_does_what_it_says(state: ClaimState, kind: str)
         assert (found, outcome) == (before, target)
 
 
-def test_every_state_but_absent_is_reached_and_the_last_ones_are_final() -> None:
+def test_every_state_but_absent_is_reached_and_the_last_ones_are_final_but_for_an_appeal() -> None:
     targets = [target for target in TRANSITIONS.values() if isinstance(target, ClaimState)]
     assert set(targets) == set(ClaimState) - {ClaimState.ABSENT}
     for state, kinds in (
         (ClaimState.POSTED, OF_A_CLAIM),
-        (ClaimState.VOIDED, OF_A_CLAIM),
+        (ClaimState.VOIDED, ("pending", "post", "void")),
         (ClaimState.PAID, OF_A_PAYOUT),
     ):
         assert all(isinstance(TRANSITIONS[state, kind], Outcome) for kind in kinds)
@@ -195,6 +200,44 @@ def test_only_the_secret_that_was_committed_to_is_revealed_and_once() -> None:
     shown = after(commitment(1), reveal(1))
     assert book.apply(shown, reveal(1)) == (shown, Outcome.ALREADY_APPLIED)
     assert book.apply(before, commitment(1, b"\2" * 32)) == (before, Outcome.CONFLICT)
+
+
+def test_a_granted_appeal_pays_what_was_voided_once_and_no_more() -> None:
+    before = after(deposit(1_000), credit(1), credit(2), credit(3, of=2), void(1), void(2), void(3), *GRANTED)
+    assert before.balance(BUDGET) == 1_000
+    state, outcome = book.apply(before, reinstate(1))
+    assert (outcome, state.balance(BUDGET), state.balance(payable(node(1)))) == (Outcome.APPLIED, 700, 300)
+    assert book.apply(state, reinstate(1)) == (state, Outcome.ALREADY_POSTED)
+    assert book.apply(state, void(1)) == (state, Outcome.ALREADY_POSTED)
+    window, outcome = book.apply(state, reinstate(2, by=1))
+    assert (outcome, window.balance(payable(node(1)))) == (Outcome.APPLIED, 600)
+
+
+def test_nothing_is_reinstated_without_a_ruling_that_grants_it() -> None:
+    void_only = after(deposit(1_000), credit(1), void(1))
+    assert book.apply(void_only, reinstate(1)) == (void_only, Outcome.NOT_GRANTED)
+    asked = after(deposit(1_000), credit(1), void(1), appeal(1))
+    assert book.apply(asked, reinstate(1)) == (asked, Outcome.NOT_GRANTED)
+    denied = after(deposit(1_000), credit(1), void(1), appeal(1), ruling(1, "denied"))
+    assert book.apply(denied, reinstate(1)) == (denied, Outcome.NOT_GRANTED)
+    assert book.apply(denied, ruling(1)) == (denied, Outcome.CONFLICT), "the first ruling stands"
+    granted = after(deposit(1_000), credit(1), void(1), *GRANTED)
+    other = reinstate(1, reason="another_reason")
+    assert book.apply(granted, other) == (granted, Outcome.NOT_GRANTED)
+    assert book.apply(granted, reinstate(1, by=2)) == (granted, Outcome.NOT_GRANTED)
+
+
+def test_an_empty_budget_reinstates_nothing() -> None:
+    before = after(deposit(300), credit(1), void(1), credit(2), *GRANTED)
+    assert book.apply(before, reinstate(1)) == (before, Outcome.BUDGET_EXHAUSTED)
+
+
+def test_a_ruling_needs_an_appeal_and_an_appeal_is_made_once() -> None:
+    assert book.step(after(), ruling(1)) == (State(), Outcome.NOT_APPEALED)
+    before = after(appeal(1))
+    assert book.apply(before, appeal(1)) == (before, Outcome.ALREADY_APPLIED)
+    assert book.apply(before, appeal(1, digest="e")) == (before, Outcome.CONFLICT)
+    assert book.apply(before, ruling(2)) == (before, Outcome.NOT_APPEALED)
 
 
 def test_a_verdict_is_said_once_and_moves_nothing() -> None:

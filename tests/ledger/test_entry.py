@@ -9,12 +9,14 @@ from ledger.entry import (
     DEPOSITS_MAX_MICROS,
     ENTRY_MAX_BYTES,
     KINDS,
+    Appeal,
     Deposit,
     Entry,
     OwnerAct,
     Paid,
     Payout,
     Pending,
+    Ruling,
     Void,
     amount,
     parse,
@@ -22,6 +24,7 @@ from ledger.entry import (
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
 from tests.ledger.values import (
+    appeal,
     batch,
     claim,
     commitment,
@@ -32,7 +35,9 @@ from tests.ledger.values import (
     paid,
     payout,
     post,
+    reinstate,
     reveal,
+    ruling,
     verdict,
     version,
     void,
@@ -40,12 +45,13 @@ from tests.ledger.values import (
 
 ONE_OF_EACH: list[Entry] = [
     deposit(5), credit(1), post(1), void(1), version(1), commitment(1), reveal(1), verdict(1),
-    owner_act(1), batch(1), payout(1), paid(1),
+    owner_act(1), batch(1), payout(1), paid(1), appeal(1), ruling(1), reinstate(2),
 ]  # fmt: skip
 FROZEN = [
     "878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e",
     "fe10e1b9077c10ed", "9ac9f080e791e281", "bf88c207ae3887d9",
     "e6ffd26a736c23dd", "2d534566ccdd7faf", "8abe812476e84e46", "2a6397a54c890f59",
+    "09f0c366bb41735b", "b12b86f54d047a32", "82fde744b36667ad",
 ]  # fmt: skip
 
 
@@ -117,6 +123,18 @@ def test_pending_out_of_bounds_is_refused(change: dict[str, object]) -> None:
 def test_deposit_out_of_bounds_is_refused(amount_micros: int) -> None:
     with pytest.raises(MalformedMessage):
         Deposit.from_value({"kind": "deposit", "reference": "wire-1", "amount_micros": amount_micros})
+
+
+@pytest.mark.parametrize("change", [{"outcome": "perhaps"}, {"reason_code": "Because I say so"}, {"claim_id": "12"}])
+def test_ruling_out_of_bounds_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(MalformedMessage):
+        Ruling.from_value(ruling(1).model_dump() | change)
+
+
+def test_a_reinstatement_names_the_ruling_that_it_follows_from() -> None:
+    assert reinstate(2, by=1).ruling == ruling(1)
+    assert reinstate(2, by=1).effect != reinstate(1, by=1).effect
+    assert ruling(1).appealed == appeal(1).effect
 
 
 @pytest.mark.parametrize("reason", ["", "Because", "two words", "x" * 65, "_x"])
@@ -200,4 +218,6 @@ def test_entries_name_only_what_may_be_public() -> None:
     assert credit(1).node_id == node(1)
     assert set(OwnerAct.model_fields) == {"kind", "owner", "number", "act", "node_id", "statement_digest"}
     assert set(Payout.model_fields) == {"kind", "batch", "node_id", "amount_micros"}
+    assert set(Appeal.model_fields) == {"kind", "claim_id", "statement_digest"}
+    assert set(Ruling.model_fields) == {"kind", "claim_id", "outcome", "reason_code"}
     assert set(Paid.model_fields) == {"kind", "batch", "node_id", "reference"}

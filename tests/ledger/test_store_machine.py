@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,13 +22,29 @@ from ledger import book, store
 from ledger.accounts import BUDGET, paid, payable, paying
 from ledger.book import Outcome, State
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import ClaimEntry, Deposit, Entry, OnceEntry, Paid, Payout, Pending, Post, Reveal, Void, parse
+from ledger.entry import (
+    Appeal,
+    ClaimEntry,
+    Deposit,
+    Entry,
+    OnceEntry,
+    Paid,
+    Payout,
+    Pending,
+    Post,
+    Reinstate,
+    Reveal,
+    Ruling,
+    Void,
+    parse,
+)
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound
 from tests.ledger import naive_tree, values
 from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import (
+    appeal,
     claim,
     commitment,
     credit,
@@ -36,7 +53,9 @@ from tests.ledger.values import (
     owner_act,
     payout,
     post,
+    reinstate,
     reveal,
+    ruling,
     verdict,
     version,
     void,
@@ -48,6 +67,7 @@ SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check
 NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
 
+OUTCOMES: list[Literal["granted", "denied"]] = ["granted", "denied"]
 SECRETS = [bytes(32), b"\1" * 32]
 
 ENTRIES: st.SearchStrategy[Entry] = st.one_of(
@@ -61,6 +81,9 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(commitment, st.integers(1, 2), st.sampled_from(SECRETS)),
     st.builds(reveal, st.integers(1, 2), st.sampled_from(SECRETS)),
     st.builds(verdict, NUMBERS),
+    st.builds(appeal, st.integers(1, 2), digest=st.sampled_from("ab")),
+    st.builds(ruling, st.integers(1, 2), st.sampled_from(OUTCOMES), st.sampled_from(["right", "wrong"])),
+    st.builds(reinstate, NUMBERS, by=st.integers(1, 2), reason=st.sampled_from(["right", "wrong"])),
     st.builds(owner_act, st.integers(1, 2), digest=st.sampled_from("ab")),
     st.builds(payout, st.integers(1, 2), of=st.integers(1, 2), micros=st.sampled_from([3, 300])),
     st.builds(values.paid, st.integers(1, 2), of=st.integers(1, 2), reference=st.sampled_from(["tx-1", "tx-2"])),
@@ -75,16 +98,19 @@ class Auditor:
 
     def budget(self) -> int:
         deposited = sum(entry.amount_micros for entry in self.happened if isinstance(entry, Deposit))
-        spent = [entry for entry in self.happened if isinstance(entry, Pending) and not self.ended(entry, Void)]
+        spent = [entry for entry in self.happened if isinstance(entry, Pending) and not self.is_void(entry)]
         return deposited - sum(entry.amount_micros for entry in spent)
 
-    def ended(self, pending: Pending, how: type[Post] | type[Void]) -> bool:
+    def ended(self, pending: Pending, how: type[Post] | type[Void] | type[Reinstate]) -> bool:
         return any(isinstance(entry, how) and entry.claim_id == pending.claim_id for entry in self.happened)
+
+    def is_void(self, pending: Pending) -> bool:
+        return self.ended(pending, Void) and not self.ended(pending, Reinstate)
 
     def of_node(self, number: int) -> tuple[int, int]:
         """Pending and posted micros of a node."""
         mine = [entry for entry in self.happened if isinstance(entry, Pending) and entry.node_id == node(number)]
-        posted = [entry for entry in mine if self.ended(entry, Post)]
+        posted = [entry for entry in mine if self.ended(entry, Post) or self.ended(entry, Reinstate)]
         waiting = [entry for entry in mine if not self.ended(entry, Post) and not self.ended(entry, Void)]
         return sum(entry.amount_micros for entry in waiting), sum(entry.amount_micros for entry in posted)
 
@@ -103,6 +129,8 @@ class Auditor:
         """Whether an honest clerk would book it."""
         if isinstance(entry, Reveal) and entry.commitment not in self.happened:
             return False
+        if isinstance(entry, Ruling) and not self.asked_about(entry.claim_id):
+            return False
         if isinstance(entry, OnceEntry):
             return not any(old.effect == entry.effect for old in self.happened)
         same = [old for old in self.happened if isinstance(old, ClaimEntry) and old.claim_id == entry.claim_id]
@@ -113,7 +141,14 @@ class Auditor:
             return not same and any(
                 entry.node_id == node(number) and owed[number] >= entry.amount_micros for number in owed
             )
+        if isinstance(entry, Reinstate):
+            worth = sum(old.amount_micros for old in same if isinstance(old, Pending))
+            founded = len(same) == 2 and isinstance(same[1], Void) and entry.ruling in self.happened
+            return founded and self.budget() >= worth
         return len(same) == 1
+
+    def asked_about(self, claim_id: str) -> bool:
+        return any(isinstance(old, Appeal) and old.claim_id == claim_id for old in self.happened)
 
 
 class Died(Exception):
@@ -168,6 +203,12 @@ class LedgerMachine(RuleBasedStateMachine):
             outcomes = store.append_all(conn, entries, 0)
         for entry, outcome in zip(entries, outcomes, strict=True):
             self._expect(entry, outcome)
+
+    @rule(by=st.integers(1, 2), numbers=st.lists(NUMBERS, min_size=1, max_size=3), outcome=st.sampled_from(OUTCOMES))
+    def appeal_and_rule(self, by: int, numbers: list[int], outcome: Literal["granted", "denied"]) -> None:
+        """What random entries seldom line up to."""
+        self.append_in_one_transaction([void(by), *map(void, numbers), appeal(by), ruling(by, outcome)])
+        self.append_in_one_transaction([reinstate(number, by=by) for number in [by, *numbers]])
 
     @rule(entries=st.lists(ENTRIES, min_size=1, max_size=3))
     def append_and_roll_back(self, entries: list[Entry]) -> None:

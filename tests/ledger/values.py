@@ -1,6 +1,9 @@
 """Short names for entries that tests write often."""
 
+from typing import Literal
+
 from ledger.entry import (
+    Appeal,
     Commitment,
     Deposit,
     OwnerAct,
@@ -9,7 +12,9 @@ from ledger.entry import (
     PayoutBatch,
     Pending,
     Post,
+    Reinstate,
     Reveal,
+    Ruling,
     Verdict,
     Version,
     Void,
@@ -66,6 +71,18 @@ def post(number: int) -> Post:
 
 def void(number: int, reason_code: str = "replay_mismatch") -> Void:
     return Void(claim_id=claim(number), reason_code=reason_code)
+
+
+def appeal(number: int, *, digest: str = "d") -> Appeal:
+    return Appeal(claim_id=claim(number), statement_digest=digest * 64)
+
+
+def ruling(number: int, outcome: Literal["granted", "denied"] = "granted", reason: str = "fault_refuted") -> Ruling:
+    return Ruling(claim_id=claim(number), outcome=outcome, reason_code=reason)
+
+
+def reinstate(number: int, *, by: int = 1, reason: str = "fault_refuted") -> Reinstate:
+    return Reinstate(claim_id=claim(number), appealed_claim_id=claim(by), reason_code=reason)
 
 
 def owner_act(number: int, *, owner: int = 9, of: int = 1, digest: str = "d") -> OwnerAct:

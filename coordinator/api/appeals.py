@@ -1,0 +1,74 @@
+"""Appeals: what nodes and owners deliver, and what the operator's commands see and rule."""
+
+import json
+from typing import Annotated
+
+from aiohttp import web
+from pydantic import Field, StringConstraints, ValidationError
+
+from coordinator import appeals
+from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
+from coordinator.appeals import SAID_MAX_CHARS, Ruled
+from coordinator.config.section import Section
+from coordinator.round import now_ms
+from ledger.entry import ReasonCode
+from protocol import limits
+from protocol.errors import MalformedMessage
+
+routes = web.RouteTableDef()
+
+_Words = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$")]
+
+
+class Ruling(Section):
+    """How an appeal is ruled, why, and by whom."""
+
+    number: int = Field(ge=1, lt=2**31)
+    outcome: Ruled
+    reason_code: ReasonCode
+    said: _Words = Field(max_length=SAID_MAX_CHARS)
+    given_by: _Words = Field(min_length=1, max_length=100)
+
+
+@routes.post("/v1/appeals")
+async def appeal(request: web.Request) -> web.Response:
+    """A node's or an owner's signed word against a fault or a ban, by whoever brings it; repeating it is harmless."""
+    here = request.app[ROUND]
+    here.database.require_room()
+    envelope = await body(request, limits.APPEAL_MAX_BYTES)
+    taken = await here.database.run_for_node(appeals.take, envelope, round_id=here.round_id, now_ms=now_ms())
+    return reply(taken)
+
+
+@routes.get("/v1/operator/appeals")
+async def listed(request: web.Request) -> web.Response:
+    """All appeals, those that wait first."""
+    return reply_json(await require_operator(request).database.read(appeals.listed))
+
+
+@routes.get("/v1/operator/appeals/{number:[0-9]{1,9}}")
+async def shown(request: web.Request) -> web.Response:
+    """One appeal, with the evidence and what granting it would pay."""
+    here = require_operator(request)
+    return reply_json(await here.database.read(appeals.shown, int(request.match_info["number"]), here.audits.rules))
+
+
+@routes.post("/v1/operator/rulings")
+async def rule(request: web.Request) -> web.Response:
+    """Grant or deny an appeal, with a reason code."""
+    here = require_operator(request)
+    try:
+        wanted = Ruling.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise MalformedMessage(f"This is no ruling: {error}.") from None
+    done = await here.database.run(
+        appeals.rule,
+        wanted.number,
+        wanted.outcome,
+        wanted.reason_code,
+        wanted.said,
+        given_by=wanted.given_by,
+        rules=here.audits.rules,
+        now_ms=now_ms(),
+    )
+    return reply_json(done)

@@ -1,0 +1,129 @@
+"""`swarm-coordinator appeals`: what nodes say against faults and bans, the evidence, and the operator's rulings.
+
+- A running coordinator is asked with the operator's token; of a stopped one the store is read, and nothing is ruled.
+- The replay is evidence: it decides nothing. Whoever rules has seen it, and says why in a code that is in the log.
+"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coordinator import cli_audit
+from coordinator.asking import ask, read_store
+from coordinator.cli_nodes import AsJson, ConfigFile, Settings, when
+from coordinator.config import load
+from protocol.errors import Unreachable
+
+app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
+
+Number = Annotated[int, typer.Argument(min=1, help="The appeal's number.")]
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
+SAID = {"granted": "fault_refuted", "denied": "fault_confirmed"}
+
+
+class Word(StrEnum):
+    """What an operator may say to an appeal."""
+
+    GRANT = "grant"
+    DENY = "deny"
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
+    """List all appeals: those that wait, the oldest first, then those that were ruled on."""
+    from coordinator import appeals
+
+    config = load(config_file, settings)
+    found = ask(config, "GET", "/v1/operator/appeals")
+    rows = read_store(config, appeals.listed) if found is None else found
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['number']:4} {row['state']:8} {when(row['made_ms'])} owner {row['owner'][-8:]} "
+            f"claim {row['claim_id'][:16]}… {row['reason_code']}".rstrip()
+        )
+    typer.echo(f"{len(rows)} appeals, {sum(row['state'] == 'open' for row in rows)} wait for a ruling")
+
+
+@app.command(epilog=f"{EXIT_CODES[:-1]}; with --replay 0 pass, 3 soft fail, 4 hard fail, 1 no verdict.")
+def show(
+    config_file: ConfigFile,
+    number: Number,
+    settings: Settings,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Repeat the audit now, while the version is kept; needs torch.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one appeal: who says what, what the audit found, and what granting it would pay."""
+    from coordinator import appeals
+    from coordinator.opening import audit_rules
+
+    config = load(config_file, settings)
+    found = ask(config, "GET", f"/v1/operator/appeals/{number}")
+    row = found or read_store(config, lambda connection: appeals.shown(connection, number, audit_rules(config)))
+    if as_json:
+        typer.echo(json.dumps(row))
+    else:
+        _print(row, config_file)
+    if replay:
+        cli_audit.replay(config_file, settings, row["claim_id"], tolerance=config.audit.tolerance, as_json=as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def rule(
+    config_file: ConfigFile,
+    number: Number,
+    word: Annotated[Word, typer.Argument(help="grant: pay what was taken, and lift fault and ban; or deny.")],
+    settings: Settings,
+    code: Annotated[
+        str, typer.Option(help="Why, in a word of small letters for the log; a usual one by default.")
+    ] = "",
+    said: Annotated[str, typer.Option("--reason", help="Why, in words for the node; kept beside the log.")] = "",
+) -> None:
+    """Rule on an appeal, for good: an entry of the log, and one for each claim that is paid after all."""
+    from coordinator.orders import whoami
+
+    config = load(config_file, settings)
+    outcome = "granted" if word is Word.GRANT else "denied"
+    wanted = {"number": number, "outcome": outcome, "reason_code": code or SAID[outcome]}
+    done = ask(config, "POST", "/v1/operator/rulings", wanted | {"said": said, "given_by": whoami()})
+    if done is None:
+        raise Unreachable(f"No coordinator answers at {config.round.listen}.", hint="Rulings need a running one.")
+    if not done["changed"]:
+        typer.echo(f"appeal {number} was {done['state']} before as {done['reason_code']}: nothing changed")
+        return
+    typer.echo(
+        f"appeal {number} {done['state']} as {done['reason_code']}: "
+        f"{done['reinstated_claims']} claims, {done['reinstated_micros']} micro-units reinstated"
+    )
+
+
+def _print(row: dict[str, Any], config_file: Path) -> None:
+    from coordinator.terminal import block
+
+    typer.echo(f"appeal {row['number']}, {row['state']} {row['reason_code']}".rstrip())
+    typer.echo(f"made {when(row['made_ms'])} by {row['signer']}, owner {row['owner']}, about {row['about']}")
+    typer.echo(block(row["reason"]) if row["reason"] else "no words")
+    report = json.loads(row["report"])
+    typer.echo(
+        f"claim {row['claim_id']} of version {row['version']}, audit: {row['finding'] or 'none, a ban by order'}"
+    )
+    for one in report.get("findings", ()):
+        typer.echo(f"{one['rule']}, {one['outcome']}: expected {one['expected']}; observed {one['observed']}")
+    if "validator" in report:
+        typer.echo(f"validator {report['validator']}, tolerances {report['tolerance']} version {report['calibration']}")
+    if row["state"] == "open":
+        ends = ", and end the ban" if row["ends_ban"] else ""
+        typer.echo(
+            f"to grant it would pay {len(row['claims'])} claims, {row['amount_micros']} micro-units of "
+            f"{row['free_micros']} free{ends}"
+        )
+        typer.echo(f"swarm-coordinator appeals show {config_file} {row['number']} --replay")
+    elif row["said"]:
+        typer.echo(f"{row['ruled_by']} said {when(row['ruled_ms'])}:\n{block(row['said'])}")

@@ -1,0 +1,181 @@
+"""What a round is opened with: its folder, lock, keys, books, and the settings that its history allows.
+
+- Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
+- While a coordinator leads it touches its lock every second: whoever finds that free knows since when nobody leads,
+  whatever ended it.
+- A setting that batches, versions, leases or the ledger were counted with stays as it was.
+"""
+
+import fcntl
+import json
+import secrets
+from pathlib import Path
+from typing import IO
+
+import sqlalchemy as sa
+
+from coordinator.audit.trust import Rules
+from coordinator.backup import restoring
+from coordinator.config import Config
+from coordinator.data.child import prepare
+from coordinator.files import write_durably
+from coordinator.lottery import AuditTerms
+from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.state import get_fact, set_fact
+from ledger import store
+from ledger.entry import Deposit
+from protocol.errors import ConfigInvalid
+
+LOCK = "coordinator.lock"
+
+FIXED = (
+    "round.seed",
+    "model.path",
+    "model.revision",
+    "task.name",
+    "task.parameters",
+    "data.train",
+    "data.eval",
+    "data.revision",
+    "data.columns",
+    "data.chat",
+    "data.suffix",
+    "data.shuffle",
+    "data.size",
+    "sampling.temperature",
+    "sampling.samples_per_group",
+    "sampling.max_new_tokens",
+    "learner.groups_per_update",
+    "learner.lora_rank",
+    "market.budget_micros",
+    "store.url",
+)
+"""Settings that batches, versions, leases or the ledger of a round were counted with."""
+
+
+def only_coordinator(folder: Path) -> IO[str]:
+    """One coordinator per round: two would sign the same version numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / LOCK).open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigInvalid(
+            f"A coordinator is running in {folder}.", hint="Stop it, or choose another round.directory."
+        ) from None
+    return lock
+
+
+def led_until_ms(folder: Path) -> int | None:
+    """When the last coordinator was there; None while one is."""
+    try:
+        with only_coordinator(folder):
+            return int((folder / LOCK).stat().st_mtime * 1000)
+    except (ConfigInvalid, PermissionError):  # somebody else's, who may lead it
+        return None
+
+
+def touch(folder: Path) -> None:
+    """Say that we still lead."""
+    (folder / LOCK).touch()
+
+
+def lead(config: Config) -> IO[str]:
+    """Be the round's one leader, with settings that its history allows."""
+    folder = config.round.directory
+    resolved = folder / "resolved.json"
+    _check_settings(resolved, config)
+    lock = only_coordinator(folder)
+    try:
+        prepare(config, anew=not resolved.exists())
+        write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
+    except BaseException:  # raised again
+        lock.close()
+        raise
+    return lock
+
+
+def _check_settings(path: Path, config: Config) -> None:
+    """A round that exists goes on with the settings that its history depends on."""
+    if not path.exists():
+        return
+    before = Config.model_validate_json(path.read_text())
+    for name in FIXED:
+        section, _, key = name.partition(".")
+        old, new = (getattr(getattr(settings, section), key) for settings in (before, config))
+        if old != new:
+            raise ConfigInvalid(
+                f"The round in {path.parent} was made with {name} = {old}, not {new}.",
+                hint="Keep the old value, or give the new round another round.directory.",
+            )
+
+
+def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
+    keys, metadata = folder / "keys", folder / "metadata"
+    lifetime_s = config.publish.timestamp_lifetime_s
+    if not leads:
+        return SignedMetadata(keys, metadata, lifetime_s)
+    if (metadata / "timestamp.json").exists():
+        opened = SignedMetadata(keys, metadata, lifetime_s)
+        opened.mend(utc_now())
+        _leap_after_restore(opened, folder / restoring.MARK)
+        return opened
+    return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+
+
+def _leap_after_restore(metadata: SignedMetadata, mark: Path) -> None:
+    """Once after a restore: nodes take nothing that is older than what they saw before the round was lost."""
+    if mark.exists():
+        made_ms = int(json.loads(mark.read_text())["made_ms"])
+        now = utc_now()
+        metadata.leap(restoring.numbers_since(made_ms, int(1000 * now.timestamp())), now)
+        mark.unlink()
+
+
+def open_token(folder: Path) -> str:
+    path = folder / "operator.token"
+    _make_secret(path)
+    return path.read_text()
+
+
+def audit_rules(config: Config) -> Rules:
+    """How closely owners are looked at, as the operator set it."""
+    return Rules(
+        first_groups=config.audit.first_groups,
+        floor=config.audit.floor,
+        trusted_groups=config.audit.trusted_groups,
+        trusted_floor=config.audit.trusted_floor,
+        escrow_factor=config.audit.escrow_factor,
+    )
+
+
+def audit_terms(config: Config, folder: Path) -> AuditTerms:
+    """What audits go by; their master key is made with the round."""
+    path = folder / "keys" / "audit.key"
+    _make_secret(path)
+    return AuditTerms(
+        master=bytes.fromhex(path.read_text()),
+        rules=audit_rules(config),
+        epoch_groups=config.audit.epoch_groups,
+        timeout_ms=int(1000 * config.audit.timeout_s),
+        max_owner_share=config.audit.max_owner_share,
+    )
+
+
+def _make_secret(path: Path) -> None:
+    if not path.exists():
+        write_durably(path, secrets.token_hex(32).encode(), private=True)
+
+
+def open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:
+    """Make the store this round's, or find that it is."""
+    owner = get_fact(connection, "round_id")
+    if owner not in (None, round_id):
+        raise ConfigInvalid(
+            f"The store at store.url belongs to round {owner[:16]}…", hint="Give each round a database of its own."
+        )
+    if owner is None:
+        set_fact(connection, "round_id", round_id)
+    if budget_micros:
+        store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)

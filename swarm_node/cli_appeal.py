@@ -1,0 +1,61 @@
+"""`swarm-node appeal`: ask the operator to look again at what a fault or a ban took.
+
+- The node's key signs, or the owner's, which also speaks for a node whose key is gone or revoked.
+- Only a digest of the words goes into the public log; the operator reads them.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protocol.errors import ConfigInvalid, MalformedMessage
+from swarm_node.cli_keys import PassphraseFd, PassphraseFile, unlocked
+from swarm_node.cli_ledger import DEFAULT_HOME, JoinText
+
+EXIT_CODES = "Exit codes: 0 recorded, now or before; 1 failed or nothing was taken, 2 wrong usage."
+
+
+def appeal(
+    join_string: JoinText,
+    lease: Annotated[str, typer.Argument(help="The lease or claim; `swarm-node why` lists them.")],
+    reason: Annotated[str, typer.Option(help="What the operator should know; the evidence they have.")] = "",
+    home: Annotated[Path, typer.Option(help="The node's folder, whose key signs.")] = DEFAULT_HOME,
+    owner_key: Annotated[Path | None, typer.Option(help="Sign with this owner's key in place of the node's.")] = None,
+    passphrase_file: PassphraseFile = None,
+    passphrase_fd: PassphraseFd = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Appeal against what a fault or a ban took from this node: once, for all that it took; the operator rules."""
+    import trio
+
+    from protocol.appeal import Appeal, AppealReply, seal_appeal
+    from swarm_node import identity
+    from swarm_node import join_string as joining
+    from swarm_node.api_client import Coordinator
+
+    join = joining.parse(join_string)
+    try:
+        said = Appeal.from_value({"kind": "appeal", "round_id": join.round_id, "about": lease, "reason": reason})
+    except MalformedMessage as error:
+        raise ConfigInvalid(error.message, hint="Name a lease or claim as `swarm-node why` shows it.") from None
+    if owner_key is not None:
+        key = unlocked(owner_key, passphrase_file, passphrase_fd)
+    elif (path := home / identity.FILE).exists():
+        key = identity.load_or_create(path).key
+    else:
+        raise ConfigInvalid(f"There is no node in {home}.", hint="Name the node's --home, or sign with --owner-key.")
+
+    async def send() -> AppealReply:
+        coordinator = Coordinator(join.url, join.round_id, key)
+        try:
+            return await coordinator.appeal(seal_appeal(key, said))
+        finally:
+            await coordinator.close()
+
+    reply = trio.run(send)
+    if as_json:
+        typer.echo(reply.model_dump_json())
+        return
+    ruling = f", {reply.standing}: {reply.ruling}" if reply.ruling else ", and waits for the operator's ruling"
+    typer.echo(f"{reply.outcome}: appeal {reply.number} about claim {reply.claim_id}{ruling}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator import activation, evaluations, leases, local_nodes, registry, tls
+from coordinator import activation, evaluations, leases, local_nodes, opening, registry, tls
 from coordinator.api import (
     appeals,
     auditor,
@@ -104,6 +104,7 @@ async def run(
     """Serve the round until it is told to stop, and show it where somebody looks."""
     round_ = Round(config)
     stop = _told_to_stop()
+    await round_.settle_orders()
     runner = make_runner(round_)
     await runner.setup()
     try:
@@ -195,6 +196,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _sweep(round_: Round) -> None:
+    await asyncio.to_thread(opening.touch, round_.folder)
     expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from coordinator import cli_audit
-from coordinator.cli_nodes import AsJson, ConfigFile, Settings, ask, read, when
+from coordinator.asking import ask, read_store
+from coordinator.cli_nodes import AsJson, ConfigFile, Settings, when
 from coordinator.config import load
 from protocol.errors import Unreachable
 
@@ -37,7 +38,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/appeals")
-    rows = read(config, appeals.listed) if found is None else found
+    rows = read_store(config, appeals.listed) if found is None else found
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -65,7 +66,7 @@ def show(
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/appeals/{number}")
-    row = found or read(config, lambda connection: appeals.shown(connection, number, audit_rules(config)))
+    row = found or read_store(config, lambda connection: appeals.shown(connection, number, audit_rules(config)))
     if as_json:
         typer.echo(json.dumps(row))
     else:

@@ -4,7 +4,6 @@
 """
 
 import json
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,9 @@ from urllib.parse import quote
 
 import typer
 
-from coordinator.config import Config, load
-from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+from coordinator.asking import ask, read_store, stopped_line, stopped_since_ms
+from coordinator.config import load
+from protocol.errors import Unreachable
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
@@ -25,7 +25,6 @@ Node = Annotated[str, typer.Argument(help="The node's id, the beginning or end o
 Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
-ASK_S = 10.0
 
 
 @app.command("list", epilog=EXIT_CODES)
@@ -35,7 +34,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/nodes")
-    rows = read(config, moderation.listed) if found is None else found
+    rows = read_store(config, moderation.listed) if found is None else found
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -46,6 +45,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"pending {row['pending_micros']}, asks {row['price_micros_per_mtok']}"
         )
     typer.echo(f"{len(rows)} nodes")
+    if found is None:
+        typer.echo(stopped_line(config_file, stopped_since_ms(config)))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -55,7 +56,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
-    row = read(config, lambda connection: moderation.shown(connection, node)) if found is None else found
+    row = read_store(config, lambda connection: moderation.shown(connection, node)) if found is None else found
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
@@ -108,35 +109,6 @@ def _order(config_file: Path, settings: list[str], action: str, node: str, reaso
         raise Unreachable(f"No coordinator answers at {config.round.listen}.", hint="Orders need a running one.")
     what = f"owner {done['owner']}" if action in ("ban", "unban") else f"node {done['node_id']}"
     typer.echo(f"{action}: {what}" if done["changed"] else f"{what}: nothing to {action}")
-
-
-def ask(config: Config, method: str, path: str, content: object = None) -> Any:
-    """What a running coordinator says; None if there is none."""
-    import httpx
-
-    token = config.round.directory / "operator.token"
-    if not token.exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
-    headers = {"Authorization": f"Bearer {token.read_text()}", "Accept": "application/json"}
-    try:
-        url = f"http://{config.round.listen}{path}"
-        response = httpx.request(method, url, json=content, headers=headers, timeout=ASK_S)
-        said = response.json()
-    except (httpx.HTTPError, json.JSONDecodeError):
-        return None
-    if response.is_error:
-        raise SwarmError.from_wire(said)
-    return said
-
-
-def read(config: Config, look: Any) -> Any:
-    """The same from the store of a stopped round."""
-    from coordinator.state import Database
-
-    if not config.store.url and not (config.round.directory / "state.db").exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
-    with closing(Database(config.state)) as database:
-        return database.run_now(look)
 
 
 def _state(row: dict[str, Any]) -> str:

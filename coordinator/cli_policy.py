@@ -1,31 +1,45 @@
-"""`swarm-coordinator policy`: which versions there are, what they are made of, and whether they are what was signed.
+"""`swarm-coordinator policy`: which versions there are, whether they are what was signed, and others in their place.
 
-- These commands only read, from the round's folder and store: a running coordinator is not disturbed.
+- `list`, `show` and `verify` only read, from the round's folder and store: a running coordinator is not disturbed.
+- `rollback` and `publish` order a running coordinator; of a stopped round they are its coordinator for a moment.
 """
 
+import asyncio
 import json
+import shutil
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import load
+from coordinator.config import Config, load
+from coordinator.publish import newest_version
+from protocol.errors import OutOfOrder
 
 if TYPE_CHECKING:
     from coordinator.verifying import Verification
 
-app = typer.Typer(help="Look at published versions, and verify them.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Look at published versions, verify them, and put others in their place.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 DIFFERS = 3
+
+PUBLICATION_S = 3600.0
+"""Cutting, hashing and syncing the largest policies."""
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
 Settings = Annotated[
     list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
 ]
 Version = Annotated[int, typer.Argument(min=1, help="The version's number.")]
+Reason = Annotated[str, typer.Option(help="Why; it is kept with the order.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of them.")]
 
@@ -34,9 +48,12 @@ Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of the
 def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json: AsJson = False) -> None:
     """List the published versions, the newest first."""
     from coordinator import policies
+    from coordinator.asking import stopped_line
     from coordinator.audit.case import RoundArchive
+    from coordinator.opening import led_until_ms
 
-    with closing(RoundArchive(load(config_file, settings))) as archive:
+    config = load(config_file, settings)
+    with closing(RoundArchive(config)) as archive:
         rows = archive.read(policies.listed, archive.publisher, archive.metadata, last=last)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -45,6 +62,8 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
         typer.echo(_line(row))
     if not rows:
         typer.echo("No version is published yet.")
+    if since_ms := led_until_ms(config.round.directory):
+        typer.echo(stopped_line(config_file, since_ms))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -107,6 +126,78 @@ def verify(
         typer.echo(_verdict(run, version, len(differences)))
     if differences:
         raise typer.Exit(DIFFERS)
+
+
+@app.command(epilog=EXIT_CODES)
+def rollback(
+    config_file: ConfigFile, version: Version, settings: Settings, reason: Reason, as_json: AsJson = False
+) -> None:
+    """Publish an older version's weights again, as the next version; the learner goes on from them.
+
+    Numbers only go forward, and nobody loses credit: claims of the versions that are left count as long as their age
+    allows. The learner's optimizer begins anew.
+    """
+    _replace(load(config_file, settings), {"action": "rollback", "version": version, "reason": reason}, as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def publish(
+    config_file: ConfigFile,
+    folder: Annotated[Path, typer.Argument(help="A folder in hub format: this policy with other weights.")],
+    settings: Settings,
+    reason: Reason,
+    as_json: AsJson = False,
+) -> None:
+    """Publish the weights of a folder as the next version; the learner goes on from them.
+
+    Architecture, configuration and tokenizer must be those of the round's policy. Needs torch, and the round's folder.
+    """
+    from coordinator import replacing
+    from coordinator.asking import launched, require_round
+    from coordinator.audit.case import RoundArchive
+
+    config = load(config_file, settings)
+    require_round(config)
+    uploads = config.round.directory / "uploads"
+    name = replacing.stage_name()
+    archive = RoundArchive(launched(config))
+    with TemporaryDirectory(prefix=f"{name}.", dir=uploads) as scratch, closing(archive):
+        newest, _ = archive.read(newest_version)
+        current = Path(scratch) / "current"
+        if not newest or archive.write_policy(newest, current) is None:
+            raise OutOfOrder("No version is published yet.", hint="model.path names the policy to start from.")
+        from coordinator.learner import offering
+
+        offering.prepare(folder, current, Path(scratch) / name)
+        (Path(scratch) / name).rename(uploads / name)
+    try:
+        _replace(config, {"action": "publish", "stage": name, "reason": reason}, as_json)
+    finally:
+        shutil.rmtree(uploads / name, ignore_errors=True)
+
+
+def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
+    """Order it, or do it where no coordinator runs; and say what came of it."""
+    from coordinator.asking import ask, launched
+    from coordinator.orders import whoami
+    from coordinator.replacing import Replacement
+
+    order = Replacement(**wanted, given_by=whoami())
+    done = ask(config, "POST", "/v1/operator/versions", order.model_dump(), patience_s=PUBLICATION_S)
+    is_stopped = done is None
+    if is_stopped:
+        from coordinator.round import Round
+
+        with closing(Round(launched(config))) as here:
+            here.mirror = None  # which is for a running coordinator, and catches up when it is
+            done = asyncio.run(here.replace(order))
+    if as_json:
+        typer.echo(json.dumps(done))
+    elif not done["changed"]:
+        typer.echo(f"Version {done['version']} has these weights already: nothing is published.")
+    else:
+        later = ", and nodes will hear of it when the round is launched" if is_stopped else ""
+        typer.echo(f"Version {done['version']} is published{later}. The learner goes on from it.")
 
 
 def _content(run: "Verification", version: int, *, quiet: bool) -> list[str]:

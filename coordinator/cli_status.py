@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator import asking
 from coordinator.config import Config, load
 from protocol.errors import Unreachable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-ASK_S = 10.0
 WATCH_EVERY_S = 2.0
 HELP_LINE = "Ctrl-C ends this view; the round goes on."
 
@@ -27,7 +27,10 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
 ) -> None:
-    """Ask the running coordinator where its round stands: whether the learner waits and why, then all the rest."""
+    """Say where the round stands: whether the learner waits and why, then all the rest.
+
+    A running coordinator is asked. Of a stopped one the store is read: since when it is stopped, and how it goes on.
+    """
     from rich.console import Console
 
     from coordinator import screen
@@ -35,7 +38,7 @@ def status(
     config = load(config_file, settings)
     console = Console()
     if not watch:
-        told = ask(config)
+        told = look(config, config_file)
         if as_json:
             typer.echo(json.dumps(told, indent=2))
         else:
@@ -43,53 +46,53 @@ def status(
         return
     try:
         if screen.can_draw(console) and not as_json:
-            _draw_on(console, config)
+            _draw_on(console, config, config_file)
         else:
-            _print_on(config, as_json)
+            _print_on(config, config_file, as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def ask(config: Config) -> dict[str, Any]:
-    """What the running coordinator says of its round."""
-    import httpx
+def look(config: Config, config_file: Path) -> dict[str, Any]:
+    """What the coordinator says of its round; of a stopped one, what its store says."""
+    found: dict[str, Any] | None = asking.ask(config, "GET", "/v1/status", as_operator=False)
+    if found is not None:
+        return found | {"stopped_since_ms": None, "stopped": ""}
+    from coordinator import summary
 
-    try:
-        found: dict[str, Any] = httpx.get(f"http://{config.round.listen}/v1/status", timeout=ASK_S).json()
-    except (httpx.HTTPError, json.JSONDecodeError) as error:
-        raise Unreachable(
-            f"No coordinator answers at {config.round.listen} ({error}).", hint="Launch it first."
-        ) from error
-    return found
+    asking.require_round(config)
+    since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
+    told = asking.read_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
+    return told | {"stopped": asking.stopped_line(config_file, since_ms)}
 
 
-def _looks(config: Config) -> Iterator[tuple[dict[str, Any], str]]:
+def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """What is said, again and again, and why it may be old: a coordinator that restarts is waited for."""
-    told, note = ask(config), ""
+    told, note = look(config, config_file), ""
     while True:
         yield told, note
         time.sleep(WATCH_EVERY_S)
         try:
-            told, note = ask(config), ""
+            told, note = look(config, config_file), ""
         except Unreachable as error:
             note = f"{error} Asking again; what stands above is old. "
 
 
-def _print_on(config: Config, as_json: bool) -> None:
+def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
     from coordinator import overview
 
-    for told, note in _looks(config):
+    for told, note in _looks(config, config_file):
         if note:
             typer.echo(note, err=True)
         else:
             typer.echo(json.dumps(told) if as_json else f"{overview.text(told)}\n")
 
 
-def _draw_on(console: "Console", config: Config) -> None:
+def _draw_on(console: "Console", config: Config, config_file: Path) -> None:
     from rich.live import Live
 
     from coordinator import screen
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
-        for told, note in _looks(config):
+        for told, note in _looks(config, config_file):
             live.update(screen.panel(told, note=f"{note}{HELP_LINE}"), refresh=True)

@@ -1,6 +1,8 @@
 """What a round is opened with: its folder, lock, keys, books, and the settings that its history allows.
 
 - Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
+- While a coordinator leads it touches its lock every second: whoever finds that free knows since when nobody leads,
+  whatever ended it.
 - A setting that batches, versions, leases or the ledger were counted with stays as it was.
 """
 
@@ -23,6 +25,8 @@ from coordinator.state import get_fact, set_fact
 from ledger import store
 from ledger.entry import Deposit
 from protocol.errors import ConfigInvalid
+
+LOCK = "coordinator.lock"
 
 FIXED = (
     "round.seed",
@@ -52,7 +56,7 @@ FIXED = (
 def only_coordinator(folder: Path) -> IO[str]:
     """One coordinator per round: two would sign the same version numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / "coordinator.lock").open("w")
+    lock = (folder / LOCK).open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -61,6 +65,20 @@ def only_coordinator(folder: Path) -> IO[str]:
             f"A coordinator is running in {folder}.", hint="Stop it, or choose another round.directory."
         ) from None
     return lock
+
+
+def led_until_ms(folder: Path) -> int | None:
+    """When the last coordinator was there; None while one is."""
+    try:
+        with only_coordinator(folder):
+            return int((folder / LOCK).stat().st_mtime * 1000)
+    except (ConfigInvalid, PermissionError):  # somebody else's, who may lead it
+        return None
+
+
+def touch(folder: Path) -> None:
+    """Say that we still lead."""
+    (folder / LOCK).touch()
 
 
 def lead(config: Config) -> IO[str]:

@@ -1,4 +1,4 @@
-"""A round on one screen: first whether the learner waits and why, then fleet, versions, staleness, credit, incidents.
+"""A round on one screen: whether the learner waits and why, fleet, versions, staleness, credit, incidents.
 
 - Pure: from the JSON of `/v1/status` to lines, which `screen` draws on a terminal or prints.
 - Names and messages come from nodes: what could steer a terminal is replaced.
@@ -29,22 +29,31 @@ class Part:
 
 def parts(told: Mapping[str, Any]) -> list[Part]:
     """The whole screen, from top to bottom."""
-    learner = told["learner"]
-    waits = learner["state"] in ("waits", "will wait")
-    verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
     found = [
-        Part("learner", (verdict,), "bad" if waits else "good"),
-        Part("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad"),
+        *_verdict(told),
         Part("round", tuple(_round(told))),
         Part("fleet", tuple(_fleet(told))),
         Part("versions", tuple(_versions(told))),
         Part("staleness", tuple(_staleness(told))),
+        Part("prompts", tuple(_prompts(told["selection"]))),
         Part("credit", tuple(_credit(told))),
         Part("audits", tuple(_audits(told))),
         Part("measured", tuple(evaluation(one) for one in told["evaluations"])),
         Part("incidents", tuple(_incident(one) for one in told["incidents"][:INCIDENTS_SHOWN])),
     ]
     return [Part(one.title, tuple(map(printable, one.lines)), one.tone) for one in found if one.lines]
+
+
+def _verdict(told: Mapping[str, Any]) -> Iterator[Part]:
+    """That nobody leads the round; else whether the learner waits, and what is wrong besides."""
+    if told.get("stopped"):
+        yield Part("round", (told["stopped"],), "bad")
+        return
+    learner = told["learner"]
+    waits = learner["state"] in ("waits", "will wait")
+    verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
+    yield Part("learner", (verdict,), "bad" if waits else "good")
+    yield Part("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad")
 
 
 def text(told: Mapping[str, Any]) -> str:
@@ -115,6 +124,19 @@ def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"in vain {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
     if told["rejected"]:
         yield f"rejected {sum(told['rejected'].values())} answers{_counted(told['rejected'])}"
+
+
+def _prompts(told: Mapping[str, int]) -> Iterator[str]:
+    """How difficult they are at the moment, and which were left out for that."""
+    if told:
+        yield (
+            f"{told['prompts_seen']} prompts seen, lately always right {told['prompts_always_right']}, "
+            f"always wrong {told['prompts_always_wrong']}"
+        )
+        yield (
+            f"left out {told['always_right']} times as always right, {told['always_wrong']} as always wrong, "
+            f"{told['passed_over']} for better ones; taken again {told['probed']} times"
+        )
 
 
 def _credit(told: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from coordinator import summary
 from coordinator.health import percentile
 from coordinator.scores import wilson
 from coordinator.tables import fleet, nodes, rollouts
+from coordinator.web import words
 from ledger import store
 from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table
@@ -59,7 +60,13 @@ class Line:
     uploaded_bytes: int
     last_seen_ms: int
     registered_ms: int
+    trust: str = "new"
     nodes: int = 1
+
+    @property
+    def team(self) -> str:
+        """What stands behind the last @ of the name: whoever calls themselves so."""
+        return words.line(self.name, words.NAME_MAX).rpartition("@")[2].strip() if "@" in self.name else ""
 
     @property
     def accept_ratio(self) -> float | None:
@@ -142,8 +149,10 @@ class Fold:
         )
 
 
-def by_node(connection: sa.Connection, fold: Fold, *, silent_after_ms: int, now_ms: int) -> list[Line]:
-    """One line per node, the highest score first."""
+def by_node(
+    connection: sa.Connection, fold: Fold, levels: Mapping[str, str], *, silent_after_ms: int, now_ms: int
+) -> list[Line]:
+    """One line per node, the highest score first; `levels` says how far owners are trusted."""
     standby = set(connection.execute(sa.select(fleet.c.node_id).where(fleet.c.works.is_(False))).scalars())
     joined = sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.registered_ms)
     here = {row.node_id: row for row in connection.execute(joined)}
@@ -162,6 +171,7 @@ def by_node(connection: sa.Connection, fold: Fold, *, silent_after_ms: int, now_
                 rejected=row["rejected_rollouts"],
                 lag=fold.lag(node_id),
                 registered_ms=here[node_id].registered_ms,
+                trust=levels.get(here[node_id].owner, "new"),
                 **{name: row[name] for name in _TAKEN},
             )
         )
@@ -181,6 +191,16 @@ def by_owner(lines: Iterable[Line]) -> list[Line]:
         known = found.get(line.owner)
         found[line.owner] = line if known is None else _together(known, line)
     return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.owner))
+
+
+def by_team(lines: Iterable[Line]) -> list[Line]:
+    """One line per team, of whatever case its name is written in; who has none is in no line."""
+    found: dict[str, Line] = {}
+    for line in lines:
+        if team := line.team.casefold():
+            known = found.get(team)
+            found[team] = line if known is None else _together(known, line)
+    return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.team.casefold()))
 
 
 _SUMMED = (

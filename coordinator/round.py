@@ -10,15 +10,16 @@ import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, evaluations, local_nodes, lottery, opening, publish
+from coordinator import broadcasts, evaluations, local_nodes, lottery, opening, publish, replacing, summary
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
 from coordinator.best import Best
@@ -33,11 +34,12 @@ from coordinator.offers import Draw
 from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
 from coordinator.publish import Publisher
+from coordinator.replacing import Replacement
 from coordinator.signed_metadata import utc_now
 from coordinator.state import Database, get_fact
 from ledger import store
 from ledger.checkpoint import ledger_key
-from protocol import trust
+from protocol import chunks, trust
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.ids import NodeId
 from protocol.learning import Publication
@@ -46,6 +48,8 @@ from protocol.messages import Peer
 from protocol.origin import OriginList
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,10 @@ class Round:
         self.up_since_ms = now_ms()
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
-        self._publishing = asyncio.Lock()
+        self.publishing = asyncio.Lock()
+        """Held by whoever signs: a number is given to one version only."""
         self._changed = asyncio.Event()
-        self._publication: asyncio.Task[None] | None = None
+        self._publications: set[asyncio.Task[Any]] = set()
         self._text: PolicyText | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
         self.terms = terms_of(config)
@@ -131,15 +136,7 @@ class Round:
 
     def told(self) -> dict[str, Any]:
         """What the operator set, as far as nodes and visitors want to know it."""
-        config = self.config
-        return {
-            "round_id": self.round_id,
-            "task": shown(config),
-            "staleness": config.staleness.max_updates,
-            "max_updates": config.round.max_updates,
-            "samples_per_group": config.sampling.samples_per_group,
-            "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
-        }
+        return summary.told(self.config, self.round_id)
 
     @cached_property
     def evaluated(self) -> dict[str, int]:
@@ -178,28 +175,53 @@ class Round:
 
     async def publish(self, publication: Publication) -> None:
         """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""
-        self._publication = asyncio.create_task(self._publish(publication))
-        await asyncio.shield(self._publication)
+        await self._to_the_end(self._publish(publication))
+
+    async def replace(self, wanted: Replacement) -> dict[str, Any]:
+        """Publish what the operator wants in place of the newest version, to the end as well."""
+        return await self._to_the_end(replacing.replace(self, wanted))
+
+    async def settle_orders(self) -> None:
+        """Finish, or forget, what a coordinator was ordered to publish when it was killed."""
+        async with self.publishing:
+            await replacing.settle(self)
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._publications.add(task)
+        task.add_done_callback(self._publications.discard)
+        return await asyncio.shield(task)
 
     async def _publish(self, publication: Publication) -> None:
-        async with self._publishing:
+        async with self.publishing:
+            await replacing.settle(self)
             newest, _ = await self.database.run(publish.newest_version)
             if publication.version <= newest:
                 return
             if publication.version != newest + 1:
                 raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
-            manifest, digest = await asyncio.to_thread(self.publisher.publish, publication)
-            if self.mirror:
-                await self.mirror.caught_up(self.config.publish.upload_patience_s)
-            await self.database.run(self._enter, manifest, digest, now_ms=now_ms())
-            log.info("published version=%d update=%d", manifest.version, manifest.update)
-            await self.look()
-            needed = await self.database.read(evaluations.oldest_needed)
-            await asyncio.to_thread(self.publisher.forget_old, publication.version, audited=needed)
+            await self.bring_out(publication)
 
-    def _enter(self, connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:
+    async def bring_out(self, publication: Publication) -> None:
+        """Sign the next version and enter it; only for who is `publishing`."""
+        manifest, _ = await asyncio.to_thread(self.publisher.publish, publication)
+        await self.enter(manifest)
+
+    async def enter(self, manifest: PolicyManifest) -> None:
+        """A signed version becomes one that work is given for."""
+        if self.mirror:
+            await self.mirror.caught_up(self.config.publish.upload_patience_s)
+        await self.database.run(self._enter, manifest, now_ms=now_ms())
+        log.info("published version=%d update=%d", manifest.version, manifest.update)
+        await self.look()
+        needed = await self.database.read(evaluations.oldest_needed)
+        await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed)
+
+    def _enter(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
         """A version is there: let dispatch, ledger and nodes know of it, and begin to measure it where that is due."""
+        digest = chunks.digest(manifest.to_bytes())
         broadcasts.begin(connection, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms)
+        replacing.entered(connection, manifest.version, now_ms)
         evaluations.due(connection, manifest.version, self.evaluated, self.evaluation_terms, now_ms)
 
     async def look(self) -> None:
@@ -224,7 +246,7 @@ class Round:
 
     async def renew_timestamp(self) -> None:
         """Sign a fresh timestamp; never while a version is being published."""
-        async with self._publishing:
+        async with self.publishing:
             await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
             if self.mirror:
                 await self.mirror.changed()

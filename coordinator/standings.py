@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from coordinator import marks, orders
 from coordinator.audit import trust as rules_of_trust
-from coordinator.audit.trust import Rules, Standing
+from coordinator.audit.trust import Level, Rules, Standing
 from coordinator.tables import WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
@@ -202,6 +202,11 @@ def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
         )
     }
     return [_shown(row, rules, escrow.get(row["owner"], (0, 0))) for row in _every(connection)]
+
+
+def levels(connection: sa.Connection, rules: Rules) -> dict[str, Level]:
+    """How far each owner is trusted; who is not in it has brought nothing yet."""
+    return {row["owner"]: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
 
 
 def _every(connection: sa.Connection) -> list[Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, evaluations, health, history, publish, standings, waiting
+from coordinator import activation, broadcasts, curriculum, evaluations, health, history, publish, standings, waiting
 from coordinator.config import Config
-from coordinator.leases import latest_batch
+from coordinator.data.kinds import shown
+from coordinator.leases import latest_batch, rules_of
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
 from ledger import store
@@ -20,6 +21,10 @@ from protocol.lease import OPEN, State
 
 UNFINISHED_SHOWN = 10
 """Nodes that status names for the leases they left unanswered; the leaderboard has them all."""
+
+
+AFTER_ALL_MS = 2**53
+"""A moment that nobody was heard of after."""
 
 
 def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
@@ -54,11 +59,30 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         **_alive(connection, version, alive_since_ms),
         "evaluations": _last_evaluations(connection),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
+        "selection": curriculum.shown(connection, rules_of(config)),
         "fleet": activation.shown(connection),
         "publish_every": kappa,
         "load": asdict(asked) if asked else None,
         **health.figures(connection, asked, kappa),
     }
+
+
+def told(config: Config, round_id: str) -> dict[str, Any]:
+    """What the operator set, as far as nodes and visitors want to know it."""
+    return {
+        "round_id": round_id,
+        "task": shown(config),
+        "staleness": config.staleness.max_updates,
+        "max_updates": config.round.max_updates,
+        "samples_per_group": config.sampling.samples_per_group,
+        "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+    }
+
+
+def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
+    """What `explained` and `told` say, of a round that no coordinator leads since then: nobody counts as alive."""
+    found = explained(connection, config=config, alive_since_ms=AFTER_ALL_MS)
+    return found | told(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
 
 
 def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:

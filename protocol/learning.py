@@ -108,3 +108,5 @@ class LearnerState(Message):
     finished: bool
     evaluating: bool = False
     """The nodes still measure the last version."""
+    replacement: int = Field(0, ge=0)
+    """The last version that the operator put in the place of the learner's, which goes on from it; 0: none."""

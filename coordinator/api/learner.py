@@ -8,16 +8,16 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import activation, batches, escrow, evaluations, lottery, publish
-from coordinator.api.http import body, pieces, reply, require_operator
+from coordinator import activation, batches, escrow, evaluations, lottery, publish, replacing
+from coordinator.api.http import ROUND, body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
 from coordinator.round import now_ms
 from coordinator.state import get_fact, set_fact
 from ledger import store
 from protocol import limits
-from protocol.errors import MalformedMessage
-from protocol.learning import LearnerState, Progress, Publication, Report, Uploads
-from protocol.manifest import FileName
+from protocol.errors import MalformedMessage, NotFound
+from protocol.learning import LearnerState, Progress, Publication, Report, Upload, Uploads
+from protocol.manifest import FileName, PolicyManifest
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ async def state(request: web.Request) -> web.Response:
             ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
             evaluating=evaluations.is_running(connection, "last"),
+            replacement=replacing.newest_replacement(connection),
         )
 
     return reply(await here.database.run(read))
@@ -99,6 +100,36 @@ async def publish_version(request: web.Request) -> web.Response:
     here = require_operator(request)
     await here.publish(Publication.from_bytes(await body(request)))
     return web.Response(status=204)
+
+
+@routes.get("/v1/learner/versions/{version:[0-9]+}")
+async def published(request: web.Request) -> web.Response:
+    """The files of a published version, for a learner that goes on from it."""
+    manifest = await _manifest(request)
+    files = tuple(Upload(path=entry.path, digest=entry.digest) for entry in manifest.files)
+    return reply(Publication(version=manifest.version, update=manifest.update, files=files))
+
+
+@routes.get("/v1/learner/versions/{version:[0-9]+}/{name}")
+async def published_file(request: web.Request) -> web.StreamResponse:
+    """One file of a published version."""
+    manifest, name = await _manifest(request), request.match_info["name"]
+    for entry in manifest.files:
+        if entry.path == name:
+            publisher = request.app[ROUND].publisher
+            return web.FileResponse(
+                await asyncio.to_thread(replacing.file_of, publisher, manifest.version, name, entry.digest)
+            )
+    raise NotFound(f"Version {manifest.version} has no such file.")
+
+
+async def _manifest(request: web.Request) -> PolicyManifest:
+    here = require_operator(request)
+    version = int(request.match_info["version"])
+    manifest = await asyncio.to_thread(here.publisher.manifest, version)
+    if manifest is None:
+        raise NotFound(f"Version {version} was not published, or is not kept any more.")
+    return manifest
 
 
 @routes.get("/v1/learner/batches/{number:[0-9]+}")

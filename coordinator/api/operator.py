@@ -1,4 +1,4 @@
-"""What the operator's commands call, with the operator's token: nodes looked at, paused and banned."""
+"""What the operator's commands call, with the operator's token: about nodes and versions."""
 
 import json
 from typing import Any
@@ -10,6 +10,7 @@ from coordinator import moderation
 from coordinator.api.http import body, reply_json, require_operator
 from coordinator.config.section import Section
 from coordinator.orders import REASON_MAX_CHARS, Action
+from coordinator.replacing import Replacement
 from coordinator.round import now_ms
 from protocol import limits
 from protocol.errors import MalformedMessage
@@ -57,3 +58,14 @@ async def order(request: web.Request) -> web.Response:
         now_ms=now_ms(),
     )
     return reply_json(done)
+
+
+@routes.post("/v1/operator/versions")
+async def replace_version(request: web.Request) -> web.Response:
+    """Publish an older version's weights, or staged ones, as the next version."""
+    here = require_operator(request)
+    try:
+        wanted = Replacement.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise MalformedMessage(f"This is no order: {error}.") from None
+    return reply_json(await here.replace(wanted))

@@ -1,8 +1,8 @@
 """The standings as files for scripts and for sites that collect statistics: CSV, JSON, and XML in the form of BOINC.
 
-- `nodes.csv`, `nodes.json`, `owners.csv`, `owners.json`: one row per line of the board, amounts in millionths.
-- `tables.xml`, `user.xml`, `host.xml` and the compressed `user.gz`, `host.gz`: what BOINC projects publish below
-  `/stats/`. A user is an owner, a host a node; docs/protocol.md lists the tags.
+- `nodes.csv`, `nodes.json`, the same of owners and teams: one row per line of the board, amounts in millionths.
+- `tables.xml`, `user.xml`, `team.xml`, `host.xml` and the compressed `user.gz`, `team.gz`, `host.gz`: what BOINC
+  projects publish below `/stats/`. A user is an owner, a host a node; docs/protocol.md lists the tags.
 - A cell that a spreadsheet would take for a formula begins with an apostrophe.
 """
 
@@ -35,7 +35,7 @@ PER_DAY = math.log(2) * DAY_MS / HALF_LIFE_MS
 XML = "application/xml; charset=utf-8"
 
 
-@routes.get("/stats/{file:(nodes|owners)[.](csv|json)|tables[.]xml|(user|host)[.](xml|gz)}")
+@routes.get("/stats/{file:(nodes|owners|teams)[.](csv|json)|tables[.]xml|(user|team|host)[.](xml|gz)}")
 async def stats(request: web.Request) -> web.Response:
     """The standings as a file."""
     file = request.match_info["file"]
@@ -51,6 +51,7 @@ def row(line: Line) -> dict[str, Any]:
         "owner": line.owner,
         "name": words.readable(line.name, line.node_id),
         "nickname": nickname(line.node_id),
+        "team": line.team,
         "nodes": line.nodes,
         "state": line.state,
         "score_micros": round(line.score_micros),
@@ -58,6 +59,7 @@ def row(line: Line) -> dict[str, Any]:
         "pending_micros": line.pending_micros,
         "voided_micros": line.voided_micros,
         "escrow_share": line.escrow_share,
+        "trust": line.trust,
         "validated_tokens": line.validated_tokens,
         "accepted": line.accepted,
         "rejected": line.rejected,
@@ -102,7 +104,7 @@ def _tables(board: Board) -> Page:
     values = {
         "update_time": board.now_ms // 1000,
         "nusers_total": len(board.owners),
-        "nteams_total": 0,
+        "nteams_total": len(board.teams),
         "nhosts_total": len(board.nodes),
         "total_credit": _units(sum(line.posted_micros for line in board.nodes)),
     }
@@ -112,6 +114,12 @@ def _tables(board: Board) -> Page:
 def _users(board: Board) -> Iterator[str]:
     for line in board.owners:
         yield _xml("user", {"id": number(line.owner), "name": nickname(line.owner), "cpid": _digest(line.owner),
+                            **_credit(line, board.now_ms)})  # fmt: skip
+
+
+def _teams(board: Board) -> Iterator[str]:
+    for line in board.teams:
+        yield _xml("team", {"id": number(line.team.casefold()), "name": line.team, "nusers": line.nodes,
                             **_credit(line, board.now_ms)})  # fmt: skip
 
 
@@ -156,16 +164,20 @@ def _packed(make: Callable[[Board], Page]) -> Callable[[Board], Page]:
     return lambda board: Page(gzip.compress(make(board).body, mtime=0), "application/gzip")
 
 
-_USERS, _HOSTS = _list("users", _users), _list("hosts", _hosts)
+_USERS, _TEAMS, _HOSTS = _list("users", _users), _list("teams", _teams), _list("hosts", _hosts)
 
 FILES: dict[str, Callable[[Board], Page]] = {
     "nodes.csv": lambda board: _csv(board.nodes),
     "owners.csv": lambda board: _csv(board.owners),
+    "teams.csv": lambda board: _csv(board.teams),
     "nodes.json": lambda board: _json(board, board.nodes),
     "owners.json": lambda board: _json(board, board.owners),
+    "teams.json": lambda board: _json(board, board.teams),
     "tables.xml": _tables,
     "user.xml": _USERS,
+    "team.xml": _TEAMS,
     "host.xml": _HOSTS,
     "user.gz": _packed(_USERS),
+    "team.gz": _packed(_TEAMS),
     "host.gz": _packed(_HOSTS),
 }

@@ -17,10 +17,10 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import curves, evaluations, history, summary
+from coordinator import curves, evaluations, history, orders, standings, summary
 from coordinator.api.snapshot import Snapshot
 from coordinator.curves import Curves
-from coordinator.ranking import Fold, by_node, by_owner
+from coordinator.ranking import Fold, by_node, by_owner, by_team
 from coordinator.round import Round, join_string, now_ms
 from coordinator.tables import versions
 from coordinator.web.board import Board
@@ -103,11 +103,13 @@ class Watch:
 
     def _read_board(self, connection: sa.Connection, moment_ms: int) -> Board:
         self._fold.read(connection)
-        nodes = by_node(connection, self._fold, silent_after_ms=self._here.silent_after_ms, now_ms=moment_ms)
+        levels = standings.levels(connection, self._here.audits.rules)
+        nodes = by_node(connection, self._fold, levels, silent_after_ms=self._here.silent_after_ms, now_ms=moment_ms)
         return Board(
             status=self._status(connection, moment_ms),
             nodes=nodes,
             owners=by_owner(nodes),
+            teams=by_team(nodes),
             days=dict(self._fold.days),
             ledger_size=store.size(connection),
             now_ms=moment_ms,
@@ -131,6 +133,7 @@ class Watch:
             spreads=curves.spreads(connection),
             branches=curves.tree(connection, last["version"]) if last else [],
             incidents=history.incidents(connection),
+            orders=orders.about(connection),
             now_ms=moment_ms,
             join_string=join_string(self._here.config, self._here.round_id),
         )

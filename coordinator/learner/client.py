@@ -1,13 +1,14 @@
 """The learner's side of the coordinator's API: batches in, reports and versions out."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 from blake3 import blake3
 
 from protocol import canonical, limits
-from protocol.errors import SwarmError, Unreachable
+from protocol.errors import ChunkMismatch, SwarmError, Unreachable
 from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload, Uploads
 from protocol.message import Message
 
@@ -57,6 +58,27 @@ class CoordinatorClient:
         publication = Publication(version=version, update=update, files=tuple(entries))
         self._call("POST", "/v1/learner/versions", publication, timeout_s=PUBLICATION_S)
 
+    def fetch(self, version: int, folder: Path) -> None:
+        """Write a published version's files into a folder, each only if it is what was signed."""
+        for file in Publication.from_bytes(self._call("GET", f"/v1/learner/versions/{version}")).files:
+            hasher = blake3()
+            with (folder / file.path).open("wb") as target, self._answer(version, file.path) as pieces:
+                for piece in pieces.iter_bytes(limits.MIB):
+                    hasher.update(piece)
+                    target.write(piece)
+            if hasher.hexdigest() != file.digest:
+                raise ChunkMismatch(f"{file.path} of version {version} did not come as it was published.")
+
+    @contextmanager
+    def _answer(self, version: int, name: str) -> Iterator[httpx.Response]:
+        try:
+            with self._http.stream("GET", f"/v1/learner/versions/{version}/{name}") as response:
+                if response.is_error:
+                    raise SwarmError.from_wire(canonical.decode(response.read()))
+                yield response
+        except httpx.HTTPError as error:
+            raise _away(error) from error
+
     def _call(
         self, method: str, path: str, body: Message | Iterator[bytes] | None = None, timeout_s: float = BATCH_WAIT_S
     ) -> bytes:
@@ -64,10 +86,14 @@ class CoordinatorClient:
         try:
             response = self._http.request(method, path, content=content, timeout=timeout_s)
         except httpx.HTTPError as error:
-            raise Unreachable(f"The coordinator does not answer ({error}).") from error
+            raise _away(error) from error
         if response.is_error:
             raise SwarmError.from_wire(canonical.decode(response.content))
         return response.content
+
+
+def _away(error: httpx.HTTPError) -> Unreachable:
+    return Unreachable(f"The coordinator does not answer ({error}).")
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -78,6 +78,10 @@ class Crew:
         """A checkpoint, with these plain values."""
         self._together("save", beside)
 
+    def take(self, folder: Path) -> None:
+        """Go on from the weights of a published version."""
+        self._together("take", folder)
+
     def publish(self, folder: Path) -> None:
         """Write the policy as a folder in hub format."""
         self._together("publish", folder)
@@ -123,6 +127,9 @@ class Crew:
 
     def _save(self, beside: dict[str, Any]) -> None:
         self.policy.save(self._checkpoints, **beside)
+
+    def _take(self, folder: Path) -> None:
+        self.policy.take(folder)
 
     def _publish(self, folder: Path) -> None:
         settings = self._config.learner
@@ -175,6 +182,7 @@ class Crew:
     _ACTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
         "train": _train,
         "save": _save,
+        "take": _take,
         "publish": _publish,
         "warm_start": _warm_start,
         "accuracy": _accuracy,

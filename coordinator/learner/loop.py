@@ -7,6 +7,9 @@
   version and the ledger's head that it was made at. A round that is behind them is refused.
 - Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
   already reported updates are not settled twice.
+- A version that the operator put in the place of ours is taken before the next update: its weights, and an optimizer
+  that remembers nothing. A checkpoint knows which one was taken last; a learner that resumes from an older one takes it
+  again, and no version follows it before a newer one is durable.
 - Idle time is the time spent waiting for a batch; everything else is work.
 - When standard input ends, the coordinator is gone and so is this process.
 - Several processes may train one policy (`learner.processes`, or torchrun): rank 0 reads this story, and the others do
@@ -79,6 +82,8 @@ class Learner:
         self._tracker = self._open_tracker()
         self._version = 0
         """The newest one that is known of."""
+        self._taken = int((crew.resumed or {}).get("taken", 0))
+        """The last version that was taken in the place of our own."""
 
     def run(self) -> None:
         """From wherever the checkpoint stands to the end of the round."""
@@ -108,6 +113,7 @@ class Learner:
         busy_s = asked - (self._began or asked)
         batch = self._client.batch(number)
         self._began = time.monotonic()
+        self._look()
         step = self._crew.train(batch.groups)
         mismatched = tuple(claim for claim, nats in step.distances.items() if not nats < MISMATCH_NATS)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
@@ -143,7 +149,22 @@ class Learner:
             version=state.newest_version,
             ledger_size=state.ledger_size,
             ledger_head=state.ledger_head,
+            taken=self._taken,
         )
+
+    def _look(self) -> LearnerState:
+        """Where the round stands; what the operator put in the place of the policy is taken at once."""
+        state = self._client.state()
+        self._version = state.newest_version
+        if state.replacement > self._taken:
+            folder = self._folder / "taking"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            self._client.fetch(state.replacement, folder)
+            self._crew.take(folder)
+            self._taken = state.replacement
+            log.info("took version=%d update=%d", self._taken, self._policy.update)
+        return state
 
     def _begin(self) -> None:
         """What comes before the first update: the embedded policy's warm start, and the accuracy to start from."""
@@ -156,8 +177,7 @@ class Learner:
 
     def _is_due(self) -> bool:
         """Whether a version shall be published now; how often is for the coordinator to say, who measures."""
-        state = self._client.state()
-        self._version = state.newest_version
+        state = self._look()
         return self._policy.update >= min(state.newest_update + state.publish_every, self._last)
 
     def _publish(self) -> None:

@@ -6,7 +6,7 @@
   else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,15 @@ class Adapters(nn.Module):
             for weight, index in self._of_weight.items()
             for name, part in zip(adapter.names(weight), (self.down[index], self.up[index]), strict=True)
         }
+
+    def take(self, published: Mapping[str, torch.Tensor], config: bytes) -> None:
+        """Go on from matrices that were published, if need be under another alpha."""
+        ratio = adapter.scale(config) / self._scale
+        with torch.no_grad():
+            for weight, index in self._of_weight.items():
+                down, up = adapter.names(weight)
+                self.down[index].copy_(published[down])
+                self.up[index].copy_(published[up].float() * ratio)
 
     def config(self, base: str) -> bytes:
         """The published description."""

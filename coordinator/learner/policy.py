@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.learner import checkpoint
@@ -31,6 +31,7 @@ from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
+from coordinator.learner.trajectories import factors
 from protocol import adapter, canary
 from protocol.learning import TrainingGroup
 
@@ -75,13 +76,28 @@ class Policy:
         self.update = 0
         """Updates made so far."""
 
-    def _load(self) -> Any:
-        model: Any = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
+    def _load(self, folder: Path | None = None) -> Any:
+        source = folder or self._folder
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True)
         model.to(self._ranks.device)
         prepare(model, self._settings)
         self._ranks.shard(model)
         self._ranks.forward(model, completion_logprobs)
         return model
+
+    def take(self, folder: Path) -> None:
+        """Go on from a published version's weights, at the same update.
+
+        What the optimizer remembers was measured on the way that is left, and goes with it.
+        """
+        if self._adapters:
+            self._adapters.take(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
+        else:
+            other = self._load(folder)
+            with torch.no_grad():
+                for here, there in zip(self.model.parameters(), other.parameters(), strict=True):
+                    here.copy_(there)
+        self._optimizer.state.clear()
 
     def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
         """One update on these groups."""
@@ -110,6 +126,7 @@ class Policy:
             "reward/mean": float(data.rewards.mean()),
             "reward/std": float(data.rewards.std(correction=0)),
             "reward/signal": float(varied(data.rewards, data.owners, len(groups)).float().mean()),
+            "reward/taught": float((terms.advantages != 0).float().mean()),
             "samples": float(len(data.rewards)),
             "tokens": float(data.mask.sum()),
         }
@@ -120,11 +137,13 @@ class Policy:
         algorithm, longest = self._settings.algorithm, self._settings.max_completion_length
         counts = judged(data, algorithm, ends=self.ends)
         mask = data.mask * counts[:, None]
+        advantages = of_batch(data, counts, algorithm, longest=longest)
+        chosen = factors(advantages, data.owners, algorithm, seed=self._settings.seed, update=self.update)
         return Terms(
             behaviour=data.behaviour,
             mask=mask,
             shares=shares(mask, algorithm, longest=longest),
-            advantages=of_batch(data, counts, algorithm, longest=longest),
+            advantages=advantages * chosen,
             reference=self._of_reference(data),
         )
 

@@ -33,7 +33,7 @@ def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] 
         make_policy(target, seed=seed, words=words)
         return
     source = _downloaded(model) if model.path.startswith(HUB) else Path(model.path)
-    _require(source, model.path)
+    require(source, f"model.path {model.path}")
     target.mkdir(parents=True)
     for path in sorted({path for pattern in WANTED for path in source.glob(pattern)}):
         shutil.copyfile(path, target / path.name)
@@ -57,17 +57,17 @@ def _downloaded(model: ModelSection) -> Path:
     return Path(found)
 
 
-def _require(source: Path, name: str) -> None:
+def require(source: Path, name: str) -> None:
     """Say what a folder lacks, before anything is started on it."""
     for needed in ("config.json", "tokenizer.json"):
         if not (source / needed).is_file():
-            raise ConfigInvalid(f"model.path {name} is no folder in hub format: it has no {needed}.")
+            raise ConfigInvalid(f"{name} is no folder in hub format: it has no {needed}.")
     if (source / adapter.CONFIG).exists():
         raise ConfigInvalid(
-            f"model.path {name} has an adapter beside its weights, or nothing else.",
+            f"{name} has an adapter beside its weights, or nothing else.",
             hint="Merge it into its base first, as `swarm-coordinator export` does.",
         )
     if not any(source.glob("*.safetensors")):
         raise ConfigInvalid(
-            f"model.path {name} has no weights as safetensors.", hint="Pickled weights run code; convert them first."
+            f"{name} has no weights as safetensors.", hint="Pickled weights run code; convert them first."
         )

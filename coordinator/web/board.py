@@ -1,4 +1,4 @@
-"""The leaderboard: nodes, owners or days; a hundred lines at a time, sorted and searched by the server."""
+"""The leaderboard: nodes, owners, teams or days; a hundred lines at a time, sorted and searched by the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from protocol.nicknames import nickname
 LINES_PER_PAGE = 100
 DAYS_SHOWN = 100
 SEARCH_MAX = 60
-VIEWS = {"nodes": "Nodes", "owners": "Owners", "days": "Days"}
+VIEWS = {"nodes": "Nodes", "owners": "Owners", "teams": "Teams", "days": "Days"}
 
 COLUMNS: tuple[tuple[str, Column], ...] = (
     ("", Column("#")),
@@ -30,9 +30,14 @@ COLUMNS: tuple[tuple[str, Column], ...] = (
     ),
     ("cost", Column("cost / Mtok", "credit for a million validated tokens", is_minor=True)),
     ("uploaded", Column("uploaded", "to other nodes, by the signed receipts of those who received", is_minor=True)),
+    ("", Column("trust", "by what audits found: new, known, trusted, held or banned", is_text=True, is_minor=True)),
     ("rate", Column("tokens/s", "as the node says", is_minor=True)),
     ("", Column("state", is_text=True)),
 )
+
+EMPTY = dict.fromkeys(VIEWS, "Nobody has joined yet.") | {
+    "teams": "Nobody is in a team yet: a node called rig@heron is in team heron."
+}
 
 DAY_COLUMNS = (
     Column("day", is_text=True),
@@ -77,6 +82,7 @@ class Board:
     status: Mapping[str, Any]
     nodes: Sequence[Line]
     owners: Sequence[Line]
+    teams: Sequence[Line]
     days: Mapping[int, Day]
     ledger_size: int
     now_ms: int
@@ -114,7 +120,7 @@ def _search(wish: Wish) -> Markup:
 
 
 def _lines(board: Board, wish: Wish) -> tuple[Any, ...]:
-    ranked = board.owners if wish.view == "owners" else board.nodes
+    ranked = {"owners": board.owners, "teams": board.teams}.get(wish.view, board.nodes)
     places = list(enumerate(ranked, 1))
     if wish.search:
         sought = wish.search.casefold()
@@ -127,7 +133,7 @@ def _lines(board: Board, wish: Wish) -> tuple[Any, ...]:
     columns = [_sortable(name, column, wish) for name, column in COLUMNS]
     rows = [_cells(rank, line, wish.view) for rank, line in here]
     caption = f"{VIEWS[wish.view]}, sorted by {wish.sort}"
-    empty = "Nobody is called that." if wish.search else "Nobody has joined yet."
+    empty = "Nobody is called that." if wish.search else EMPTY[wish.view]
     return table(caption, columns, rows, empty=empty), _pager(wish, page, pages, len(places))
 
 
@@ -148,6 +154,8 @@ def _cells(rank: int, line: Line, view: str) -> list[Any]:
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
         members = f"/?{urlencode({'q': line.owner})}"
         name = [el("a", nickname(line.owner), href=members, title=line.owner), f" ({line.nodes})"]
+    if view == "teams":
+        name = [el("a", el("bdi", line.team), href=f"/?{urlencode({'q': '@' + line.team})}"), f" ({line.nodes})"]
     node = f"/nodes/{line.node_id}"
     return [
         rank,
@@ -160,6 +168,7 @@ def _cells(rank: int, line: Line, view: str) -> list[Any]:
         words.DASH if line.lag is None else line.lag,
         words.figure(line.cost_micros_per_mtok),
         words.size(line.uploaded_bytes),
+        words.DASH if view == "teams" else line.trust,
         words.figure(line.tokens_per_s),
         el("span", line.state, class_=f"state {line.state}"),
     ]

@@ -27,6 +27,13 @@ INCIDENT_COLUMNS = (
     Column("detail", is_text=True, is_minor=True),
 )
 
+ORDER_COLUMNS = (
+    Column("when", is_text=True),
+    Column("order", is_text=True),
+    Column("about", is_text=True),
+    Column("why", is_text=True),
+)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -41,6 +48,7 @@ class Training:
     spreads: Sequence[Spread]
     branches: Sequence[Branch]
     incidents: Sequence[Incident]
+    orders: Sequence[Mapping[str, Any]]
     now_ms: int
     join_string: str
 
@@ -60,6 +68,7 @@ def render(figures: Training) -> str:
         live("broadcast", _broadcast(figures), heading="Broadcasts"),
         live("fleet", _fleet(status), heading="Fleet"),
         live("incidents", _incidents(figures.incidents), heading="Incidents"),
+        live("orders", _orders(figures.orders), heading="Orders"),
     )
 
 
@@ -182,3 +191,17 @@ def _incidents(incidents: Sequence[Incident]) -> Markup:
         for one in incidents
     ]
     return table("What went wrong lately", INCIDENT_COLUMNS, rows, empty="Nothing went wrong.")
+
+
+def _orders(orders: Sequence[Mapping[str, Any]]) -> Markup:
+    """Not by whom: the account and the machine that an order came from are the operator's own business."""
+    rows = [
+        [
+            words.moment(one["given_ms"]),
+            one["action"],
+            words.line(one["subject"]),
+            words.line(one["reason"]),
+        ]
+        for one in orders
+    ]
+    return table("What the operator ordered, the newest first", ORDER_COLUMNS, rows, empty="Nothing was ordered.")

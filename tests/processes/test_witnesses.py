@@ -1,5 +1,6 @@
 """Two strangers vouch for a running coordinator's log: who wants both is content, who wants three is told."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swar
         words = ("ledger", "witness", join, "--home", str(home), "--name", name, "--submit")
         assert "coordinator: recorded" in said(swarm, "swarm-node", *words)
         operator_of(swarm, coordinator, policy).publish(number)  # the second one sees a longer log
-        until("a longer log", lambda size=number: size_of(coordinator) > 2 + size)
+        until("a longer log", partial(is_longer, coordinator, 2 + number))
     named = [word for key in keys for word in ("--witness", str(key))]
     told = said(swarm, "swarm-node", "ledger", "verify", join, *named)
     assert "2 of 2 witnesses vouch for the first 3 of them." in told
@@ -41,5 +42,6 @@ def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swar
     assert "2 of 3 witnesses" in said(swarm, "swarm-node", "ledger", "verify", join, *named, *third, "--quorum", "2")
 
 
-def size_of(coordinator: Coordinator) -> int:
-    return int(coordinator.http.get("/v1/ledger/checkpoint").text.splitlines()[1])
+def is_longer(coordinator: Coordinator, size: int) -> bool:
+    """Whether more entries than so many are published."""
+    return int(coordinator.http.get("/v1/ledger/checkpoint").text.splitlines()[1]) > size

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import batches
+from coordinator import batches, orders
 from coordinator.round import now_ms
 from coordinator.tables import batches as formed
 from coordinator.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
@@ -25,6 +25,7 @@ HOSTILE = {
     "empty": "",
     "blank": "\u200b\u2800\u3164 \t",
     "formula": "=HYPERLINK(0)",
+    "team": "rig@<b>heron</b>\u202e",
 }
 """What strangers may call themselves; the store holds what registration would refuse, too."""
 
@@ -65,6 +66,7 @@ def hostile_id(number: int) -> NodeId:
 
 def _trouble(connection: sa.Connection, earners: list[NodeId]) -> None:
     moment_ms = now_ms()
+    orders.record(connection, "pause", earners[1], HOSTILE["markup"], given_by="somebody@somewhere", now_ms=moment_ms)
     for number, name in enumerate(HOSTILE.values()):
         one = hostile_id(number)
         connection.execute(

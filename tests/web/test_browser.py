@@ -25,7 +25,16 @@ pytestmark = [
 
 PAGE_MAX_BYTES = 200_000
 EARNER = NodeKey((1).to_bytes(32)).node_id
-PAGES = ("/", "/?view=owners", "/?view=days", "/training", f"/nodes/{EARNER}", "/entries/0", "/nodes/nobody")
+PAGES = (
+    "/",
+    "/?view=owners",
+    "/?view=teams",
+    "/?view=days",
+    "/training",
+    f"/nodes/{EARNER}",
+    "/entries/0",
+    "/nodes/nobody",
+)
 
 JS = Path(__file__).with_name("js")
 

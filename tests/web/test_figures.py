@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator import curves, history
 from coordinator.curves import Branch, Curves, thinned
-from coordinator.ranking import DAY_MS, HALF_LIFE_MS, Fold, Line, by_node, by_owner
+from coordinator.ranking import DAY_MS, HALF_LIFE_MS, Fold, Line, by_node, by_owner, by_team
 from coordinator.scores import wilson
 from coordinator.web import charts, tree, words
 from coordinator.web.board import Wish
@@ -22,7 +22,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=[]))
 def lines(world: World, fold: Fold) -> dict[str, Line]:
     def read(connection: object) -> list[Line]:
         fold.read(connection)  # type: ignore[arg-type]  # the world's effects are untyped
-        return by_node(connection, fold, silent_after_ms=10_000, now_ms=world.now_ms)  # type: ignore[arg-type]  # the same
+        return by_node(connection, fold, {}, silent_after_ms=10_000, now_ms=world.now_ms)  # type: ignore[arg-type]  # the same
 
     return {line.node_id: line for line in world.run(read)}
 
@@ -75,6 +75,17 @@ class TestStandings:
         shared = [replace(line, owner="them") for line in found]
         (line,) = by_owner(shared)
         assert (line.nodes, line.posted_micros, line.accepted) == (2, 2 * HONEST_TOKENS, 2)
+
+    def test_a_team_has_what_its_nodes_have_whatever_the_case_and_nobody_else(self, world: World) -> None:
+        keys = [world.join(number) for number in range(1, 6)]
+        for key in keys:
+            world.earn(key)
+        world.train(1)
+        names = ("a@Heron", "b@x@ heron ", "plain", "c@", "@")
+        named = [replace(line, name=name) for line, name in zip(lines(world, Fold()).values(), names, strict=True)]
+        (team,) = by_team(named)
+        assert (team.team.casefold(), team.nodes) == ("heron", 2)
+        assert team.posted_micros == sum(line.posted_micros for line in named[:2])
 
     @pytest.mark.parametrize(
         ("won", "tried", "expected"), [(0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))]

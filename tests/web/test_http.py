@@ -17,7 +17,7 @@ from coordinator.api.stats import number
 from coordinator.api.watch import LISTENERS_MAX, WATCH, Watch
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served
-from tests.web.rounds import HOSTILE, furnished
+from tests.web.rounds import HOSTILE, furnished, hostile_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -100,12 +100,26 @@ class TestStats:
         assert told == {row["node_id"]: row["posted_micros"] for row in board["nodes"]}
         assert told[EARNER] > 0
 
+    async def test_the_orders_are_shown_without_who_gave_them(self, served: Served) -> None:
+        text = await (await served.client.get("/training")).text()
+        assert "What the operator ordered" in text
+        assert "somebody@somewhere" not in text
+
+    async def test_a_team_is_searched_by_its_name(self, served: Served) -> None:
+        rows = (await (await served.client.get("/stats/teams.json")).json())["rows"]
+        assert [(row["team"], row["nodes"]) for row in rows] == [("<b>heron</b>", 1)]
+        text = await (await served.client.get("/?view=teams")).text()
+        assert "&lt;b&gt;heron&lt;/b&gt;" in text
+        found = await (await served.client.get("/?q=%40%3Cb%3Eheron")).text()
+        assert hostile_id(list(HOSTILE).index("team")) in found
+
     async def test_boinc_files_are_sound_xml_and_refer_to_each_other(self, served: Served) -> None:
         files = {}
-        for name in ("tables", "user", "host"):
+        for name in ("tables", "user", "team", "host"):
             files[name] = ET.fromstring(await (await served.client.get(f"/stats/{name}.xml")).text())
         hosts = files["host"].findall("host")
         assert files["tables"].findtext("nhosts_total") == str(len(hosts)) == str(2 + len(HOSTILE))
+        assert files["tables"].findtext("nteams_total") == str(len(files["team"])) == "1"
         users = {user.findtext("id") for user in files["user"].findall("user")}
         assert {host.findtext("userid") for host in hosts} == users
         assert str(number(EARNER)) in users

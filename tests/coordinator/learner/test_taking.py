@@ -1,0 +1,165 @@
+"""A learner that goes on from another version: the weights are that version's, and nothing of the old way is left."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from coordinator.learner import offering
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from protocol import adapter, canary
+from protocol.errors import ConfigInvalid
+from tests.adapted_policy import SETTINGS as ADAPTERS
+from tests.adapted_policy import make_adapted
+from tests.coordinator.learner.groups import UNEQUAL
+from tests.tiny_policy import make_tiny_policy
+
+SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
+WEIGHTS = "model.safetensors"
+
+
+def published(policy: Policy, folder: Path) -> Path:
+    policy.save_hub(folder)
+    return folder
+
+
+def test_after_taking_a_version_the_policy_is_that_version_at_the_update_that_was_reached(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    policy = Policy(policy_folder, SETTINGS)
+    policy.train_step(UNEQUAL)
+    wanted = published(policy, tmp_path / "wanted")
+    policy.train_step(UNEQUAL)
+    policy.take(wanted)
+    assert policy.update == 2
+    taken = published(policy, tmp_path / "taken")
+    assert (taken / WEIGHTS).read_bytes() == (wanted / WEIGHTS).read_bytes()
+    assert (taken / canary.FILE_NAME).read_bytes() == (wanted / canary.FILE_NAME).read_bytes()
+
+
+def test_even_a_policy_that_is_no_number_any_more_learns_again_as_a_new_one_would(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    wanted = published(Policy(policy_folder, SETTINGS), tmp_path / "wanted")
+    broken, fresh = Policy(policy_folder, SETTINGS), Policy(policy_folder, SETTINGS)
+    broken.train_step(UNEQUAL)
+    with torch.no_grad():
+        for weight in broken.model.parameters():
+            weight.fill_(torch.nan)
+    for state in broken._optimizer.state.values():
+        state["exp_avg"].fill_(torch.nan)
+    broken.take(wanted)
+    broken.train_step(UNEQUAL)
+    fresh.update = 1
+    fresh.train_step(UNEQUAL)
+    for here, there in zip(broken.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_what_was_taken_survives_a_checkpoint(policy_folder: Path, tmp_path: Path) -> None:
+    wanted = published(Policy(policy_folder, SETTINGS), tmp_path / "wanted")
+    policy = Policy(policy_folder, SETTINGS)
+    policy.train_step(UNEQUAL)
+    policy.take(wanted)
+    policy.save(tmp_path / "checkpoints", taken=7)
+    again = Policy(policy_folder, SETTINGS)
+    assert again.restore(tmp_path / "checkpoints" / "000000001")["taken"] == 7
+    policy.train_step(UNEQUAL)
+    again.train_step(UNEQUAL)
+    for here, there in zip(policy.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("alpha", [8.0, 16.0])
+def test_an_adapter_is_taken_beside_the_same_base(policy_folder: Path, tmp_path: Path, alpha: float) -> None:
+    wanted = make_adapted(policy_folder, tmp_path / "wanted", seed=3)
+    policy = Policy(policy_folder, replace(ADAPTERS, lora_alpha=alpha))
+    policy.train_step(UNEQUAL)
+    policy.take(wanted)
+    policy.save_base(tmp_path / "taken")
+    policy.save_adapter(tmp_path / "taken", "a base")
+    ours, theirs = load_file(tmp_path / "taken" / adapter.WEIGHTS), load_file(wanted / adapter.WEIGHTS)
+    share = 8.0 / alpha
+    assert all(torch.equal(ours[name], theirs[name] * (share if "lora_B" in name else 1)) for name in theirs)
+    said, wanted_said = (json.loads((folder / canary.FILE_NAME).read_text()) for folder in (tmp_path / "taken", wanted))
+    assert said["logprobs"] == pytest.approx(wanted_said["logprobs"], abs=1e-5)
+
+
+def test_a_folder_of_others_becomes_a_version_with_its_own_canary(policy_folder: Path, tmp_path: Path) -> None:
+    current = published(Policy(policy_folder, SETTINGS), tmp_path / "current")
+    other = make_tiny_policy(tmp_path / "other", seed=2)
+    (other / "README.md").write_text("a card")
+    offering.prepare(other, current, tmp_path / "made")
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {path.name for path in current.iterdir()}
+    ours, theirs = load_file(tmp_path / "made" / WEIGHTS), load_file(other / WEIGHTS)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    said = json.loads((tmp_path / "made" / canary.FILE_NAME).read_text())
+    assert said == json.loads((other / canary.FILE_NAME).read_text())
+    assert {path.name for path in tmp_path.iterdir()} == {"current", "other", "made"}
+
+
+def test_weights_in_several_files_are_one_policy(policy_folder: Path, tmp_path: Path) -> None:
+    current = published(Policy(policy_folder, SETTINGS), tmp_path / "current")
+    other = make_tiny_policy(tmp_path / "other", seed=2)
+    tensors = load_file(other / WEIGHTS)
+    (other / WEIGHTS).unlink()
+    halves = [dict(list(tensors.items())[place::2]) for place in (0, 1)]
+    where: dict[str, str] = {}
+    for number, half in enumerate(halves, start=1):
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file(half, other / name, {"format": "pt"})
+        where |= dict.fromkeys(half, name)
+    (other / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    offering.prepare(other, current, tmp_path / "made")
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {path.name for path in current.iterdir()}
+
+
+def refused(folder: Path, current: Path, words: str) -> None:
+    made = current.with_name("made")
+    with pytest.raises(ConfigInvalid, match=words):
+        offering.prepare(folder, current, made)
+    assert not made.exists()
+
+
+def test_everything_that_is_not_this_policy_with_other_weights_is_refused_by_name(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    current = published(Policy(policy_folder, SETTINGS), tmp_path / "current")
+    tensors = load_file(policy_folder / WEIGHTS)
+    name = next(iter(tensors))
+
+    def changed(**files: bytes | None) -> Path:
+        folder = tmp_path / "changed"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(policy_folder, folder)
+        for file, data in files.items():
+            path = folder / {"config": "config.json", "tokenizer": "tokenizer.json"}.get(file, WEIGHTS)
+            path.unlink() if data is None else path.write_bytes(data)
+        return folder
+
+    def with_tensors(**others: torch.Tensor | None) -> Path:
+        folder = changed()
+        save_file({key: value for key, value in (tensors | others).items() if value is not None}, folder / WEIGHTS)
+        return folder
+
+    refused(with_tensors(**{name: None}), current, "is missing, and")
+    refused(with_tensors(extra=torch.zeros(3)), current, "extra is 3, and missing")
+    refused(with_tensors(**{name: tensors[name][:-1].clone()}), current, "in this round's policy")
+    refused(with_tensors(**{name: torch.full_like(tensors[name], torch.nan)}), current, "infinite or none at all")
+    refused(with_tensors(**{name: torch.full_like(tensors[name], -torch.inf)}), current, "infinite or none at all")
+    refused(changed(weights=(policy_folder / WEIGHTS).read_bytes()[:-1]), current, "no whole safetensors file")
+    refused(changed(weights=b""), current, "no whole safetensors file")
+    refused(changed(weights=None), current, "no weights as safetensors")
+    refused(changed(config=None), current, "it has no config.json")
+    refused(changed(config=b"[]"), current, "is no object")
+    config = json.loads((policy_folder / "config.json").read_text())
+    refused(changed(config=json.dumps(config | {"rms_norm_eps": 1.0}).encode()), current, "rms_norm_eps = 1.0")
+    tokenizer = json.loads((policy_folder / "tokenizer.json").read_text())
+    refused(changed(tokenizer=json.dumps(tokenizer | {"version": "9"}).encode()), current, "tokenizer.json of")
+    refused(changed(tokenizer=b"{"), current, "cannot be read as JSON")
+    assert not list(tmp_path.glob("made*"))

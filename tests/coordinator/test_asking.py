@@ -1,0 +1,120 @@
+"""Commands about a round that nobody leads: they read the store, and say since when that is so and how it goes on."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator import asking
+from coordinator.cli import app
+from coordinator.config import load
+from coordinator.opening import LOCK, led_until_ms, only_coordinator, touch
+from protocol.errors import ConfigInvalid, Unreachable
+from tests.coordinator.served import SETTINGS, serve
+from tests.processes.programs import free_address
+
+STOPPED_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a round with a version and a node, stopped in November 2023."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    async def run() -> None:
+        async with serve(folder, f"round.listen={free_address()}") as served:
+            await served.publish()
+            await served.join(7)
+
+    asyncio.run(run())
+    os.utime(folder / "round" / LOCK, (STOPPED_MS / 1000, STOPPED_MS / 1000))
+    file = folder / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{folder}/round"\n')
+    return file
+
+
+def say(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: Path) -> None:
+    first, *rest = say("status", str(stopped)).splitlines()
+    launch = f"`swarm-coordinator launch {stopped}`"
+    assert first == f"round      STOPPED since 2023-11-14 22:13:20 UTC: {launch} goes on from there."
+    assert any("0 of 1 nodes alive" in line for line in rest)
+    assert any("version 1 of update 0" in line for line in rest)
+    assert not any(line.startswith("learner ") for line in rest)
+
+
+def test_for_scripts_it_is_the_same_json_with_the_moment(stopped: Path) -> None:
+    told: dict[str, Any] = json.loads(say("status", str(stopped), "--json"))
+    assert told["stopped_since_ms"] == STOPPED_MS
+    assert (told["version"], told["nodes"], told["nodes_alive"]) == (1, 1, 0)
+    assert told["samples_per_group"] == 2, "as it was launched, not as the file says"
+
+
+def test_nodes_and_versions_are_told_with_the_same_line(stopped: Path) -> None:
+    nodes, versions = (say(what, "list", str(stopped)).splitlines() for what in ("nodes", "policy"))
+    assert "n7" in nodes[0]
+    assert nodes[-1] == versions[-1]
+    assert nodes[-1].startswith("STOPPED since 2023-11-14")
+    assert json.loads(say("nodes", "list", str(stopped), "--json"))[0]["name"] == "n7"
+
+
+def test_orders_about_nodes_say_that_they_need_a_running_coordinator(stopped: Path) -> None:
+    with pytest.raises(Unreachable, match="Orders need a running one"):
+        say("nodes", "pause", str(stopped), "n7", "--reason", "because")
+
+
+def test_a_coordinator_that_leads_and_is_silent_is_another_trouble(stopped: Path) -> None:
+    folder = stopped.parent / "round"
+    with only_coordinator(folder), pytest.raises(Unreachable, match="but does not answer"):
+        say("status", str(stopped))
+    os.utime(folder / LOCK, (STOPPED_MS / 1000, STOPPED_MS / 1000))
+
+
+def test_a_round_that_never_was_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text("")
+    with pytest.raises(ConfigInvalid, match="There is no round"):
+        say("status", str(file), "--set", f"round.directory={tmp_path}")
+
+
+def test_looking_changes_nothing_and_leading_is_seen(tmp_path: Path) -> None:
+    with only_coordinator(tmp_path):
+        touch(tmp_path)
+        assert led_until_ms(tmp_path) is None
+    since = led_until_ms(tmp_path)
+    assert since
+    assert led_until_ms(tmp_path) == since
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ("127.0.0.1:8700", "http://127.0.0.1:8700"),
+        ("0.0.0.0:8700", "http://127.0.0.1:8700"),
+        ("[::]:8700", "http://[::1]:8700"),
+        ("10.0.0.5:99", "http://10.0.0.5:99"),
+    ],
+)
+def test_who_listens_everywhere_is_found_here(listen: str, url: str) -> None:
+    assert asking.local_url(load(None, [f"round.listen={listen}", *SETTINGS])) == url
+
+
+@pytest.mark.parametrize(
+    ("public", "with_token", "without"),
+    [("https://swarm.example/", 2, 2), ("http://swarm.example", 1, 2), ("", 1, 1)],
+)
+def test_the_token_leaves_the_machine_over_https_only(public: str, with_token: int, without: int) -> None:
+    config = load(None, [f"round.public_url={public}"])
+    assert len(list(asking._urls(config, as_operator=True))) == with_token
+    assert len(list(asking._urls(config, as_operator=False))) == without

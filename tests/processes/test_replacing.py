@@ -1,0 +1,150 @@
+"""`policy rollback` and `policy publish` while a learner trains and nodes work, after a kill, and with nobody there."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from tests.processes.light_node import at_work
+from tests.processes.programs import Swarm, script, until
+from tests.processes.rounds import Coordinator, assert_ledger_is_sound, other_weights
+from tests.processes.training import KAPPA, child, learner_log, training
+
+pytestmark = pytest.mark.processes
+
+LABOURERS = 2
+
+
+@pytest.fixture(scope="module")
+def coordinator(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
+    # Nobody is right about anything here: decay, and the pull back from it, make every version another one.
+    settings = dict(training(policy, learning_rate=1e-3, weight_decay=0.1, groups_per_update=8))
+    settings["objective"] = {"beta": 0.01}
+    settings["staleness"] = {"max_updates": 60, "publish_every": KAPPA}  # and so many versions are kept
+    made = Coordinator(swarm, settings).start(learner=True)
+    with at_work(*[made.join_string] * LABOURERS):
+        yield made
+
+
+def say(coordinator: Coordinator, command: str, *words: str) -> str:
+    """What the command prints; it must succeed."""
+    line = [script("swarm-coordinator"), "policy", command, str(coordinator.config_file), *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def replaced(coordinator: Coordinator, command: str, *words: str) -> int:
+    found = json.loads(say(coordinator, command, *words, "--reason", "a test", "--json"))
+    assert found["changed"]
+    return int(found["version"])
+
+
+def taken(coordinator: Coordinator, version: int, after: str) -> int:
+    """The update at which the learner took a version."""
+    found = until(
+        f"the learner to take version {version}",
+        lambda: re.search(rf"took version={version} update=(\d+)", learner_log(coordinator)[len(after) :]),
+    )
+    assert found
+    return int(found[1])
+
+
+def digest_of_weights(coordinator: Coordinator, version: int) -> str:
+    files = json.loads(say(coordinator, "show", str(version), "--json"))["files"]
+    return str(next(file["digest"] for file in files if file["path"] == "model.safetensors"))
+
+
+def assert_numbers_go_forward(coordinator: Coordinator) -> None:
+    with coordinator.copy_of_store() as connection:
+        rows = connection.execute(sa.text("SELECT version, policy_update FROM versions ORDER BY version")).all()
+        negative = connection.execute(sa.text("SELECT COUNT(*) FROM rollouts WHERE batch - 1 < policy_update")).scalar()
+    assert [row.version for row in rows] == list(range(1, len(rows) + 1))
+    updates = [row.policy_update for row in rows]
+    assert updates == sorted(updates)
+    assert negative == 0
+    assert_ledger_is_sound(coordinator)
+
+
+def test_a_learner_at_work_goes_on_from_the_version_that_came_back(coordinator: Coordinator) -> None:
+    coordinator.reaches("version", 3)
+    log = learner_log(coordinator)
+    wanted = digest_of_weights(coordinator, 2)
+    version = replaced(coordinator, "rollback", "2")
+    assert version >= 4
+    assert digest_of_weights(coordinator, version) == wanted
+    update = taken(coordinator, version, log)
+    coordinator.reaches("version", version + 2)  # which the learner makes of it
+    coordinator.reaches("update", update + 2 * KAPPA)
+    assert digest_of_weights(coordinator, version + 1) != wanted
+    assert_numbers_go_forward(coordinator)
+
+
+def test_a_learner_that_is_killed_before_its_next_version_takes_it_again(coordinator: Coordinator) -> None:
+    newest = int(coordinator.status()["version"])
+    log = learner_log(coordinator)
+    version = replaced(coordinator, "rollback", str(newest - 1))
+    taken(coordinator, version, log)
+    log = learner_log(coordinator)
+    child(coordinator, "learner").kill()
+    with coordinator.copy_of_store() as connection:
+        made = connection.execute(sa.text("SELECT MAX(version) FROM versions")).scalar()
+    if made == version:  # the kill came before the version after it: its checkpoint is older than what was taken
+        taken(coordinator, version, log)
+    coordinator.reaches("version", version + 2)
+    assert_numbers_go_forward(coordinator)
+
+
+def test_a_folder_becomes_a_version_of_the_running_round(
+    coordinator: Coordinator, policy: Path, tmp_path: Path
+) -> None:
+    folder = other_weights(policy, tmp_path / "other")
+    log = learner_log(coordinator)
+    version = replaced(coordinator, "publish", str(folder))
+    taken(coordinator, version, log)
+    assert "is whole" in say(coordinator, "verify", str(version))
+    assert not list((coordinator.folder / "uploads").glob("ordered*"))
+    coordinator.reaches("version", version + 1)
+    assert_numbers_go_forward(coordinator)
+
+
+def test_a_coordinator_killed_in_the_middle_has_done_it_or_not(coordinator: Coordinator) -> None:
+    version, log = int(coordinator.status()["version"]), learner_log(coordinator)
+    words = [script("swarm-coordinator"), "policy", "rollback", str(coordinator.config_file), str(version - 1)]
+    with subprocess.Popen([*words, "--reason", "killed"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as order:
+        until("the order to be in work", lambda: order.poll() is not None or _is_intended(coordinator))
+        coordinator.program.kill()
+    coordinator.start(learner=True)
+    with coordinator.copy_of_store() as connection:
+        orders = connection.execute(sa.text("SELECT subject FROM orders WHERE reason LIKE '%killed'")).scalars().all()
+    for subject in orders:
+        taken(coordinator, int(subject.removeprefix("version ")), log)
+    coordinator.reaches("version", version + 2)
+    assert_numbers_go_forward(coordinator)
+
+
+def _is_intended(coordinator: Coordinator) -> bool:
+    with coordinator.copy_of_store() as connection:
+        found = connection.execute(sa.text("SELECT value FROM facts WHERE name = 'ordered_version'")).scalar()
+    return found not in (None, "null")
+
+
+def test_a_stopped_round_is_sent_back_and_its_learner_hears_of_it_when_it_is_launched(coordinator: Coordinator) -> None:
+    coordinator.program.interrupt()
+    with pytest.raises(httpx.TransportError):
+        coordinator.status()
+    log = learner_log(coordinator)
+    with coordinator.copy_of_store() as connection:
+        newest = connection.execute(sa.text("SELECT MAX(version) FROM versions")).scalar_one()
+    wanted = digest_of_weights(coordinator, newest - 1)
+    assert replaced(coordinator, "rollback", str(newest - 1)) == newest + 1
+    coordinator.start(learner=True)
+    assert digest_of_weights(coordinator, newest + 1) == wanted
+    taken(coordinator, newest + 1, log)
+    coordinator.reaches("version", newest + 2)
+    assert_numbers_go_forward(coordinator)

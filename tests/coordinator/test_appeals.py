@@ -160,6 +160,20 @@ class TestGranted:
         assert world.owed(key.node_id) == (0, 3 * HONEST_TOKENS)
         assert world.run(standings.of, key.node_id).hard == 0
 
+    def test_counts_that_a_lifted_fault_took_come_back_only_with_the_fault_after_it(self, world: World) -> None:
+        key = world.join(1)
+        first, right, second = earn(world, key, 3)
+        world.run(lambda conn: standings.put(conn, key.node_id, Standing(7, 5)))
+        world.find(first, "hard")
+        world.find(right)
+        world.find(second, "hard")
+        appeal(world, key, first)
+        rule(world, 1)
+        assert world.run(standings.of, key.node_id) == Standing(0, 1, hard=1), "the second fault would have taken them"
+        appeal(world, key, second)
+        rule(world, 2)
+        assert world.run(standings.of, key.node_id) == Standing(7, 5 + 3)
+
     def test_a_ban_by_order_is_lifted_with_a_trace_and_no_fault_left(self, world: World) -> None:
         key = world.join(1)
         first, second = earn(world, key, 2)

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.policy_text import PolicyText
 from coordinator.prompts import Source
-from protocol.tasks import Problem, task
+from protocol.tasks import Problem, Reward, Spans, task
 from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy_files
 
 FILES = policy_files()
@@ -55,3 +55,26 @@ def test_the_end_token_may_stand_in_the_model_configuration_alone() -> None:
     files = FILES | {"generation_config.json": b"{}"}
     text = PolicyText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
     assert text.bounds.end_tokens == {END_TOKEN}
+
+
+@pytest.mark.parametrize(
+    ("characters", "tokens"),
+    [
+        ((), ()),
+        (((0, 2),), ((0, 2),)),
+        (((1, 3),), ((1, 3),)),
+        (((2, 3), (4, 5)), ((2, 3), (4, 5))),
+    ],
+)
+def test_spans_of_characters_become_spans_of_tokens(characters: Spans, tokens: Spans) -> None:
+    """Of this policy a token is a character."""
+    reward = Reward(1.0, "ok", skip=characters)
+    assert policy_text().in_tokens(reward, [*encode("12345"), END_TOKEN]).skip == tokens
+
+
+def test_a_token_is_skipped_with_any_of_its_characters() -> None:
+    """A token of two characters, of which the span has one."""
+    text = policy_text()
+    text.decode = lambda tokens: "ab" * len(tokens)  # type: ignore[method-assign]  # longer tokens than this policy has
+    assert text.in_tokens(Reward(1.0, "ok", skip=((1, 3),)), [5, 5, 5]).skip == ((0, 2),)
+    assert text.in_tokens(Reward(1.0, "ok", skip=((2, 4),)), [5, 5, 5]).skip == ((1, 2),)

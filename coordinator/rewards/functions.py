@@ -219,7 +219,7 @@ def _spans(said: Any, name: str) -> Spans:
 def unsound(weight: float, skip: Spans, size: int) -> str:
     """What is wrong with how a completion of this size is to be learned from; nothing if all is well."""
     if not 0 <= weight <= limits.WEIGHT_MAX:
-        return f"A weight of {weight:g} was given; weights lie between 0 and {limits.WEIGHT_MAX:g}."
+        return f"A weight of {str(weight)[:20]} was given; weights lie between 0 and {limits.WEIGHT_MAX:g}."
     if len(skip) > limits.SKIPPED_SPANS_MAX:
         return f"{len(skip)} spans are to be skipped; {limits.SKIPPED_SPANS_MAX} are allowed."
     outside = next((span for span in skip if not 0 <= span[0] < span[1] <= size), None)

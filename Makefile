@@ -66,7 +66,7 @@ test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of
 
 bench-llama bench-verification: $(LLAMA)
 
-bench-learner: $(TRL)
+bench-learner bench-loop: $(TRL)
 
 bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 

@@ -33,6 +33,12 @@ def stored(rewards: Sequence[Reward]) -> dict[str, Any]:
     return {"rewards": scores.tobytes(), "marks": {"invalid": invalid, "components": components}}
 
 
+def scores(row: Mapping[str, Any]) -> list[float]:
+    """What each sample of a stored rollout earned; NaN where that is not known."""
+    found: list[float] = np.frombuffer(row["rewards"], "<f4").tolist()
+    return found
+
+
 def unknown(samples: int) -> dict[str, Any]:
     """The same of one that is judged later."""
     return {"rewards": np.full(samples, np.nan, dtype="<f4").tobytes(), "marks": {}}

@@ -15,6 +15,7 @@ from coordinator.config.publish import PublishSection
 from coordinator.config.round import ModelSection, RoundSection, StoreSection
 from coordinator.config.sampling import SamplingSection, StalenessSection
 from coordinator.config.section import Section
+from coordinator.config.selection import SelectionSection
 from coordinator.config.task import DataSection, RewardSection, TaskSection
 
 
@@ -26,6 +27,7 @@ class Config(Section):
     task: TaskSection = TaskSection()
     data: DataSection = DataSection()
     reward: RewardSection = RewardSection()
+    selection: SelectionSection = SelectionSection()
     sampling: SamplingSection = SamplingSection()
     staleness: StalenessSection = StalenessSection()
     learner: LearnerSection = LearnerSection()

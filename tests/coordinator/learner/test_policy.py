@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.algorithm import GRPO, PRESETS, Algorithm
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
@@ -197,6 +197,17 @@ def test_samples_that_teach_nothing_change_nothing_and_are_still_checked(policy_
     assert torch.allclose(alone * 4 / 6, beside, atol=1e-6)
     policy = Policy(policy_folder, SETTINGS)
     assert set(policy.train_step(groups).distances) == {one.claim_id for one in groups}
+
+
+def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
+    """Of four samples, one pair has the greatest contrast; the gradient is that of these two."""
+    rewards = [1.0, 0.5, 0.25, 0.0]
+    four = (group(0, [19, 20, 31], [([21 + number, 2], [-1.0, -1.0], one) for number, one in enumerate(rewards)]),)
+    pairs = replace(GRPO, trajectories="pairs", trajectory_share=0.5)
+    policy = Policy(policy_folder, replace(SETTINGS, algorithm=pairs))
+    assert policy.train_step(four).metrics["reward/taught"] == 0.5
+    some, every = (gradient(policy_folder, four, algorithm=one) for one in (pairs, GRPO))
+    assert not torch.allclose(some, every)
 
 
 def test_truncated_samples_and_groups_without_signal_are_left_out_by_dapo(policy_folder: Path) -> None:

@@ -42,7 +42,7 @@ class Here:
 
     def __init__(self, world: World) -> None:
         self.database: Database = world.database
-        self.audits = world.audits
+        self.audits, self.terms = world.audits, world.terms
         self.unscored, self.batch_ready = asyncio.Event(), asyncio.Event()
 
     async def text(self) -> PolicyText:

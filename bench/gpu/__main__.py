@@ -1,10 +1,12 @@
 """`make bench-gpu`: what can only be said on a GPU; without one it says so, and that is no failure.
 
-- The torch engine's tests and its bench on CUDA, then vLLM's where `SWARM_VLLM_PYTHON` names an environment that runs
-  on CUDA.
+- The torch engine on CUDA against the CPU; the learner at the shapes of Qwen3-0.6B and 4B; then vLLM's tests and bench,
+  where `SWARM_VLLM_PYTHON` names an environment that runs on CUDA.
+- `QUICK=1` without a GPU runs the learner's part on the CPU, at a tiny shape: it shows that it works, and no more.
 - Nothing of this was run by its authors, who had no GPU: what it finds is news.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -16,6 +18,9 @@ import torch
 
 from bench.engines import SHAPES, make_version
 from bench.engines import requests as one_of_each
+from bench.gpu import learner
+from bench.gpu.shapes import SHAPES as LEARNER_SHAPES
+from bench.gpu.shapes import TINY
 from bench.harness import Bench, quick_from_environment
 from protocol.errors import ConfigInvalid
 from protocol.rollout import unpack_tokens
@@ -66,17 +71,49 @@ def run_vllm(bench: Bench) -> None:
         bench.check(f"vLLM's {name}", subprocess.run([sys.executable, "-P", "-m", *words], check=False).returncode == 0)
 
 
+def measure_learner(bench: Bench, peak: float | None, rounds: int) -> None:
+    """Each shape that fits."""
+    for name, shape in LEARNER_SHAPES.items():
+        if not learner.fits(shape, "cuda"):
+            print(f"{name} skipped: its weights, gradients and moments do not fit into this device")
+            continue
+        torch.cuda.reset_peak_memory_stats()
+        learner.measure(bench, name, shape, learner.Load(), device="cuda", peak=peak, rounds=rounds)
+        torch.cuda.empty_cache()
+
+
+def try_on_cpu() -> int:
+    """The learner's part where there is no GPU."""
+    bench = Bench("gpu", inputs={"device": "cpu", "torch": torch.__version__}, quick=True)
+    learner.measure(bench, "a tiny shape", TINY, learner.SMALL, device="cpu", peak=None, rounds=1)
+    bench.check("the learner's part runs", bench.median("a tiny shape: completion tokens") > 0)
+    return bench.finish()
+
+
 def main() -> int:
     """Measure what there is."""
-    if not torch.cuda.is_available():
-        print("skipped: no CUDA device")
-        return 0
+    parser = argparse.ArgumentParser(
+        prog="bench gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peak-tflops", type=float, help="dense bf16 by the data sheet, of a device not known here")
+    options = parser.parse_args()
     quick = quick_from_environment()
-    bench = Bench("gpu", inputs={"device": torch.cuda.get_device_name(), "torch": torch.__version__}, quick=quick)
+    if not torch.cuda.is_available():
+        if quick:
+            print("No CUDA device: the learner's part runs on the CPU, at a tiny shape.")
+            return try_on_cpu()
+        print("skipped: no CUDA device; QUICK=1 tries the learner's part on the CPU, at a tiny shape")
+        return 0
+    device = torch.cuda.get_device_name()
+    peak = options.peak_tflops or learner.peak_tflops(device)
+    if peak is None:
+        print(f"MFU is left out: {device} is not known here; its data sheet goes into --peak-tflops")
+    bench = Bench("gpu", inputs={"device": device, "torch": torch.__version__, "peak": peak or 0.0}, quick=quick)
     with tempfile.TemporaryDirectory() as scratch:
         for name, shape in SHAPES.items():
             folder = make_version(Path(scratch) / str(shape.hidden), 1, shape)
             measure_torch(bench, name, folder, 1 if quick else 3)
+    measure_learner(bench, peak, 1 if quick else 5)
     run_vllm(bench)
     return bench.finish()
 

@@ -1,0 +1,1 @@
+"""What can only be said on a GPU."""

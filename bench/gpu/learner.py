@@ -1,0 +1,156 @@
+"""Updates of the learner at the shapes of real models: tokens per second, and the share of the device's arithmetic.
+
+- `Policy.train_step` as a round calls it, bf16 products with float32 weights, layers recomputed; random weights, and
+  completions of mixed lengths.
+- MFU is what the step needs (see `shapes`) over what the data sheet promises for dense bf16 in the same time. Beside it
+  stands what a large matrix product reaches in the same run: no step can do better than that.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.gpu.shapes import LearnerShape, write
+from bench.harness import Bench
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from protocol.learning import TrainingGroup, TrainingSample
+from protocol.rollout import pack_logprobs, pack_tokens
+
+TERA = 1e12
+
+PEAK_TFLOPS = {
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "RTX 4090": 165,
+    "L4": 121,
+    "A10": 125,
+}
+"""Dense bf16 by the data sheets, the longer names before those that they hold."""
+
+BYTES_PER_PARAMETER = 16
+"""Weights, gradients and two moments in float32."""
+
+ROOM = 0.7
+"""Of a device's memory that these may take: the rest is for what a step needs on its way."""
+
+EXTENT = 8192
+"""Of the matrix product; 256 MiB of operands."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step is made of."""
+
+    groups: int = 8
+    samples: int = 8
+    prompt: int = 256
+    completion: tuple[int, int] = (128, 1024)
+    micro_batch_tokens: int = 16_384
+
+    def batch(self, vocabulary: int, seed: int) -> list[TrainingGroup]:
+        """Random tokens, rewards that differ."""
+        random = np.random.default_rng(seed)
+
+        def tokens(count: int) -> bytes:
+            return pack_tokens(random.integers(3, vocabulary, count).tolist())
+
+        return [
+            TrainingGroup(
+                claim_id=f"{number:064x}",
+                prompt=tokens(self.prompt),
+                policy_update=0,
+                samples=tuple(
+                    TrainingSample(
+                        tokens=tokens(length),
+                        logprobs=pack_logprobs([-float(np.log(vocabulary))] * length),
+                        reward=float(place % 2),
+                    )
+                    for place, length in enumerate(
+                        map(int, random.integers(self.completion[0], self.completion[1] + 1, self.samples))
+                    )
+                ),
+            )
+            for number in range(self.groups)
+        ]
+
+
+SMALL = Load(groups=2, samples=4, prompt=16, completion=(4, 12), micro_batch_tokens=128)
+
+
+def peak_tflops(device: str) -> float | None:
+    """What the data sheet of a device of that name promises."""
+    return next((float(peak) for name, peak in PEAK_TFLOPS.items() if name in device), None)
+
+
+def fits(shape: LearnerShape, device: str) -> bool:
+    """Whether the state of training does; on a CPU nobody asks."""
+    if device == "cpu":
+        return True
+    _, total = torch.cuda.mem_get_info()
+    return shape.parameters * BYTES_PER_PARAMETER <= ROOM * total
+
+
+def measure(
+    bench: Bench, name: str, shape: LearnerShape, load: Load, *, device: str, peak: float | None, rounds: int
+) -> None:
+    """A shape's steps; the first one, which makes the optimizer's state, is not counted."""
+    settings = TrainSettings(
+        learning_rate=1e-6,
+        micro_batch_tokens=load.micro_batch_tokens,
+        gradient_checkpointing=True,
+        dtype="bfloat16",
+        device=device,
+        max_completion_length=load.completion[1],
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        write(shape, Path(scratch))
+        policy = Policy(Path(scratch), settings)
+    for number in range(rounds + 1):
+        groups = load.batch(shape.vocabulary, number)
+        lengths = [[len(sample.tokens) // 4 for sample in group.samples] for group in groups]
+        seconds = _timed(partial(policy.train_step, groups), device)
+        if number:
+            tokens = sum(map(sum, lengths))
+            flops = sum(shape.step_flops(load.prompt, own) for own in lengths) / seconds
+            bench.measure(f"{name}: completion tokens", tokens / seconds, unit="per s")
+            bench.measure(f"{name}: arithmetic", flops / TERA, unit="TFLOP/s")
+            bench.measure(f"{name}: matrix product", product_flops(device) / TERA, unit="TFLOP/s")
+            if peak:
+                bench.measure(f"{name}: MFU", 100 * flops / TERA / peak, unit="%")
+    bench.ratio(f"{name}: of a matrix product", f"{name}: arithmetic", f"{name}: matrix product")
+    if device == "cuda":
+        bench.measure(f"{name}: peak memory", torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
+
+
+def product_flops(device: str) -> float:
+    """What a large product of two bf16 matrices reaches."""
+    extent = EXTENT if device == "cuda" else EXTENT // 16
+    left, right = (torch.randn(extent, extent, device=device, dtype=torch.bfloat16) for _ in range(2))
+    left @ right
+    times = 10
+    seconds = _timed(lambda: [left @ right for _ in range(times)], device)
+    return 2 * times * extent**3 / seconds
+
+
+def _timed(step: Callable[[], object], device: str) -> float:
+    """Seconds until the device has done it."""
+    _wait(device)
+    began = time.perf_counter()
+    step()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

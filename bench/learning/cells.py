@@ -1,0 +1,97 @@
+"""One training of the bench: what it was, what came of it, and where that is kept.
+
+- Cells are appended to a file as they are done: a run goes on where the last one stopped, and several may share it.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+LATELY = 0.25
+"""The last part of a run, over which its reward is averaged."""
+
+NEAR = 3
+"""Up to this age both objectives are expected to learn alike."""
+
+OBJECTIVES: dict[str, tuple[str, ...]] = {
+    "corrected": (),
+    "plain": ("correction.mode=none",),
+}
+"""What each changes in an example's settings, which correct."""
+
+Name = tuple[str, int, str, int, int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How old its groups were, by which objective it learned, and what came of it."""
+
+    task: str
+    staleness: int
+    objective: str
+    seed: int
+    updates: int
+    curve: tuple[tuple[int, float], ...] = ()
+    """Update → the task's figure."""
+    rewards: tuple[float, ...] = ()
+    """Mean of each batch."""
+    cpu_s: float = 0.0
+
+    @property
+    def name(self) -> Name:
+        return self.task, self.staleness, self.objective, self.seed, self.updates
+
+    @property
+    def before(self) -> float:
+        return self.curve[0][1]
+
+    @property
+    def after(self) -> float:
+        return self.curve[-1][1]
+
+    @property
+    def reward(self) -> float:
+        """Mean over the last updates."""
+        return fmean(self.rewards[int((1 - LATELY) * len(self.rewards)) :])
+
+
+def ordered(updates: Mapping[str, int], seeds: Sequence[int], ages: Sequence[int]) -> Iterator[Cell]:
+    """What says most comes first: does each task learn, and at S = 3; then what greater age costs, corrected or not.
+
+    Of fresh groups nothing has to be corrected: S = 0 is trained once, for both objectives.
+    """
+    near, far = [age for age in ages if age <= NEAR], [age for age in ages if age > NEAR]
+    wanted = [("corrected", age) for age in near]
+    wanted += [(objective, age) for age in reversed(far) for objective in ("plain", "corrected")]
+    wanted += [("plain", age) for age in near if age > 0]
+    for objective, age in wanted:
+        for seed in seeds:
+            for task, count in updates.items():
+                yield Cell(task, age, objective, seed, count)
+
+
+def recorded(path: Path) -> dict[Name, Cell]:
+    """What earlier runs have done; half a line of one that was killed is nothing."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            said = json.loads(line)
+            curve = tuple((int(update), float(value)) for update, value in said.pop("curve"))
+            cell = Cell(**said | {"curve": curve, "rewards": tuple(said["rewards"])})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+        found[cell.name] = cell
+    return found
+
+
+def append(path: Path, cell: Cell) -> None:
+    """A line more, on a line of its own whatever was there, and there for good."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a") as record:
+        record.write(("\n" if torn else "") + json.dumps(asdict(cell)) + "\n")
+        record.flush()
+        os.fsync(record.fileno())

@@ -1,0 +1,128 @@
+"""What is learned, where each policy begins, and by which figure it is judged.
+
+- Settings are those of the examples, but smaller: a training takes a minute or two of one processor, and goes on after
+  that in none of them.
+- Each seed's trainings begin with the same policy, which imitated somebody careless and so is sometimes right.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from string import ascii_letters
+
+from bench.learning.teacher import spells_carelessly, taught
+from bench.learning.trial import Trial
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+COUNTED = 500
+"""Held-out problems that are decoded greedily: a standard error of two points at most."""
+
+ROOMS = 100
+"""Held-out rooms that are each tried once, drawn as in training: one of five points."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One task to learn."""
+
+    name: str
+    example: str
+    """Whose settings it takes."""
+    settings: tuple[str, ...]
+    updates: int
+    every: int
+    """Updates from one measurement to the next."""
+    figure: str
+    unit: str
+    top: float
+    """Of the plot."""
+    measure: Callable[[Trial], float]
+    gain_wanted: float
+    """Of every seed, where groups are fresh."""
+    rises: bool = True
+    """Whether more of the figure is better."""
+    words: tuple[str, ...] = ()
+    """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
+    begin: Callable[[Trial], object] = Trial.warm_start
+
+    def gain(self, before: float, after: float) -> float:
+        """How much better it became."""
+        return after - before if self.rises else before - after
+
+
+def _right(trial: Trial) -> float:
+    return 100 * trial.right(COUNTED)
+
+
+def _exploitable(trial: Trial) -> float:
+    return trial.crew.evaluate()["eval/exploitability"]
+
+
+def _solved(trial: Trial) -> float:
+    return 100 * fmean(reward.components["solved"] for reward in trial.held_out(ROOMS))
+
+
+SUBJECTS = (
+    Subject(
+        name="arithmetic",
+        example="demo.toml",
+        settings=(),
+        updates=80,
+        every=10,
+        figure="held-out sums right, greedily",
+        unit="%",
+        top=100,
+        measure=_right,
+        gain_wanted=15,
+    ),
+    Subject(
+        name="spell_backward",
+        example="demo.toml",
+        settings=(
+            "task.name=reasoning-gym",
+            'task.parameters={generator="spell_backward", min_word_len=4, max_word_len=5}',
+            "sampling.max_new_tokens=8",
+            "sampling.samples_per_group=16",
+            "learner.groups_per_update=8",
+            "learner.learning_rate=2e-4",
+        ),
+        updates=60,
+        every=10,
+        figure="held-out words right, greedily",
+        unit="%",
+        top=100,
+        measure=_right,
+        gain_wanted=15,
+        words=("Spell this word backward (example: sun -> nus): ", *ascii_letters),
+        begin=lambda trial: taught(trial, spells_carelessly),
+    ),
+    Subject(
+        name="leduc",
+        example="leduc.toml",
+        settings=("sampling.samples_per_group=16",),
+        updates=60,
+        every=10,
+        figure="exploitability",
+        unit="chips per hand",
+        top=2.5,
+        measure=_exploitable,
+        gain_wanted=0.5,
+        rises=False,
+    ),
+    Subject(
+        name="sokoban",
+        example="sokoban.toml",
+        settings=(),
+        updates=60,
+        every=10,
+        figure="held-out rooms solved",
+        unit="%",
+        top=100,
+        measure=_solved,
+        gain_wanted=5,
+    ),
+)
+
+BY_NAME = {subject.name: subject for subject in SUBJECTS}

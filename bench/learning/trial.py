@@ -1,0 +1,167 @@
+"""A round in one process: the real learner, engine, task and rewards, without a network and without a clock.
+
+- `Crew` trains as it does in a round, `TorchEngine` samples. Games are played again over the tokens, as intake does it;
+  rewards of shipped tasks are called as a reward process calls them.
+- A version is published every kappa updates; a batch comes from the newest one that is at least `delay` updates old.
+- Versions that no batch can come from any more are removed.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.config import Config
+from coordinator.data.importing import FOLDER, make_copy, needs_data
+from coordinator.data.kinds import functions_of
+from coordinator.data.task import open_task
+from coordinator.learner.crew import Crew
+from coordinator.learner.evaluate import accuracy
+from coordinator.learner.policy import Step
+from coordinator.learner.ranks import Ranks
+from coordinator.policy_text import PolicyText
+from coordinator.prompts import TRAIN, Source
+from coordinator.rewards import functions
+from coordinator.rewards.functions import Job
+from protocol.learning import TrainingGroup, TrainingSample
+from protocol.rollout import pack_tokens, unpack_tokens
+from protocol.tasks import Problem, Reward
+from protocol.transcript import Player, Sampled, replay
+from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.torch_engine import TorchEngine
+
+Judged = tuple[Reward, Sampled | None]
+"""What a completion earns, and of a game which of its tokens the policy drew."""
+
+
+class Trial:
+    """A round, and a swarm of one."""
+
+    def __init__(self, config: Config, *, delay: int) -> None:
+        self._config, self._delay = config, delay
+        folder = config.round.directory
+        if needs_data(config):
+            make_copy(config, folder / FOLDER)
+        self.task = open_task(config)
+        self.crew = Crew(config, Ranks())
+        start = folder / "learner" / "start"
+        self.text = PolicyText(lambda name: (start / name).read_bytes(), self.task, config.sampling.max_new_tokens)
+        (self.end,) = self.text.bounds.end_tokens
+        self._engine, self._loaded = TorchEngine(), 0
+        self._judges = [] if self.text.judges else [functions.load(place) for place in functions_of(config)]
+        self._versions: dict[int, Path] = {}
+        self.max_distance = 0.0
+        """The largest mean |log π/μ| of an honest group: what a limit for dishonest ones must lie above."""
+
+    @property
+    def update(self) -> int:
+        return self.crew.policy.update
+
+    def warm_start(self) -> None:
+        """The short supervised start of a round; its version 0."""
+        self.crew.warm_start(lambda *_: None)
+        self.publish()
+
+    def generate(self) -> list[TrainingGroup]:
+        """The next batch, sampled from the version that a swarm would have by now."""
+        due = max(0, self.update - self._delay)
+        update = max(version for version in self._versions if version <= due)
+        for old in [version for version in self._versions if version < update]:
+            shutil.rmtree(self._versions.pop(old))
+        size = self._config.learner.groups_per_update
+        sources = [Source(TRAIN, number) for number in range(self.update * size, (self.update + 1) * size)]
+        self._load(self._versions[update], update)
+        sampled = self._sampled(sources, self._config.sampling.samples_per_group)
+        return [self._group(source, done) for source, done in zip(sources, sampled, strict=True)]
+
+    def train(self, groups: Sequence[TrainingGroup]) -> Step:
+        """One update."""
+        step = self.crew.train(tuple(groups))
+        self.max_distance = max(self.max_distance, *step.distances.values())
+        if self.update % self._config.staleness.kappa == 0:
+            self.publish()
+        return step
+
+    def publish(self) -> Path:
+        """The folder of the policy as it stands, which rollouts may now come from."""
+        self._versions[self.update] = self._config.round.directory / "versions" / str(self.update)
+        self.crew.publish(self._versions[self.update])
+        return self._versions[self.update]
+
+    def right(self, most: int) -> float:
+        """The share of so many held-out problems that greedy decoding answers exactly."""
+        problems = self.task.problems("held_out")
+        asked = [problems[number] for number in range(min(most, len(problems)))]
+        return accuracy(self.crew.policy.model, asked, self.text.encode, self.end)
+
+    def held_out(self, most: int) -> list[Reward]:
+        """What the policy as it stands earns for one sample of each of so many held-out problems."""
+        folder = self._config.round.directory / "measured"
+        shutil.rmtree(folder, ignore_errors=True)
+        self.crew.publish(folder)
+        count = min(most, len(self.task.problems("held_out")))
+        sources = [Source("held_out", number) for number in range(count)]
+        self._load(folder, self.update)
+        found = self._sampled(sources, samples=1)
+        return [self._judged(source, done)[0][0] for source, done in zip(sources, found, strict=True)]
+
+    def _sampled(self, sources: Sequence[Source], samples: int) -> list[GroupDone]:
+        """A group for each source, in their order, from the version that is loaded."""
+        answers: dict[str, GroupDone] = {}
+        requests = [self._request(source, samples) for source in sources]
+        self._engine.generate(requests, lambda group: answers.update({group.request_id: group}))
+        return [answers[request.request_id] for request in requests]
+
+    def _load(self, folder: Path, update: int) -> None:
+        self._engine.load(folder, update)
+        self._loaded = update
+
+    def _request(self, source: Source, samples: int) -> Request:
+        sampling = self._config.sampling
+        return Request(
+            request_id=str(source.number),
+            version=self._loaded,
+            prompt=self._prompt(source),
+            seed=self._config.round.seed << 32 | source.number,
+            samples=samples,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            episode=self.text.episode(source),
+        )
+
+    def _prompt(self, source: Source) -> bytes:
+        return pack_tokens(self.text.prompt(source))
+
+    def _group(self, source: Source, done: GroupDone) -> TrainingGroup:
+        samples = tuple(
+            TrainingSample(
+                tokens=sample.tokens,
+                logprobs=sample.logprobs,
+                reward=reward.score,
+                sampled=b"" if drawn is None else drawn.astype(np.uint8).tobytes(),
+            )
+            for sample, (reward, drawn) in zip(done.samples, self._judged(source, done), strict=True)
+        )
+        return TrainingGroup(
+            claim_id=f"{source.number:064x}",
+            prompt=self._prompt(source),
+            policy_update=self._loaded,
+            samples=samples,
+        )
+
+    def _judged(self, source: Source, done: GroupDone) -> list[Judged]:
+        completions = [unpack_tokens(sample.tokens).tolist() for sample in done.samples]
+        if episode := self.text.episode(source):
+            ends, longest = self.text.bounds.end_tokens, self.text.bounds.max_new_tokens
+            players = [Player(episode, self.text.codec, end_tokens=ends, tokens_max=longest) for _ in completions]
+            played = [replay(player, tokens) for player, tokens in zip(players, completions, strict=True)]
+            return [(transcript.reward, transcript.sampled) for transcript in played]
+        problem = self.text.problem(source)
+        return [(reward, None) for reward in self.rewards(problem, completions)]
+
+    def rewards(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[Reward]:
+        if self.text.judges:
+            return [self.text.judge(problem, completion) for completion in completions]
+        said = [self.text.said(completion) for completion in completions]
+        return functions.judge(self._judges, Job(problem, said, completions))

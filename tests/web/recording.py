@@ -32,7 +32,8 @@ SETTINGS = {
     "round": {"max_updates": 1000},
     "sampling": {"max_new_tokens": 4, "samples_per_group": 16},
     "staleness": {"max_updates": 20, "publish_every": 2},
-    "learner": {"groups_per_update": 8},
+    "learner": {"groups_per_update": 8, "learning_rate": 1e-3, "weight_decay": 0.1},
+    "objective": {"beta": 0.01},  # where nothing is rewarded, decay and the pull back from it move the weights
 }
 
 

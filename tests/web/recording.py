@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tests.processes.conftest import MAKE_POLICY
 from tests.processes.programs import Program, Swarm, script, until
@@ -28,7 +29,7 @@ Made by `make recording` from real commands on a round with one node. Lines that
 in millionths of the operator's unit, and the policy is a tiny one that knows nothing.
 """
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "round": {"max_updates": 1000},
     "sampling": {"max_new_tokens": 4, "samples_per_group": 16},
     "staleness": {"max_updates": 20, "publish_every": 2},

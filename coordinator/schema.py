@@ -13,7 +13,7 @@ from coordinator import payout_tables, tables
 from ledger import store
 from protocol.errors import ConfigInvalid
 
-SCHEMA = 9
+SCHEMA = 10
 """The newest step in `coordinator/migrations/versions`."""
 
 stamp = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))

@@ -9,6 +9,7 @@ from coordinator.config.audit import AuditSection
 from coordinator.config.evaluation import EvalSection
 from coordinator.config.fleet import FleetSection, LeasesSection
 from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
+from coordinator.config.ledger import LedgerSection
 from coordinator.config.modes import with_mode
 from coordinator.config.money import MarketSection, PayoutsSection
 from coordinator.config.publish import PublishSection
@@ -39,6 +40,7 @@ class Config(Section):
     fleet: FleetSection = FleetSection()
     leases: LeasesSection = LeasesSection()
     audit: AuditSection = AuditSection()
+    ledger: LedgerSection = LedgerSection()
     publish: PublishSection = PublishSection()
     store: StoreSection = StoreSection()
 

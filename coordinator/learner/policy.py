@@ -136,7 +136,7 @@ class Policy:
         """What the loss is made of, before the policy has said anything."""
         algorithm, longest = self._settings.algorithm, self._settings.max_completion_length
         counts = judged(data, algorithm, ends=self.ends)
-        mask = data.mask * counts[:, None]
+        mask = data.taught * counts[:, None]
         advantages = of_batch(data, counts, algorithm, longest=longest)
         chosen = factors(advantages, data.owners, algorithm, seed=self._settings.seed, update=self.update)
         return Terms(

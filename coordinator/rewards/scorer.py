@@ -126,11 +126,15 @@ class Scorer:
         text = await self._here.text()
         said = [text.said(tokens) for tokens in waiting.completions]
         job = Job(self._problem(waiting.source), said, waiting.completions)
+        rewards = await self._tried(job, waiting.group_no)
+        return [text.in_tokens(reward, tokens) for reward, tokens in zip(rewards, waiting.completions, strict=True)]
+
+    async def _tried(self, job: Job, group_no: int) -> list[Reward]:
         for _ in range(TRIES - 1):
             try:
                 return await self._pool.judge(job)
             except VerifierFailed as failure:
-                log.warning("group=%d reward failed, tried again: %s", waiting.group_no, failure.message)
+                log.warning("group=%d reward failed, tried again: %s", group_no, failure.message)
         return await self._pool.judge(job)
 
     async def _failed(self, waiting: Unscored, failure: VerifierFailed) -> None:

@@ -30,7 +30,12 @@ JoinText = Annotated[str, typer.Argument(help="The round's join string: http://h
 AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and no progress.")]
 WitnessKeys = Annotated[
     list[str],
-    typer.Option("--witness", default_factory=list, help="Key of a witness; repeatable. See `ledger witness`."),
+    typer.Option(
+        "--witness",
+        default_factory=list,
+        show_default=False,
+        help="Key of a witness; repeatable. See `ledger witness`.",
+    ),
 ]
 Quorum = Annotated[int | None, typer.Option(min=0, help="How many of the witnesses must have signed; else all.")]
 EXIT_CODES = "Exit codes: 0 proved, 1 not proved, 2 wrong usage."

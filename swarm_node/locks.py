@@ -12,7 +12,7 @@ from protocol.errors import ConfigInvalid
 try:
     import fcntl
 except ImportError:  # Windows by itself
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # asked for by `require`
 
 
 def require() -> None:

@@ -114,7 +114,8 @@ def _play(swarm: Swarm, session: Session, folder: Path) -> None:
     session.type("swarm-coordinator", "status", file)
     session.type("swarm-coordinator", "nodes", "list", file)
     session.type("swarm-coordinator", "policy", "list", file, "--last", "4")
-    session.type("swarm-coordinator", "policy", "rollback", file, "2", "--reason", "to show how it goes")
+    before = str(int(coordinator.status()["version"]) - 8)
+    session.type("swarm-coordinator", "policy", "rollback", file, before, "--reason", "to show how it goes")
     coordinator.reaches("update", int(coordinator.status()["update"]) + 4)
     session.type("swarm-coordinator", "policy", "list", file, "--last", "3")
     session.heading(

@@ -80,13 +80,18 @@ def play(case: Case, policy: Path, folder: Path) -> Measured:
         command = [script("swarm-coordinator"), "launch", str(config), "--no-learner", "--no-auditor"]
         coordinator = _started(running, net, SOURCE, command, folder)
         said = coordinator.heard("the join string", _joins, within_s=PATIENCE_S)
-        for node in machines():
+        nodes = [
             _started(running, net, node.name, _joining(node, said["text"].split()[-1], net, folder), folder)
+            for node in machines()
+        ]
         _wait_for_nodes(round_folder / "state.db", len(machines()), coordinator)
         command = [sys.executable, "-P", "-m", "bench.anchor.learner", str(round_folder), str(TRAIN_S)]
         learner = _started(running, net, SOURCE, command, folder, name="learner")
         learner.ended(within_s=PATIENCE_S + SLOWEST_UPDATE_S * case.updates)
-        logs = [folder / f"{node.name}.log" for node in machines()]
+        for node in nodes:
+            if node.failed():
+                raise RuntimeError(f"{node.party} did not hold out\n{node.last_words()}")
+        logs = [folder / f"{node.party}.log" for node in nodes]
         weights = round_folder / "learner" / "publishing" / PAYLOAD
         return measured(round_folder / "state.db", weights.stat().st_size, logs)
 

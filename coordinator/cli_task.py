@@ -5,13 +5,13 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
-from protocol.tasks import BUILT_IN
+from protocol.tasks import BUILT_IN, environments
 
 app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
 
@@ -21,8 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scri
 @app.command("list")
 def list_tasks(as_json: AsJson = False) -> None:
     """Name the tasks that `task.name` may be; a file like my_task.py is another."""
-    found = {name: _first_line(made) for name, made in BUILT_IN.items()}
-    found |= {name: about for name, (about, _) in SHIPPED.items()}
+    found = every()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -58,5 +57,8 @@ def check(
     raise typer.Exit(int(any(each.severity == "error" for each in found)))
 
 
-def _first_line(made: Any) -> str:
-    return (getattr(made, "func", made).__doc__ or "").strip().partition("\n")[0].rstrip(".")
+def every() -> dict[str, str]:
+    """What each task is, by its name."""
+    found = {name: (made.__doc__ or "").partition(";")[0] for name, made in BUILT_IN.items()}
+    found |= {name: environments.described(name) for name in environments.names()}
+    return found | {name: about for name, (about, _) in SHIPPED.items()}

@@ -20,6 +20,10 @@ class TrainingSample(Message):
     reward: float
     sampled: bytes = b""
     """Of an episode: for each token 1 if the policy drew it, 0 if the environment said it. Empty: all were drawn."""
+    weight: float = Field(1.0, ge=0, le=limits.WEIGHT_MAX)
+    """What its advantage is multiplied by."""
+    skip: tuple[tuple[int, int], ...] = Field((), max_length=limits.SKIPPED_SPANS_MAX)
+    """Tokens that are not trained on."""
 
 
 class Earlier(Message):

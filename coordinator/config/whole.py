@@ -9,12 +9,14 @@ from coordinator.config.audit import AuditSection
 from coordinator.config.evaluation import EvalSection
 from coordinator.config.fleet import FleetSection, LeasesSection
 from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
+from coordinator.config.ledger import LedgerSection
 from coordinator.config.modes import with_mode
 from coordinator.config.money import MarketSection, PayoutsSection
 from coordinator.config.publish import PublishSection
 from coordinator.config.round import ModelSection, RoundSection, StoreSection
 from coordinator.config.sampling import SamplingSection, StalenessSection
 from coordinator.config.section import Section
+from coordinator.config.selection import SelectionSection
 from coordinator.config.task import DataSection, RewardSection, TaskSection
 
 
@@ -26,6 +28,7 @@ class Config(Section):
     task: TaskSection = TaskSection()
     data: DataSection = DataSection()
     reward: RewardSection = RewardSection()
+    selection: SelectionSection = SelectionSection()
     sampling: SamplingSection = SamplingSection()
     staleness: StalenessSection = StalenessSection()
     learner: LearnerSection = LearnerSection()
@@ -37,6 +40,7 @@ class Config(Section):
     fleet: FleetSection = FleetSection()
     leases: LeasesSection = LeasesSection()
     audit: AuditSection = AuditSection()
+    ledger: LedgerSection = LedgerSection()
     publish: PublishSection = PublishSection()
     store: StoreSection = StoreSection()
 

@@ -21,7 +21,7 @@ from statistics import median
 from bench.anchor.setting import AT_ONCE, POOL, TRAIN_S, Case, links, machines
 from bench.broadcast.contender import PAYLOAD, SOURCE
 from bench.broadcast.net import Net
-from bench.broadcast.program import START_S, Program, script
+from bench.broadcast.program import Line, Program, script
 from coordinator.sim.machines import Node
 from coordinator.sim.report import WARM_UP
 
@@ -38,6 +38,9 @@ print(start_of(demo, 0, Path(sys.argv[1])))
 """In a process of its own: what it imports is large."""
 
 MILLI = 1000.0
+
+PATIENCE_S = 600.0
+"""Until all have joined: eight programs and their engines start at once, and the machine may have other work."""
 
 SLOWEST_UPDATE_S = 120.0
 """An update that takes longer than this will never end."""
@@ -76,14 +79,19 @@ def play(case: Case, policy: Path, folder: Path) -> Measured:
         config.write_text(_toml(case.settings(round_folder, policy, address)))
         command = [script("swarm-coordinator"), "launch", str(config), "--no-learner", "--no-auditor"]
         coordinator = _started(running, net, SOURCE, command, folder)
-        said = coordinator.heard("the join string", lambda line: "swarm-node join" in line.get("text", ""))
-        for node in machines():
+        said = coordinator.heard("the join string", _joins, within_s=PATIENCE_S)
+        nodes = [
             _started(running, net, node.name, _joining(node, said["text"].split()[-1], net, folder), folder)
+            for node in machines()
+        ]
         _wait_for_nodes(round_folder / "state.db", len(machines()), coordinator)
         command = [sys.executable, "-P", "-m", "bench.anchor.learner", str(round_folder), str(TRAIN_S)]
         learner = _started(running, net, SOURCE, command, folder, name="learner")
-        learner.ended(within_s=START_S + SLOWEST_UPDATE_S * case.updates)
-        logs = [folder / f"{node.name}.log" for node in machines()]
+        learner.ended(within_s=PATIENCE_S + SLOWEST_UPDATE_S * case.updates)
+        for node in nodes:
+            if node.failed():
+                raise RuntimeError(f"{node.party} did not hold out\n{node.last_words()}")
+        logs = [folder / f"{node.party}.log" for node in nodes]
         weights = round_folder / "learner" / "publishing" / PAYLOAD
         return measured(round_folder / "state.db", weights.stat().st_size, logs)
 
@@ -137,9 +145,14 @@ def _started(running: ExitStack, net: Net, party: str, command: list[str], folde
     return program
 
 
+def _joins(line: Line) -> bool:
+    """Whether it is the one with the join string."""
+    return "swarm-node join" in line.get("text", "")
+
+
 def _wait_for_nodes(store: Path, count: int, coordinator: Program) -> None:
     """Until all have registered."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
             (here,), *_ = connection.execute("SELECT count(*) FROM nodes")

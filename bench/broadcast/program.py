@@ -75,6 +75,10 @@ class Program:
         if code := self._process.wait(within_s):
             raise RuntimeError(f"{self.party}: ended with {code}\n{self.last_words()}")
 
+    def failed(self) -> bool:
+        """Whether it has ended as it should not."""
+        return bool(self._process.poll())
+
     def said(self, wanted: Callable[[Line], bool]) -> int:
         """How many lines so far are wanted."""
         with self._news:

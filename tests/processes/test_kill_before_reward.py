@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tests.processes.light_node import LightNode
 from tests.processes.programs import Swarm, until
-from tests.processes.rounds import Coordinator, assert_ledger_is_sound, operator_of
+from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, operator_of
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +37,7 @@ def test_a_rollout_accepted_before_the_kill_is_judged_after_the_start(swarm: Swa
     functions.write_text(REWARD.format(folder=str(swarm.folder)))
     problems = swarm.folder / "problems.jsonl"
     problems.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(40)))
-    settings = {
+    settings: Settings = {
         "task": {"name": "data"},
         "data": {"train": str(problems)},
         "sampling": {"samples_per_group": 2},

@@ -30,6 +30,7 @@ from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.entry import Deposit, Entry, Pending, Post, amount
 from ledger.tiles import TILE_HASHES, Tile
 from ledger.tree import HASH_BYTES, Hash, leaf_hash
+from ledger.witness import Witnesses
 from protocol import ids
 from swarm_node import log_verify
 from swarm_node.log_reader import LogReader
@@ -192,9 +193,7 @@ def measure_verification(bench: Bench, folder: Path, size: int, rounds: int) -> 
     files = Memory(folder, size)
     for _ in range(rounds):
         started, cpu = time.perf_counter(), time.process_time()
-        found = trio.run(
-            log_verify.verify, LogReader(files), files.round_id, log_verify.Witnesses(), lambda _done, _all: None
-        )
+        found = trio.run(log_verify.verify, LogReader(files), files.round_id, Witnesses(), lambda _done, _all: None)
         assert found.entries == size
         bench.measure("the whole log", time.perf_counter() - started, unit="s")
         bench.measure("the whole log, processor time", time.process_time() - cpu, unit="s")

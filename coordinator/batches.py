@@ -136,16 +136,18 @@ def group(connection: sa.Connection, row: Any) -> TrainingGroup:
     claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
     rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
     told = continuation.chain(connection, row["continues"])
-    drawn = _drawn(claim, row["sampled"])
+    drawn, lessons = _drawn(claim, row["sampled"]), marks.learned(row["marks"], len(rewards))
     samples = tuple(
         TrainingSample(
             tokens=b"".join(part.tokens for part in (*begun, sample)),
             logprobs=b"".join(part.logprobs for part in (*begun, sample)),
             reward=reward,
             sampled=sampled,
+            weight=weight,
+            skip=skip,
         )
-        for *begun, sample, reward, sampled in zip(
-            *(one.samples for one in told), claim.samples, rewards, drawn, strict=True
+        for *begun, sample, reward, sampled, (weight, skip) in zip(
+            *(one.samples for one in told), claim.samples, rewards, drawn, lessons, strict=True
         )
     )
     earlier = tuple(

@@ -5,24 +5,22 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from coordinator.cli_options import AsJson, Settings
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
-from protocol.tasks import BUILT_IN
+from protocol.tasks import BUILT_IN, environments
 
 app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 
 
 @app.command("list")
 def list_tasks(as_json: AsJson = False) -> None:
     """Name the tasks that `task.name` may be; a file like my_task.py is another."""
-    found = {name: _first_line(made) for name, made in BUILT_IN.items()}
-    found |= {name: about for name, (about, _) in SHIPPED.items()}
+    found = every()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -33,9 +31,7 @@ def list_tasks(as_json: AsJson = False) -> None:
 @app.command(epilog="Exit codes: 0 nothing is wrong, 1 something is, 2 a setting is wrong.")
 def check(
     source: Annotated[Path, typer.Argument(help="A round's TOML file, or a my_task.py.")],
-    settings: Annotated[
-        list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-    ],
+    settings: Settings,
     as_json: AsJson = False,
 ) -> None:
     """Find what is wrong with a task before a round is paid for: problems, lengths of prompts, rewards.
@@ -58,5 +54,8 @@ def check(
     raise typer.Exit(int(any(each.severity == "error" for each in found)))
 
 
-def _first_line(made: Any) -> str:
-    return (getattr(made, "func", made).__doc__ or "").strip().partition("\n")[0].rstrip(".")
+def every() -> dict[str, str]:
+    """What each task is, by its name."""
+    found = {name: (made.__doc__ or "").partition(";")[0] for name, made in BUILT_IN.items()}
+    found |= {name: environments.described(name) for name in environments.names()}
+    return found | {name: about for name, (about, _) in SHIPPED.items()}

@@ -22,7 +22,9 @@ from coordinator import marks, publish, scores, standings
 from coordinator.config import Config
 from coordinator.leases import IS_OPEN
 from coordinator.tables import batches, evaluations, groups, leases, nodes, parts, rollouts, versions
+from protocol import limits
 from protocol.errors import NotFound, OutOfOrder
+from protocol.learning import Evaluated
 
 Why = Literal["before", "every", "last", "asked"]
 """Before training; as often as it is set; the last version; or an operator has asked."""
@@ -227,6 +229,22 @@ def shown(connection: sa.Connection, *, version: int = 0) -> list[dict[str, Any]
     answered = answered.where(groups.c.evaluation.is_not(None)).group_by(groups.c.evaluation)
     counts: dict[int, int] = {number: int(count) for number, count in connection.execute(answered)}
     return [_shown(dict(row), counts.get(row["number"], 0)) for row in connection.execute(query).mappings()]
+
+
+def told(connection: sa.Connection) -> tuple[Evaluated, ...]:
+    """The last ones that came to anything, as the learner tells them to its boards."""
+    ended = sa.select(evaluations).where(evaluations.c.state.in_(("done", "partial")))
+    last = connection.execute(ended.order_by(evaluations.c.number.desc()).limit(limits.EVALUATIONS_TOLD_MAX)).all()
+    return tuple(
+        Evaluated(number=row.number, update=row.policy_update, figures=_figures(row.split, row.result))
+        for row in reversed(last)
+        if row.result
+    )
+
+
+def _figures(split: str, result: Mapping[str, Any]) -> dict[str, float]:
+    passed = {f"eval/{split}/pass@{j}": float(share) for j, share in result["passed"].items()}
+    return {f"eval/{split}/avg@{result['samples']}": float(result["average"]), **passed}
 
 
 def _shown(row: Mapping[str, Any], answered: int) -> dict[str, Any]:

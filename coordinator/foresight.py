@@ -5,12 +5,15 @@
 - A node's pace is the time from lease to answer for each token of its last answers, beside that of everybody's last.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import sqlalchemy as sa
 
+from coordinator import curriculum
+from coordinator.curriculum import Prompt
 from coordinator.lengths import OVERTAKEN_MAX, Seen, Waiting, expected, neighbourhood
 from coordinator.prompts import TRAIN, Source
+from coordinator.selection import Rules
 from coordinator.sizing import MEASURED_MAX
 from coordinator.tables import groups, leases, lengths, rollouts
 from protocol import chunks
@@ -53,7 +56,7 @@ def foreseen(connection: sa.Connection, prompt: bytes) -> float | None:
     return expected(known.get(names[0]), known.get(names[1])) or None
 
 
-def window_of(connection: sa.Connection, least: int, prompt: Callable[[Source], list[int]]) -> list[Waiting]:
+def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Prompt) -> list[Waiting]:
     """At least so many groups that nobody works on, the oldest first; new ones come up where there are too few.
 
     What one node has begun is left for whoever can go on, until many newer groups have overtaken it.
@@ -62,15 +65,16 @@ def window_of(connection: sa.Connection, least: int, prompt: Callable[[Source], 
     newest = -1 if newest is None else newest
     found = {"overtaken": newest - OVERTAKEN_MAX * least, "count": least}
     waiting = [Waiting(row.group_no, row.expected or 0.0) for row in connection.execute(_unbegun, found)]
-    fresh = range(newest + 1, newest + 1 + least - len(waiting))
-    known = {number: foreseen(connection, pack_tokens(prompt(Source(TRAIN, number)))) for number in fresh}
-    if known:
-        fields = {"state": "open", "split": TRAIN}
-        rows = [
-            {"group_no": number, "prompt": number, "expected": tokens, **fields} for number, tokens in known.items()
-        ]
-        connection.execute(sa.insert(groups), rows)
-    return waiting + [Waiting(number, tokens or 0.0) for number, tokens in known.items()]
+    if len(waiting) >= least:
+        return waiting
+    fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
+    lasts = [foreseen(connection, pack_tokens(prompt(Source(TRAIN, place)))) for _, place in fresh]
+    rows = [
+        {"group_no": number, "state": "open", "split": TRAIN, "prompt": place, "expected": tokens}
+        for (number, place), tokens in zip(fresh, lasts, strict=True)
+    ]
+    connection.execute(sa.insert(groups), rows)
+    return waiting + [Waiting(number, tokens or 0.0) for (number, _), tokens in zip(fresh, lasts, strict=True)]
 
 
 def speed(connection: sa.Connection, node: NodeId) -> float:

@@ -18,11 +18,12 @@ acceptance (`coordinator.scoring`), which is what a node is paid for.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from coordinator import continuation, escrow, evaluations, foresight, marks, prompts
+from coordinator import continuation, curriculum, escrow, evaluations, foresight, marks, prompts
 from coordinator import leases as lease_table
 from coordinator.continuation import Told
 from coordinator.dispatch import is_stale
@@ -140,8 +141,7 @@ def _accept(
         "accepted_ms": now_ms,
     }
     _store(connection, row, accepted, judge, now_ms)
-    if judge.terms.lookahead:
-        foresight.note(connection, lease.prompt, max(len(sample) for sample in whole))
+    _remember(connection, lease, whole, [] if is_extra else marks.scores(rewards), judge.terms)
     _enter(connection, node, claim_id, lease, credit, told, judge, now_ms)
     if is_extra:
         escrow.used(connection, [claim_id], terms=judge.audits, now_ms=now_ms)
@@ -178,6 +178,16 @@ def _store(
     continuation.forget(connection, [lease_id])
     if not surplus:
         lease_table.answered(connection, lease_id, lease["group_no"])
+
+
+def _remember(
+    connection: sa.Connection, lease: Lease, whole: Sequence[Tokens], scores: Sequence[float], terms: Terms
+) -> None:
+    """How the group of a prompt came out, for whoever chooses among prompts; rewards that come later say it then."""
+    if terms.lookahead:
+        foresight.note(connection, lease.prompt, max(len(sample) for sample in whole))
+    if terms.selection.chooses and all(map(isfinite, scores)):
+        curriculum.note(connection, lease.prompt, scores)
 
 
 def _enter(

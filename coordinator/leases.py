@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from coordinator import continuation, sizing
 from coordinator.config import Config
+from coordinator.selection import OFF, Rules
 from coordinator.tables import batches, groups, leases, nodes
 from ledger.entry import amount
 from protocol.ids import NodeId
@@ -67,6 +68,8 @@ class Terms:
     """Of what may be under way."""
     lookahead: int = 0
     """Groups of which a node gets those that suit its pace; 0: the oldest."""
+    selection: Rules = OFF
+    """Which prompts are worth a group."""
     buffered_max: int = 0
     """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
     classes: tuple[str, ...] = ()
@@ -123,7 +126,13 @@ def terms_of(config: Config) -> Terms:
         lookahead=config.leases.lookahead,
         buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
         evaluation_share=config.eval.share,
+        selection=rules_of(config),
     )
+
+
+def rules_of(config: Config) -> Rules:
+    """How prompts are chosen."""
+    return Rules(**config.selection.model_dump(), solved=config.eval.solved)
 
 
 def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:

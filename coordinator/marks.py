@@ -1,6 +1,8 @@
 """What a rollout's rewards are made of, as it is stored beside their scores.
 
     {"invalid": [numbers of the samples that broke the form], "components": {name: [one per sample]}}
+    and, where any sample is learned from otherwise than whole and with weight 1:
+    {"weights": [one per sample], "skips": [[[start, end] of tokens that are not trained on, …] per sample]}
     {"verifier_error": why it could not be judged}
 
 - A component that a sample's reward does not have is null.
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from protocol.tasks import Reward
+from protocol.tasks import Reward, Spans
 
 UNSCORED = "unscored"
 """The state of a rollout that was accepted, and waits for its rewards."""
@@ -30,7 +32,17 @@ def stored(rewards: Sequence[Reward]) -> dict[str, Any]:
     invalid = [number for number, reward in enumerate(rewards) if reward.status == "invalid"]
     components = {name: [reward.components.get(name) for reward in rewards] for name in names}
     scores = np.array([reward.score for reward in rewards], dtype="<f4")
-    return {"rewards": scores.tobytes(), "marks": {"invalid": invalid, "components": components}}
+    marks: dict[str, Any] = {"invalid": invalid, "components": components}
+    if any(reward.weight != 1 or reward.skip for reward in rewards):
+        marks["weights"] = [reward.weight for reward in rewards]
+        marks["skips"] = [[list(span) for span in reward.skip] for reward in rewards]
+    return {"rewards": scores.tobytes(), "marks": marks}
+
+
+def scores(row: Mapping[str, Any]) -> list[float]:
+    """What each sample of a stored rollout earned; NaN where that is not known."""
+    found: list[float] = np.frombuffer(row["rewards"], "<f4").tolist()
+    return found
 
 
 def unknown(samples: int) -> dict[str, Any]:
@@ -46,11 +58,20 @@ def read(row: Mapping[str, Any]) -> list[Reward]:
     if np.isnan(scores).any():
         return []
     broken, components = set(marks.get("invalid", ())), marks.get("components", {})
+    lessons = learned(marks, len(scores))
     return [
         Reward(
             score,
             "invalid" if number in broken else "ok",
             {name: values[number] for name, values in components.items() if values[number] is not None},
+            weight=lessons[number][0],
+            skip=lessons[number][1],
         )
         for number, score in enumerate(scores.tolist())
     ]
+
+
+def learned(marks: Mapping[str, Any], samples: int) -> list[tuple[float, Spans]]:
+    """With which weight each sample is trained on, and which of its tokens are not."""
+    weights, skips = marks.get("weights", [1.0] * samples), marks.get("skips", [()] * samples)
+    return [(weight, tuple((start, end) for start, end in skip)) for weight, skip in zip(weights, skips, strict=True)]

@@ -8,11 +8,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from coordinator.selection import Reason
 
 Status = Mapping[str, Any]
 Samples = Mapping[str, float]
@@ -61,6 +63,16 @@ def _fleet(status: Status) -> Samples:
     return {"working": working, "standby": len(status.get("fleet") or ()) - working}
 
 
+def _prompts(status: Status) -> Samples:
+    told = _each("selection")(status)
+    return {name.removeprefix("prompts_"): value for name, value in told.items() if name.startswith("prompts_")}
+
+
+def _left_out(status: Status) -> Samples:
+    told = _each("selection")(status)
+    return {name: told[name] for name in get_args(Reason) if name in told}
+
+
 FAMILIES = (
     Family("learner_update", "gauge", "Last update that the learner reported.", _one("update")),
     Family("learner_idle_seconds", "counter", "Time the learner waited for a batch.", _one("learner_idle_s")),
@@ -84,6 +96,9 @@ FAMILIES = (
     Family("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
     Family("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
     Family("alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}),
+    Family("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
+    Family("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),
+    Family("prompts_probed", "counter", "Times that one was taken after that.", _one("selection", "probed")),
     Family("rollouts", "gauge", "Accepted groups by what became of them.", _each("rollouts"), "state"),
     Family("rollouts_rejected", "counter", "Refused rollouts.", _each("rejected"), "code"),
     Family("leases", "gauge", "Leases by state.", _each("leases"), "state"),

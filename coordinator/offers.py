@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from coordinator import (
     admission,
     continuation,
+    curriculum,
     foresight,
     lengths,
     measuring,
@@ -194,7 +195,7 @@ def _take_groups(
     taken = [(row.group_no, row.begun, row.begun_version) for row in found]
     for group_no, _, _ in taken:
         set_group(connection, group_no, "leased")
-    fresh = prompts.make_groups(connection, count - len(taken))
+    fresh = curriculum.make(connection, count - len(taken), terms.selection, draw.prompt)
     return taken + [(number, None, None) for number in fresh]
 
 
@@ -206,7 +207,7 @@ def _fitting(
     left = count - len(begun)
     if not left:
         return begun
-    window = foresight.window_of(connection, max(left, terms.lookahead), draw.prompt)
+    window = foresight.window_of(connection, max(left, terms.lookahead), terms.selection, draw.prompt)
     speed = foresight.speed(connection, node)
     waiting = [one for one in window if one.group_no not in begun]
     return begun + lengths.pick(waiting, left, speed=speed, window=terms.lookahead)

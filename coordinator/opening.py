@@ -18,6 +18,7 @@ from coordinator.audit.trust import Rules
 from coordinator.backup import restoring
 from coordinator.config import Config
 from coordinator.data.child import prepare
+from coordinator.data.importing import FOLDER, copy_digest, needs_data
 from coordinator.files import write_durably
 from coordinator.lottery import AuditTerms
 from coordinator.signed_metadata import SignedMetadata, utc_now
@@ -179,3 +180,19 @@ def open_books(connection: sa.Connection, round_id: str, budget_micros: int, mom
         set_fact(connection, "round_id", round_id)
     if budget_micros:
         store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)
+
+
+def open_problems(connection: sa.Connection, config: Config) -> None:
+    """Bind the store to the round's copy of its problems, or find that it is the same copy."""
+    if not needs_data(config):
+        return
+    folder = config.round.directory / FOLDER
+    here, began_with = copy_digest(folder), get_fact(connection, "problems")
+    if began_with not in (None, here):
+        raise ConfigInvalid(
+            f"The problems in {folder} are not those that this round began with: {here[:16]}…, not {began_with[:16]}….",
+            hint="Restore that folder from a backup, or delete it and put the old source back; "
+            "new problems want another round.directory.",
+        )
+    if began_with is None:
+        set_fact(connection, "problems", here)

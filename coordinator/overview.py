@@ -35,6 +35,7 @@ def parts(told: Mapping[str, Any]) -> list[Part]:
         Part("fleet", tuple(_fleet(told))),
         Part("versions", tuple(_versions(told))),
         Part("staleness", tuple(_staleness(told))),
+        Part("prompts", tuple(_prompts(told["selection"]))),
         Part("credit", tuple(_credit(told))),
         Part("audits", tuple(_audits(told))),
         Part("measured", tuple(evaluation(one) for one in told["evaluations"])),
@@ -123,6 +124,19 @@ def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"in vain {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
     if told["rejected"]:
         yield f"rejected {sum(told['rejected'].values())} answers{_counted(told['rejected'])}"
+
+
+def _prompts(told: Mapping[str, int]) -> Iterator[str]:
+    """How difficult they are at the moment, and which were left out for that."""
+    if told:
+        yield (
+            f"{told['prompts_seen']} prompts seen, lately always right {told['prompts_always_right']}, "
+            f"always wrong {told['prompts_always_wrong']}"
+        )
+        yield (
+            f"left out {told['always_right']} times as always right, {told['always_wrong']} as always wrong, "
+            f"{told['passed_over']} for better ones; taken again {told['probed']} times"
+        )
 
 
 def _credit(told: Mapping[str, Any]) -> Iterator[str]:

@@ -24,9 +24,9 @@ import sqlalchemy as sa
 
 from coordinator import owners
 from coordinator.files import write_durably
+from coordinator.payout_tables import payees, payout_batches
 from coordinator.rails import Batch, Rail, Status
 from coordinator.state import Database
-from coordinator.tables import payees, payout_batches
 from ledger import payees as tree_of
 from ledger import store
 from ledger.accounts import AccountKind

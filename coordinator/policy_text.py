@@ -4,6 +4,7 @@
 """
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -85,7 +86,20 @@ class PolicyText(Coder):
     def judge(self, problem: Problem, completion: Sequence[int]) -> Reward:
         """The same for any problem of the task."""
         assert isinstance(self._task, Judging), "the operator's rewards run in coordinator.rewards"
-        return self._task.reward(problem, self.said(completion))
+        return self.in_tokens(self._task.reward(problem, self.said(completion)), completion)
+
+    def in_tokens(self, reward: Reward, completion: Sequence[int]) -> Reward:
+        """The same with the spans that are skipped in tokens: each that has any character of one."""
+        ends = range(len(completion) + 1)
+
+        def size(tokens: int) -> int:
+            return len(self.decode(completion[:tokens]))
+
+        spans = [
+            (max(0, bisect_right(ends, start, key=size) - 1), min(len(completion), bisect_left(ends, end, key=size)))
+            for start, end in reward.skip
+        ]
+        return replace(reward, skip=tuple(spans))
 
     def said(self, completion: Sequence[int]) -> str:
         """What is judged of a completion: all before its end token; one that did not end, by what it says so far."""

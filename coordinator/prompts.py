@@ -30,21 +30,8 @@ def problem_of(task: Task, source: Source) -> Problem:
 
 # Built once: making a statement costs more than running it, and this one runs for every lease and every rollout.
 _source = sa.select(groups.c.split, groups.c.prompt).where(groups.c.group_no == sa.bindparam("group"))
-_newest = sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0)
 
 
 def source_of(connection: sa.Connection, group_no: int) -> Source:
     """The problem that a group is about."""
     return Source(*connection.execute(_source, {"group": group_no}).one())
-
-
-def make_groups(connection: sa.Connection, count: int) -> list[int]:
-    """So many groups more for the learner, each leased from the start; their numbers."""
-    if count <= 0:
-        return []
-    newest = connection.execute(_newest).scalar()
-    first = 0 if newest is None else newest + 1
-    made = list(range(first, first + count))
-    rows = [{"group_no": number, "state": "leased", "split": TRAIN, "prompt": number} for number in made]
-    connection.execute(sa.insert(groups), rows)
-    return made

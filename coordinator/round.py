@@ -81,6 +81,7 @@ class Round:
             self.round_id = self.metadata.round_id
             self.database = held.enter_context(closing(Database(config.state)))
             self.database.run_now(opening.open_books, self.round_id, config.market.budget_micros, now_ms())
+            self.database.run_now(opening.open_problems, config)
             self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)

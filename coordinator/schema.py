@@ -1,6 +1,7 @@
 """Which schema a store has, and which one this software speaks: a number in the store, looked at whenever it is opened.
 
-- An empty store gets the tables of today (`coordinator.tables`, `ledger.tables`) and the number `SCHEMA`.
+- An empty store gets the tables of today (`coordinator.tables`, `coordinator.payout_tables`, `ledger.tables`) and the
+  number `SCHEMA`.
 - An older store is refused with the command that upgrades it, a newer one plainly: nobody writes what others would
   misread. Nothing is ever changed by opening.
 - The number stands where Alembic keeps it. How a store gets from one number to the next is in `coordinator.migrations`.
@@ -8,11 +9,11 @@
 
 import sqlalchemy as sa
 
-from coordinator import tables
+from coordinator import payout_tables, tables
 from ledger import store
 from protocol.errors import ConfigInvalid
 
-SCHEMA = 8
+SCHEMA = 10
 """The newest step in `coordinator/migrations/versions`."""
 
 stamp = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
@@ -43,6 +44,7 @@ def open_store(connection: sa.Connection) -> None:
     there = found(connection)
     if there is None:
         tables.metadata.create_all(connection)
+        payout_tables.metadata.create_all(connection)
         store.create(connection)
         stamp.create(connection, checkfirst=True)
         connection.execute(sa.insert(stamp).values(version_num=numbered(SCHEMA)))

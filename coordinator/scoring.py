@@ -14,10 +14,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import escrow, evaluations, marks
+from coordinator import curriculum, escrow, evaluations, marks
 from coordinator import leases as lease_table
 from coordinator.lottery import AuditTerms
 from coordinator.prompts import Source
+from coordinator.selection import OFF, Rules
 from coordinator.state import get_fact, set_fact
 from coordinator.tables import groups, leases, rollouts
 from protocol.lease import Lease
@@ -62,7 +63,7 @@ def waiting(connection: sa.Connection, limit: int, *, but: Set[str] = frozenset(
     ]
 
 
-def scored(connection: sa.Connection, claim_id: str, rewards: list[Reward], *, now_ms: int) -> bool:
+def scored(connection: sa.Connection, claim_id: str, rewards: list[Reward], *, rules: Rules = OFF, now_ms: int) -> bool:
     """Its rewards are known: into the buffer, or into what is measured; False if it is not waited for any more."""
     if fact := get_fact(connection, FACT):
         set_fact(connection, FACT, fact | {"down": False})
@@ -72,6 +73,10 @@ def scored(connection: sa.Connection, claim_id: str, rewards: list[Reward], *, n
         return False
     if group_no < 0:
         evaluations.note(connection, group_no, now_ms)
+    elif rules.chooses:
+        offer = sa.select(leases.c.offer).join(rollouts, rollouts.c.lease_id == leases.c.lease_id)
+        lease = Lease.from_bytes(connection.execute(offer.where(rollouts.c.claim_id == claim_id)).scalar_one())
+        curriculum.note(connection, lease.prompt, marks.scores(marks.stored(rewards)))
     return True
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, evaluations, health, history, publish, standings, waiting
+from coordinator import activation, broadcasts, curriculum, evaluations, health, history, publish, standings, waiting
 from coordinator.config import Config
 from coordinator.data.kinds import shown
-from coordinator.leases import latest_batch
+from coordinator.leases import latest_batch, rules_of
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
 from ledger import store
@@ -59,6 +59,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         **_alive(connection, version, alive_since_ms),
         "evaluations": _last_evaluations(connection),
         "broadcast": broadcasts.summary(connection, alive_since_ms=alive_since_ms),
+        "selection": curriculum.shown(connection, rules_of(config)),
         "fleet": activation.shown(connection),
         "publish_every": kappa,
         "load": asdict(asked) if asked else None,

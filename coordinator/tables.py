@@ -56,27 +56,6 @@ statements = sa.Table(
     sa.Column("counts_from_ms", sa.BigInteger, nullable=True),
 )
 
-# Batches of payouts, who gets what in them, and what became of them.
-payout_batches = sa.Table(
-    "payout_batches",
-    metadata,
-    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("state", sa.String, nullable=False),
-    sa.Column("rail", sa.String, nullable=False),
-    sa.Column("reference", sa.String, nullable=True, unique=True),
-    sa.Column("checkpoint_size", sa.BigInteger, nullable=False),
-    sa.Column("made_ms", sa.BigInteger, nullable=False),
-)
-payees = sa.Table(
-    "payees",
-    metadata,
-    sa.Column("batch", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("owner", sa.String, nullable=False),
-    sa.Column("address", sa.String, nullable=False),
-    sa.Column("amount_micros", sa.BigInteger, nullable=False),
-)
-
 # Who works and who stands by, since when and why; who is not in it may work.
 fleet = sa.Table(
     "fleet",
@@ -187,6 +166,18 @@ lengths = sa.Table(
     sa.Column("prompts", sa.String, primary_key=True),  # the hash of one, or a name that neighbours share
     sa.Column("mean", sa.Float, nullable=False),
     sa.Column("groups", sa.Integer, nullable=False),
+)
+
+# How the groups of a prompt came out, where prompts are chosen by that; as in `coordinator.selection`.
+outcomes = sa.Table(
+    "outcomes",
+    metadata,
+    sa.Column("prompt", sa.String, primary_key=True),  # its hash
+    sa.Column("groups", sa.Integer, nullable=False),
+    sa.Column("mean", sa.Float, nullable=False),
+    sa.Column("variance", sa.Float, nullable=False),
+    sa.Column("alike", sa.Integer, nullable=False),
+    sa.Column("left_out", sa.Integer, nullable=False),
 )
 
 leases = sa.Table(

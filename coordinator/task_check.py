@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -132,6 +133,10 @@ class _Trial:
             found.append(
                 self._finding("not_deterministic", "The same completions earn one thing, then another.", "Seed it.")
             )
+        said = [text for number in range(len(first)) for text in self._job(number).completions]
+        if not any(_teaches(reward, text) for reward, text in zip(chain.from_iterable(first), said, strict=True)):
+            text = "Of all that was tried, nothing would be trained on."
+            found.append(self._finding("nothing_taught", text, "Look at the weight and skip of its rewards."))
         if len({reward.score for rewards in first for reward in rewards}) == 1:
             found.append(
                 self._finding(
@@ -186,3 +191,9 @@ class _Trial:
 
     def _finding(self, code: str, message: str, next_step: str, severity: Severity = "error") -> Finding:
         return Finding(code, severity, self._place, message, next_step)
+
+
+def _teaches(reward: Reward, text: str) -> bool:
+    """Whether anything that was said here is trained on."""
+    skipped = {place for start, end in reward.skip for place in range(start, end)}
+    return reward.weight > 0 and len(skipped) < len(text)

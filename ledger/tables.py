@@ -52,6 +52,14 @@ tiles_table = sa.Table(
     sa.Column("width", sa.Integer, nullable=False),
     sa.Column("hashes", sa.LargeBinary, nullable=False),
 )
+cosignatures_table = sa.Table(
+    "ledger_cosignatures",
+    metadata,
+    sa.Column("witness", sa.String(300), primary_key=True),  # the key in its written form
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("time_s", sa.BigInteger, nullable=False),
+    sa.Column("note", sa.LargeBinary, nullable=False),  # with the log's line and this witness's
+)
 checkpoint_table = sa.Table(
     "ledger_checkpoint",
     metadata,

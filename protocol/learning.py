@@ -20,6 +20,10 @@ class TrainingSample(Message):
     reward: float
     sampled: bytes = b""
     """Of an episode: for each token 1 if the policy drew it, 0 if the environment said it. Empty: all were drawn."""
+    weight: float = Field(1.0, ge=0, le=limits.WEIGHT_MAX)
+    """What its advantage is multiplied by."""
+    skip: tuple[tuple[int, int], ...] = Field((), max_length=limits.SKIPPED_SPANS_MAX)
+    """Tokens that are not trained on."""
 
 
 class Earlier(Message):
@@ -94,6 +98,15 @@ class Publication(Message):
     files: tuple[Upload, ...] = Field(min_length=1, max_length=limits.MANIFEST_MAX_FILES)
 
 
+class Evaluated(Message):
+    """What an evaluation came to."""
+
+    number: int = Field(ge=1)
+    update: int = Field(ge=0)
+    """That of the version which was measured."""
+    figures: dict[str, float]
+
+
 class LearnerState(Message):
     """Where the round stands, for a learner that starts or comes back."""
 
@@ -108,5 +121,7 @@ class LearnerState(Message):
     finished: bool
     evaluating: bool = False
     """The nodes still measure the last version."""
+    evaluated: tuple[Evaluated, ...] = Field((), max_length=limits.EVALUATIONS_TOLD_MAX)
+    """The last evaluations that ended, the oldest first."""
     replacement: int = Field(0, ge=0)
     """The last version that the operator put in the place of the learner's, which goes on from it; 0: none."""

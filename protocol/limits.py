@@ -28,6 +28,15 @@ STRING_MAX_BYTES = 4 * KIB
 SAMPLES_MAX = 64
 """Samples in one group; papers use 8 to 16."""
 
+EVALUATIONS_TOLD_MAX = 8
+"""Those that a learner is told of whenever it asks; it asks more often than they end."""
+
+WEIGHT_MAX = 100.0
+"""Of a sample beside others: more would be a batch of its own."""
+
+SKIPPED_SPANS_MAX = 64
+"""Spans of a completion that are not trained on; who wants more wants another reward."""
+
 TOKENS_MAX = 32_768
 """Tokens of one prompt or completion; the longest contexts that consumer cards sample."""
 

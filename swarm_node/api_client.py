@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx
 import trio
 
+from ledger.witness import CosignatureReply
 from protocol import canonical, limits
 from protocol.appeal import AppealReply
 from protocol.auditing import Explanations, Why
@@ -116,6 +117,11 @@ class Coordinator:
     async def appeal(self, appeal: bytes) -> AppealReply:
         """Deliver what a node or its owner has signed against a fault or a ban."""
         return AppealReply.from_bytes(await self._read("POST", "/v1/appeals", appeal, limits.MESSAGE_MAX_BYTES))
+
+    async def cosign(self, note: bytes) -> CosignatureReply:
+        """Deliver a checkpoint that a witness has signed."""
+        data = await self._read("POST", "/v1/ledger/cosignatures", note, limits.MESSAGE_MAX_BYTES)
+        return CosignatureReply.from_bytes(data)
 
     async def upload(self, data: bytes) -> Uploaded:
         """Send bytes that are thrown away."""

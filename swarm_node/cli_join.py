@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.nicknames import nickname
-from swarm_node.cli_ledger import DEFAULT_HOME
+from swarm_node.cli_ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
 from swarm_node.cli_options import (
     AdvertiseOption,
     BatteryOption,
@@ -40,6 +40,7 @@ from swarm_node.cli_options import (
 from swarm_node.parent import leave_with_parent
 
 if TYPE_CHECKING:
+    from ledger.witness import Witnesses
     from swarm_node import member
     from swarm_node.app import Earnings, Show
 
@@ -48,6 +49,7 @@ EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this 
 
 def join(
     join_string: JoinText,
+    witness: WitnessKeys,
     price: PriceOption = 1_000_000,
     name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
@@ -69,6 +71,7 @@ def join(
     vram_share: VramOption = None,
     upload_gb: UploadOption = None,
     price_floor: FloorOption = None,
+    quorum: Quorum = None,
     dry_run: DryRunOption = False,
     plain: Annotated[bool, typer.Option("--plain", help="Log lines only, even on a terminal.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final earnings as JSON.")] = False,
@@ -90,7 +93,8 @@ def join(
     kept = changed(home, typed)
     options = Options(kept.threads or threads, device.value, dtype.value, gpu_layers, vllm_python, kept.vram_share)
     choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
-    me = _member(join_string, home, name, listen, advertise, typed, price=price, owner=owner)
+    trusted = witnesses_of(witness, quorum)
+    me = _member(join_string, home, name, listen, advertise, typed, price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me)
     if dry_run:
@@ -141,6 +145,7 @@ def _member(
     price: int = 0,
     share: bool = True,
     owner: Path | None = None,
+    witnesses: "Witnesses | None" = None,
 ) -> "member.Settings":
     """What every member is told; its key is made here, if there is none."""
     from swarm_node import delegation, identity, member
@@ -159,6 +164,7 @@ def _member(
         share=share,
         delegation=delegation.kept(home, me, owner),
         limits=limits,
+        witnesses=witnesses or member.NOBODY,
     )
 
 

@@ -4,7 +4,6 @@
 - A round is named by its join string: where its files are, and which root they must lead back to.
 """
 
-import fcntl
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid
+from swarm_node import locks
 
 if TYPE_CHECKING:
+    from ledger.witness import Witnesses
     from swarm_node.join_string import JoinString
     from swarm_node.log_reader import Files
-    from swarm_node.log_verify import Verified, Witnesses
+    from swarm_node.log_verify import Verified
 
 app = typer.Typer(help="Check the ledger, keep its proofs, vouch for it.", no_args_is_help=True, add_completion=False)
 
@@ -29,8 +30,14 @@ JoinText = Annotated[str, typer.Argument(help="The round's join string: http://h
 AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and no progress.")]
 WitnessKeys = Annotated[
     list[str],
-    typer.Option("--witness", default_factory=list, help="Key of a witness; repeatable. See `ledger witness`."),
+    typer.Option(
+        "--witness",
+        default_factory=list,
+        show_default=False,
+        help="Key of a witness; repeatable. See `ledger witness`.",
+    ),
 ]
+Quorum = Annotated[int | None, typer.Option(min=0, help="How many of the witnesses must have signed; else all.")]
 EXIT_CODES = "Exit codes: 0 proved, 1 not proved, 2 wrong usage."
 
 
@@ -40,7 +47,7 @@ def verify(
     keys: WitnessKeys,
     folder: Annotated[Path | None, typer.Option("--from", help="Verify files that were saved, offline.")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the files, for --from and for other people.")] = None,
-    quorum: Annotated[int | None, typer.Option(min=0, help="How many of them must have signed; else all.")] = None,
+    quorum: Quorum = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the whole ledger from its public files: tree, balances and leaderboard are what they are said to be."""
@@ -48,7 +55,7 @@ def verify(
 
     from swarm_node import join_string as joining
 
-    witnesses = _witnesses(keys, quorum)
+    witnesses = witnesses_of(keys, quorum)
     found = trio.run(_verify, joining.parse(join_string), folder, save, witnesses, not as_json)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
@@ -58,6 +65,10 @@ def verify(
         f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {owed} micro-units, "
         f"and say of all {found.nodes} nodes what the leaderboard says."
     )
+    if witnesses.quorum:
+        typer.echo(
+            f"{witnesses.quorum} of {len(witnesses.keys)} witnesses vouch for the first {found.witnessed} of them."
+        )
 
 
 @app.command(epilog=EXIT_CODES)
@@ -78,6 +89,8 @@ def receipts(
         return
     for state in ("posted", "reinstated", "pending", "voided"):
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
+        if state == "reinstated" and not amounts:
+            continue  # as good as always
         typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
     typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
 
@@ -107,10 +120,14 @@ def witness(
     join_string: JoinText,
     home: Annotated[Path, typer.Option(help="Folder of the witness's key and of what it has seen.")] = DEFAULT_HOME,
     name: Annotated[str, typer.Option(help="What the key is called, such as an address of yours.")] = "",
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Send it to the coordinator, which keeps it for all.")
+    ] = False,
 ) -> None:
     """Sign the newest checkpoint, if it continues all that this witness has seen; print the note.
 
-    Run it regularly, and publish what it prints. Its key, for `ledger verify --witness`, goes to standard error.
+    Run it regularly, and send what it signs to the coordinator, or publish it yourself. Its key, for
+    `ledger verify --witness` and for the operator, goes to standard error.
     """
     import trio
 
@@ -120,14 +137,16 @@ def witness(
     folder = home / "witness" / join.round_id[:16]
     with _alone(folder):
         key, note = trio.run(_witness, join, home, folder, name)
-    typer.echo(f"witness key: {key}", err=True)
+        typer.echo(f"witness key: {key}", err=True)
+        if submit:
+            typer.echo(f"coordinator: {trio.run(_submit, join, note)}", err=True)
     typer.echo(note.decode(), nl=False)
 
 
-def _witnesses(texts: list[str], quorum: int | None) -> "Witnesses":
+def witnesses_of(texts: list[str], quorum: int | None) -> "Witnesses":
     """Who must have signed, as it was typed."""
     from ledger.note import Key
-    from swarm_node.log_verify import Witnesses
+    from ledger.witness import Witnesses
 
     with _typed():
         keys = tuple(dict.fromkeys(map(Key.parse, texts)))
@@ -202,12 +221,21 @@ def _typed() -> Iterator[None]:
 def _alone(folder: Path) -> Iterator[None]:
     """Two at once, each after what was seen before, could vouch for two histories."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.") from None
+    taken = ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.")
+    with locks.held(folder / "lock", taken):
         yield
+
+
+async def _submit(join: "JoinString", note: bytes) -> str:
+    """What the coordinator makes of a cosignature."""
+    from protocol.signing import NodeKey
+    from swarm_node.api_client import Coordinator
+
+    coordinator = Coordinator(join.url, join.round_id, NodeKey(bytes(32)))  # nothing is signed with it
+    try:
+        return (await coordinator.cosign(note)).outcome
+    finally:
+        await coordinator.close()
 
 
 async def _witness(join: "JoinString", home: Path, folder: Path, name: str) -> tuple[str, bytes]:

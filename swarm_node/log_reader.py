@@ -15,12 +15,16 @@ from ledger import tiles
 from ledger.note import NOTE_MAX_BYTES
 from ledger.tiles import BUNDLE_MAX_BYTES, TILE_BYTES, TILE_HASHES, Tile, tile_of, tile_with
 from ledger.tree import HASH_BYTES, HashOf, Node
+from ledger.witness import WITNESSES_MAX, Cosigned
 from protocol import limits
 from protocol.errors import NotFound
 from swarm_node.disk import write_durably
 
 LEADERBOARD_MAX_BYTES = 64 * limits.MIB
 """A hundred thousand nodes, about half a kilobyte each."""
+
+
+COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
 
 
 class Files(Protocol):
@@ -78,6 +82,11 @@ class LogReader:
 
     async def checkpoint(self) -> bytes:
         return await self._need("ledger/checkpoint", NOTE_MAX_BYTES)
+
+    async def cosigned(self) -> tuple[bytes, ...]:
+        """What the round's witnesses have signed; nothing where nobody collects it."""
+        data = await self._files.file("ledger/cosigned", COSIGNED_MAX_BYTES)
+        return Cosigned.from_bytes(data).notes if data else ()
 
     async def leaderboard(self) -> bytes:
         return await self._need("leaderboard", LEADERBOARD_MAX_BYTES)

@@ -1,11 +1,11 @@
 """The whole ledger verified from its public files: root, balances, and the leaderboard that is shown.
 
-1. The checkpoint is signed by the ledger's key, and by as many witnesses as the caller wants.
+1. The checkpoint is signed by the ledger's key, and as many witnesses as the caller wants have signed one of this log.
 2. Every entry can be read, and the book takes it after those before; nothing is made or lost.
 3. The leaderboard says of every node what the first `ledger_size` entries say.
-4. All entries together make the signed root.
+4. All entries together make the signed root, and the first of them the roots that the witnesses signed.
 
-The leaderboard is fetched first, then a checkpoint that covers it.
+The leaderboard and the witnesses' words are fetched first, then a checkpoint that covers them.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,8 @@ from ledger.note import Key
 from ledger.proof import ledger_keys
 from ledger.tiles import TILE_HASHES, Tile
 from ledger.tree import leaf_hash
-from protocol.errors import MalformedMessage, ProofInvalid
+from ledger.witness import Vouched, Witnesses
+from protocol.errors import LedgerForked, MalformedMessage, ProofInvalid, RolledBack
 from swarm_node.log_reader import LogReader
 
 PATIENCE_S = 30.0
@@ -46,14 +47,6 @@ class _Leaderboard(BaseModel):
 
 
 @dataclass(frozen=True)
-class Witnesses:
-    """Who must have signed, too: so many of these."""
-
-    keys: tuple[Key, ...] = ()
-    quorum: int = 0
-
-
-@dataclass(frozen=True)
 class Verified:
     """What was found true."""
 
@@ -61,6 +54,8 @@ class Verified:
     root: str
     nodes: int
     balances: dict[str, int]
+    witnessed: int
+    """How many of the entries enough witnesses vouch for; 0 if none were asked for."""
 
 
 class _Log:
@@ -84,8 +79,9 @@ class _Log:
             self._tiles[tile.level, tile.number] = data
         self.size += len(bodies)
 
-    def root(self) -> bytes:
-        return tree.root(self.size, tiles.hashes_in(self.size, self._read))
+    def root(self, size: int) -> bytes:
+        """Of the first so many entries."""
+        return tree.root(size, tiles.hashes_in(self.size, self._read))
 
     def _read(self, tile: Tile) -> bytes:
         return self._tiles[tile.level, tile.number]
@@ -94,7 +90,11 @@ class _Log:
 async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: Callable[[int, int], None]) -> Verified:
     """Verify everything; `tell` hears how many entries of how many are done."""
     shown = _read_leaderboard(await reader.leaderboard())
-    checkpoint = await _covering(reader, round_id, witnesses, shown.ledger_size)
+    cosigned = await reader.cosigned()
+    keys = ledger_keys(await reader.roots(), round_id)
+    note, checkpoint = await _covering(reader, keys[:1], shown.ledger_size)
+    vouched = witness.vouched([note, *cosigned], keys, witnesses.keys)
+    witnessed = witnesses.require(vouched)
     log = _Log()
     if not shown.ledger_size:
         _check_leaderboard(log.state, shown)
@@ -107,24 +107,39 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
         log.add(bodies[count:])
         tell(log.size, checkpoint.size)
     book.check(log.state)
-    if log.root() != checkpoint.root:
+    if log.root(log.size) != checkpoint.root:
         raise ProofInvalid(f"The {log.size} entries do not make the root that is signed for them.")
+    for one in vouched:
+        _check_vouched(log, one)
     balances = {str(account): micros for account, micros in log.state.balances.items()}
-    return Verified(log.size, checkpoint.root.hex(), len(shown.nodes), balances)
+    return Verified(log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed)
 
 
-async def _covering(reader: LogReader, round_id: str, witnesses: Witnesses, size: int) -> Checkpoint:
+async def _covering(reader: LogReader, keys: list[Key], size: int) -> tuple[bytes, Checkpoint]:
     """(1) A signed checkpoint of at least so many entries."""
-    keys = ledger_keys(await reader.roots(), round_id)[:1]
     with trio.move_on_after(PATIENCE_S):
         while True:
             note = await reader.checkpoint()
             checkpoint = open_checkpoint(note, keys)
             if checkpoint.size >= size:
-                witness.require(note, witnesses.keys, witnesses.quorum)
-                return checkpoint
+                return note, checkpoint
             await trio.sleep(0.5)
     raise ProofInvalid(f"The leaderboard counts {size} entries, and no checkpoint covers so many.")
+
+
+def _check_vouched(log: _Log, one: Vouched) -> None:
+    """(4) What a witness has signed is the beginning of this log."""
+    said = one.checkpoint
+    if said.size > log.size:
+        raise RolledBack(
+            f"{one.key.name[:80]} has seen {said.size} entries, and the log is said to have {log.size}.",
+            hint="Look again; if it stays so, ask the operator, and tell others.",
+        )
+    if log.root(said.size) != said.root:
+        raise LedgerForked(
+            f"{one.key.name[:80]} was shown another history: its {said.size} entries are not the first of these.",
+            hint="Keep the files (--save), and show them to the operator and to others.",
+        )
 
 
 def _read_leaderboard(data: bytes) -> _Leaderboard:

@@ -5,9 +5,13 @@
 3. The tiles make its root, and out of the same hashes the root that was seen before. If they make another one, or two
    roots are signed for one size, the log has a fork: one history is told here, another was told before.
 
+4. Where the owner named witnesses, enough of them have signed a beginning of this log.
+
 - What was seen is replaced after step 3, and synced: a restart forgets nothing.
 - A fork is written to a file that convinces anybody (`ledger.proof`), and stops this program for good: as long as the
   file is there, it does not start again.
+- What a witness has signed and is no beginning of this log proves a fork as well as what was seen before. Too few
+  witnesses are told of, and waited for: they may be late.
 - A coordinator that is away is waited for, also where a proxy says "not found" in its place; so is room on the disk.
   One that answers and proves nothing is asked `TRIES` times.
 """
@@ -18,15 +22,17 @@ from pathlib import Path
 
 import trio
 
-from ledger import proof, tree
+from ledger import proof, tree, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.note import Key
 from ledger.tree import EMPTY_ROOT
+from ledger.witness import Witnesses
 from protocol.errors import (
     CheckpointInvalid,
     DiskFull,
     LedgerForked,
     NotFound,
+    NotWitnessed,
     ProofInvalid,
     RolledBack,
     SwarmError,
@@ -43,6 +49,9 @@ LOOK_EVERY_S = 20.0
 TRIES = 3
 """A checkpoint may be replaced while its tiles are fetched; not three times in a row."""
 
+NOBODY = Witnesses()
+"""Nobody has to."""
+
 TELL = "Show this to the operator and to others. Remove {} only if you trust the round again."
 
 
@@ -56,10 +65,13 @@ class Seen(Message):
 class LogWatch:
     """One log, seen from one machine."""
 
-    def __init__(self, reader: LogReader, round_id: str, folder: Path) -> None:
+    def __init__(self, reader: LogReader, round_id: str, folder: Path, witnesses: Witnesses = NOBODY) -> None:
         self._reader = reader
         self._round_id = round_id
         self._folder = folder
+        self._witnesses = witnesses
+        self._proved: set[bytes] = set()
+        """Witnesses' notes that were found to be of this log."""
         self._path = folder / "seen.msgpack"
         if forks := sorted(folder.glob("fork-*.proof")):
             raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(folder))
@@ -76,7 +88,7 @@ class LogWatch:
                 raise
             except Unreachable:
                 pass  # the heartbeat tells the owner
-            except (NotFound, DiskFull) as error:
+            except (NotFound, DiskFull, NotWitnessed) as error:
                 if error.code != trouble and (self._seen.checkpoint or isinstance(error, DiskFull)):
                     log.warning("the ledger is not followed code=%s: %s", error.code, error)
                 trouble = error.code
@@ -89,6 +101,7 @@ class LogWatch:
 
     async def look(self) -> tuple[bytes, Checkpoint]:
         """The newest checkpoint, after it was proved to continue the last one seen."""
+        cosigned = await self._reader.cosigned() if self._witnesses.keys else ()
         note = await self._reader.checkpoint()
         roots, later = await self._open(note)
         earlier = self._last()
@@ -97,15 +110,30 @@ class LogWatch:
                 f"The ledger had {earlier.size} entries, and is now said to have {later.size}.",
                 hint=TELL.format(self._folder),
             )
-        if later.size == earlier.size:
-            if later.root != earlier.root:
-                await self._forked(roots, note, (earlier.size, later.size), [])
-        elif earlier.size:
-            await self._prove(roots, note, earlier, later)
+        if earlier.size:
+            await self._prove(roots, (self._seen.checkpoint, note), earlier, later)
         if (seen := Seen(roots=roots, checkpoint=note)) != self._seen:
             await self._write(self._path, seen.to_bytes())
             self._seen = seen
+        if self._witnesses.keys:
+            await self._hear(roots, cosigned, note, later)
         return note, later
+
+    async def _hear(
+        self, roots: tuple[bytes, ...], cosigned: tuple[bytes, ...], note: bytes, later: Checkpoint
+    ) -> None:
+        """(4) Each witness's note is of this log, and there are enough of them."""
+        keys = proof.ledger_keys(roots, self._round_id)
+        found = [
+            one
+            for one in witness.vouched([note, *cosigned], keys, self._witnesses.keys)
+            if one.checkpoint.size <= later.size  # else signed since: it counts the next time
+        ]
+        for one in found:
+            if one.note not in self._proved and one.checkpoint.size:
+                await self._prove(roots, (one.note, note), one.checkpoint, later)
+        self._proved = {one.note for one in found}
+        self._witnesses.require(found)
 
     async def _open(self, note: bytes) -> tuple[tuple[bytes, ...], Checkpoint]:
         """(1) The chain of roots, longer than before if the key was replaced since, and what the note says."""
@@ -125,8 +153,14 @@ class LogWatch:
             return Checkpoint("", 0, EMPTY_ROOT)
         return open_checkpoint(self._seen.checkpoint, proof.ledger_keys(self._seen.roots, self._round_id))
 
-    async def _prove(self, roots: tuple[bytes, ...], note: bytes, earlier: Checkpoint, later: Checkpoint) -> None:
-        """(3) Both roots out of the same tiles."""
+    async def _prove(
+        self, roots: tuple[bytes, ...], notes: tuple[bytes, bytes], earlier: Checkpoint, later: Checkpoint
+    ) -> None:
+        """(3) Both roots out of the same tiles; those of equal sizes are the same."""
+        if earlier.size == later.size:
+            if earlier.root != later.root:
+                await self._forked(roots, notes, (earlier.size, later.size), [])
+            return
         ranges = tree.consistency_ranges(earlier.size, later.size)
         nodes = [node for leaves in ranges for node in tree.nodes_of(leaves)]
         hash_of = await self._reader.hashes(nodes, later.size)
@@ -134,13 +168,13 @@ class LogWatch:
         if new_root != later.root:
             raise ProofInvalid(f"The tiles do not make the signed root of {later.size} entries.")
         if old_root != earlier.root:
-            await self._forked(roots, note, (earlier.size, later.size), tree.prove(ranges, hash_of))
+            await self._forked(roots, notes, (earlier.size, later.size), tree.prove(ranges, hash_of))
 
     async def _forked(
-        self, roots: tuple[bytes, ...], note: bytes, sizes: tuple[int, int], seeded: Sequence[bytes]
+        self, roots: tuple[bytes, ...], notes: tuple[bytes, bytes], sizes: tuple[int, int], seeded: Sequence[bytes]
     ) -> None:
         """See that the proof holds, write it, and stop; without room for it, too."""
-        made = proof.Fork(roots=roots, earlier=self._seen.checkpoint, later=note, proof=tuple(seeded)).to_bytes()
+        made = proof.Fork(roots=roots, earlier=notes[0], later=notes[1], proof=tuple(seeded)).to_bytes()
         proof.check_fork(made, self._round_id)
         path = self._folder / f"fork-{sizes[0]}-{sizes[1]}.proof"
         said, hint = "The coordinator has signed two histories of its ledger", TELL.format(self._folder)

@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from ledger.witness import Witnesses
 from protocol.signing import NodeKey
 from swarm_node import identity
 from swarm_node.allowance import settings as allowance
@@ -27,6 +28,7 @@ from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.log_reader import LogReader
+from swarm_node.log_watch import NOBODY as NOBODY
 from swarm_node.log_watch import LogWatch
 from swarm_node.origins import open_origins
 from swarm_node.p2p.host import open_host
@@ -56,6 +58,8 @@ class Settings:
     """Its owner's word that it works for them."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """The owner's limits on top of those in the home, for this run."""
+    witnesses: Witnesses = NOBODY
+    """Who must have signed the ledger, too."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
                 rng=Random(secrets.randbits(64)),
             )
             reachable = tuple(filter(None, settings.advertise.split(","))) or host.addresses
-            watch = LogWatch(LogReader(coordinator.origin), settings.join.round_id, folder / "ledger")
+            reader, seen = LogReader(coordinator.origin), folder / "ledger"
+            watch = LogWatch(reader, settings.join.round_id, seen, settings.witnesses)
             try:
                 yield Member(
                     settings, me.key, folder, coordinator, server, policies, reachable, uploads, signals, watch

@@ -240,6 +240,7 @@ class Picker:
         return None
 
     def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> Ask:
+        self._unreserve(chunk)
         for name in self._askers[chunk]:
             self._take_back(name, chunk)
         self._unasked.pop(chunk, None)
@@ -261,7 +262,6 @@ class Picker:
         """Of what this source shall send in another's place, what the other gave up, or does not say a word about."""
         for chunk, since in state.reserved.items():
             if not self._askers[chunk] or now >= since + self._rules.confirm_s:
-                self._unreserve(chunk)
                 return chunk
         return None
 

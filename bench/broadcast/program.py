@@ -70,6 +70,15 @@ class Program:
                     raise TimeoutError(f"{self.party}: {what} did not come in {within_s:.0f} s\n{self.last_words()}")
                 self._news.wait(min(patience_s, 1.0))
 
+    def ended(self, *, within_s: float) -> None:
+        """Wait until it has ended by itself, and as it should."""
+        if code := self._process.wait(within_s):
+            raise RuntimeError(f"{self.party}: ended with {code}\n{self.last_words()}")
+
+    def failed(self) -> bool:
+        """Whether it has ended as it should not."""
+        return bool(self._process.poll())
+
     def said(self, wanted: Callable[[Line], bool]) -> int:
         """How many lines so far are wanted."""
         with self._news:

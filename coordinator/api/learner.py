@@ -56,6 +56,7 @@ async def state(request: web.Request) -> web.Response:
             ledger_head=store.checkpoint(connection) or b"",
             finished=finished,
             evaluating=evaluations.is_running(connection, "last"),
+            evaluated=evaluations.told(connection),
             replacement=replacing.newest_replacement(connection),
         )
 

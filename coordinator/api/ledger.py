@@ -2,14 +2,18 @@
 
 - What has a full or partial width in its name never changes and may be cached for ever; the checkpoint not at all.
 - A receipt is made when it is asked for, under the last checkpoint; any will do for ever.
+- What witnesses have signed is taken from anybody: the signatures say whose word it is.
 """
 
 from aiohttp import web
 
-from coordinator.api.http import MSGPACK, ROUND
+from coordinator import witnessing
+from coordinator.api.http import MSGPACK, ROUND, body, reply
 from coordinator.mirror import IMMUTABLE
+from coordinator.round import now_ms
 from ledger import store
-from ledger.proof import Receipt
+from ledger.note import NOTE_MAX_BYTES
+from ledger.proof import Receipt, ledger_keys
 from ledger.tiles import Tile
 from protocol.errors import NotFound
 
@@ -19,11 +23,35 @@ routes = web.RouteTableDef()
 @routes.get("/v1/ledger/checkpoint")
 async def checkpoint(request: web.Request) -> web.Response:
     """The newest signed checkpoint of the ledger."""
-    note = await request.app[ROUND].database.read(store.checkpoint)
+    here = request.app[ROUND]
+    note = await here.database.read(witnessing.checkpoint, here.config.ledger.keys)
     if note is None:
         raise NotFound("No checkpoint is signed yet.", hint="Wait for the first one.")
     headers = {"Cache-Control": "no-store"}
     return web.Response(body=note, content_type="text/plain", charset="utf-8", headers=headers)
+
+
+@routes.get("/v1/ledger/cosigned")
+async def cosigned(request: web.Request) -> web.Response:
+    """The last checkpoint that each of the round's witnesses has signed."""
+    here = request.app[ROUND]
+    found = await here.database.read(witnessing.cosigned, here.config.ledger.keys)
+    return web.Response(body=found.to_bytes(), content_type=MSGPACK, headers={"Cache-Control": "no-store"})
+
+
+@routes.post("/v1/ledger/cosignatures")
+async def cosign(request: web.Request) -> web.Response:
+    """A checkpoint that a witness has signed, by whoever brings it; repeating it is harmless."""
+    here = request.app[ROUND]
+    here.database.require_room()
+    taken = await here.database.run_for_node(
+        witnessing.take,
+        await body(request, NOTE_MAX_BYTES),
+        keys=ledger_keys(here.roots, here.round_id),
+        witnesses=here.config.ledger.keys,
+        now_ms=now_ms(),
+    )
+    return reply(taken)
 
 
 @routes.get("/v1/ledger/tile/{name:.{1,60}}")

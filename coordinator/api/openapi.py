@@ -16,6 +16,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
+from ledger import witness
 from protocol import appeal, auditing, learning, messages, owner, probe
 from protocol.errors import ERRORS
 from protocol.message import Message
@@ -53,6 +54,8 @@ SAID: dict[str, tuple[Kind | None, Kind | None]] = {
     "/v1/origins": (None, OriginList),
     "/v1/probe/upload": (None, probe.Uploaded),
     "/v1/appeals": (None, appeal.AppealReply),
+    "/v1/ledger/cosigned": (None, witness.Cosigned),
+    "/v1/ledger/cosignatures": (None, witness.CosignatureReply),
 }
 """What the operator's own programs say and are answered, and what is plain to everybody."""
 

@@ -72,6 +72,10 @@ class ObjectiveSection(Section):
     mask_truncated_completions: bool | None = Field(None, description="leave out samples without an end")
     overlong_buffer: int | None = Field(None, ge=0, description="tokens before the longest length that cost reward")
     overlong_penalty: float | None = Field(None, ge=0, description="what they cost at most")
+    trajectories: Literal["all", "pairs", "weighted"] | None = Field(
+        None, description="all, pairs (best beside worst) or weighted (drawn by advantage): the samples trained on"
+    )
+    trajectory_share: float | None = Field(None, gt=0, le=1, description="how many of these pairs or samples")
 
 
 class CorrectionSection(Section):

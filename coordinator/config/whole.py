@@ -9,13 +9,16 @@ from coordinator.config.audit import AuditSection
 from coordinator.config.evaluation import EvalSection
 from coordinator.config.fleet import FleetSection, LeasesSection
 from coordinator.config.learner import CorrectionSection, LearnerSection, ObjectiveSection
+from coordinator.config.ledger import LedgerSection
 from coordinator.config.modes import with_mode
 from coordinator.config.money import MarketSection, PayoutsSection
 from coordinator.config.publish import PublishSection
 from coordinator.config.round import ModelSection, RoundSection, StoreSection
 from coordinator.config.sampling import SamplingSection, StalenessSection
 from coordinator.config.section import Section
+from coordinator.config.selection import SelectionSection
 from coordinator.config.task import DataSection, RewardSection, TaskSection
+from protocol.tasks import BUILT_IN
 
 
 class Config(Section):
@@ -26,6 +29,7 @@ class Config(Section):
     task: TaskSection = TaskSection()
     data: DataSection = DataSection()
     reward: RewardSection = RewardSection()
+    selection: SelectionSection = SelectionSection()
     sampling: SamplingSection = SamplingSection()
     staleness: StalenessSection = StalenessSection()
     learner: LearnerSection = LearnerSection()
@@ -37,6 +41,7 @@ class Config(Section):
     fleet: FleetSection = FleetSection()
     leases: LeasesSection = LeasesSection()
     audit: AuditSection = AuditSection()
+    ledger: LedgerSection = LedgerSection()
     publish: PublishSection = PublishSection()
     store: StoreSection = StoreSection()
 
@@ -44,6 +49,14 @@ class Config(Section):
     @classmethod
     def _takes_its_mode(cls, table: Any) -> Any:
         return with_mode(table)
+
+    @model_validator(mode="after")
+    def _is_judged_once(self) -> "Config":
+        if self.reward.functions and self.task.name in BUILT_IN:
+            raise ValueError(
+                f"task {self.task.name} judges by itself; reward.functions are for data, math, reasoning-gym and files"
+            )
+        return self
 
     @property
     def state(self) -> Path | str:

@@ -26,9 +26,9 @@ def judged(data: Tensors, algorithm: Algorithm, *, ends: Sequence[int]) -> torch
 
 
 def of_batch(data: Tensors, counts: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.Tensor:
-    """What a batch is trained with: → [N], 0 for samples that do not count."""
+    """What a batch is trained with, weighted as the task says: → [N], 0 for samples that do not count."""
     shaped = data.rewards + overlong_penalty(data.mask.sum(1), longest, algorithm)
-    return advantages(shaped, data.owners, len(data.prompts), algorithm) * counts
+    return advantages(shaped, data.owners, len(data.prompts), algorithm) * counts * data.weights
 
 
 def of_group(

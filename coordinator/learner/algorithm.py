@@ -14,6 +14,7 @@ Level = Literal["token", "sequence", "product"]
 Clip = Literal["ppo", "cispo"]
 Aggregation = Literal["sequence", "token", "constant"]
 Mode = Literal["decoupled", "bypass", "none"]
+Trajectories = Literal["all", "pairs", "weighted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Algorithm:
     overlong_buffer: int = 0
     """Over this many last tokens before the longest length, a soft penalty grows to `overlong_penalty`."""
     overlong_penalty: float = 1.0
+    trajectories: Trajectories = "all"
+    """Which samples are trained on: all; the pairs of greatest contrast; or draws by |advantage|, weighted back."""
+    trajectory_share: float = 0.5
+    """Of the pairs, or of the samples that teach anything."""
     correction: Correction = field(default_factory=Correction)
 
 

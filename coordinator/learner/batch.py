@@ -28,6 +28,8 @@ class Tensors:
     mask: torch.Tensor  # [N, T] float, 1 = token that was drawn; 0 = what an environment said, or padding
     behaviour: torch.Tensor  # [N, T] log-probabilities by the version that sampled
     rewards: torch.Tensor  # [N]
+    weights: torch.Tensor  # [N] what advantages are multiplied by
+    taught: torch.Tensor  # [N, T] the mask, but for tokens that the task's reward leaves out
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -40,13 +42,20 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
     samples = [(number, sample) for number, group in enumerate(groups) for sample in group.samples]
     tokens = [_tokens(sample.tokens) for _, sample in samples]
     behaviour = [torch.from_numpy(np.frombuffer(sample.logprobs, "<f4").astype(np.float32)) for _, sample in samples]
+    mask = pad_sequence([_drawn(sample) for _, sample in samples], batch_first=True)
+    taught = mask.clone()
+    for row, (_, sample) in enumerate(samples):
+        for start, end in sample.skip:
+            taught[row, start:end] = 0.0
     return Tensors(
         prompts=tuple(_tokens(group.prompt) for group in groups),
         owners=torch.tensor([number for number, _ in samples]),
         tokens=pad_sequence(tokens, batch_first=True),
-        mask=pad_sequence([_drawn(sample) for _, sample in samples], batch_first=True),
+        mask=mask,
         behaviour=pad_sequence(behaviour, batch_first=True),
         rewards=torch.tensor([sample.reward for _, sample in samples], dtype=torch.float32),
+        weights=torch.tensor([sample.weight for _, sample in samples], dtype=torch.float32),
+        taught=taught,
     )
 
 

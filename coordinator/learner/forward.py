@@ -30,6 +30,8 @@ def prepare(model: Any, settings: TrainSettings) -> None:
         mask=torch.ones(1, len(text) - half),
         behaviour=torch.zeros(1, len(text) - half),
         rewards=torch.zeros(1),
+        weights=torch.ones(1),
+        taught=torch.ones(1, len(text) - half),
     )
     with torch.no_grad():
         packed, _ = completion_logprobs(model, one, torch.tensor([0]), TrainSettings(learning_rate=0.0))

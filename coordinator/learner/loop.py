@@ -99,8 +99,9 @@ class Learner:
         self._progress("evaluating", 1.0, "")
         after = self._crew.accuracy()
         found = _told(self._crew.evaluate())
-        while self._client.state().evaluating:  # bounded by eval.patience_s
+        while (state := self._client.state()).evaluating:  # bounded by eval.patience_s
             time.sleep(EVALUATION_LOOK_S)
+        self._tracker.measured(state.evaluated)
         self._progress("finished", 1.0, f"{self._last} updates{found}", accuracy_after=after)
         self._client.finish()
         self._tracker.close()
@@ -183,6 +184,7 @@ class Learner:
     def _publish(self) -> None:
         """Publish the policy as it stands, unless it is out already."""
         state = self._client.state()
+        self._tracker.measured(state.evaluated)
         self._version = state.newest_version
         if state.newest_version and state.newest_update >= self._policy.update:
             return

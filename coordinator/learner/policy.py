@@ -31,6 +31,7 @@ from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
+from coordinator.learner.trajectories import factors
 from protocol import adapter, canary
 from protocol.learning import TrainingGroup
 
@@ -125,6 +126,7 @@ class Policy:
             "reward/mean": float(data.rewards.mean()),
             "reward/std": float(data.rewards.std(correction=0)),
             "reward/signal": float(varied(data.rewards, data.owners, len(groups)).float().mean()),
+            "reward/taught": float((terms.advantages != 0).float().mean()),
             "samples": float(len(data.rewards)),
             "tokens": float(data.mask.sum()),
         }
@@ -134,12 +136,14 @@ class Policy:
         """What the loss is made of, before the policy has said anything."""
         algorithm, longest = self._settings.algorithm, self._settings.max_completion_length
         counts = judged(data, algorithm, ends=self.ends)
-        mask = data.mask * counts[:, None]
+        mask = data.taught * counts[:, None]
+        advantages = of_batch(data, counts, algorithm, longest=longest)
+        chosen = factors(advantages, data.owners, algorithm, seed=self._settings.seed, update=self.update)
         return Terms(
             behaviour=data.behaviour,
             mask=mask,
             shares=shares(mask, algorithm, longest=longest),
-            advantages=of_batch(data, counts, algorithm, longest=longest),
+            advantages=advantages * chosen,
             reference=self._of_reference(data),
         )
 

@@ -48,6 +48,8 @@ class TrainSettings:
     """0 trains all weights."""
     lora_alpha: float = 32.0
     max_completion_length: int = 1
+    seed: int = 0
+    """What is drawn in an update follows from it and the update's number."""
     algorithm: Algorithm = field(default_factory=Algorithm)
 
     def rate(self, update: int) -> float:
@@ -66,6 +68,7 @@ def train_settings(config: Config) -> TrainSettings:
         max_updates=config.round.max_updates,
         temperature=config.sampling.temperature,
         max_completion_length=config.sampling.max_new_tokens,
+        seed=config.round.seed,
         algorithm=algorithm(config),
     )
 

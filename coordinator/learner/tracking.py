@@ -11,9 +11,11 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
+
+from protocol.learning import Evaluated
 
 COUNTED = ("samples", "tokens", "seconds", "cost")
 AXES = ("update", "version", *COUNTED)
@@ -43,6 +45,8 @@ class Tracker:
         self._total = {name: kept[-1].get(name, 0.0) if kept else 0.0 for name in COUNTED}
         self._last = time.monotonic()
         self._boards = boards
+        self._measured = 0
+        """The last evaluation that the boards were told of."""
 
     def log(self, update: int, version: int, metrics: Row) -> None:
         """One update; its samples, tokens and cost are among the metrics."""
@@ -55,6 +59,14 @@ class Tracker:
         self._file.flush()
         for board in self._boards:
             board.log(row)
+
+    def measured(self, evaluated: Iterable[Evaluated]) -> None:
+        """Tell the boards of evaluations, at the update of their version; `evaluations.jsonl` is the round's own."""
+        for one in evaluated:
+            if one.number > self._measured:
+                self._measured = one.number
+                for board in self._boards:
+                    board.log({"update": one.update, **one.figures})
 
     def close(self) -> None:
         os.fsync(self._file.fileno())

@@ -3,7 +3,7 @@
 to the child    {"functions": [[place, weight], …], "memory_mib"}   once
                 {"problem", "completions", "tokens", "timeout_s"}   then as often as there is something to judge
 from the child  {"ready": true} or {"error": "…"}                   once
-                {"rewards": [[score, status, components], …]} or {"error": "…"}
+                {"rewards": [[score, status, components, weight, skip], …]} or {"error": "…"}
 """
 
 import json
@@ -26,4 +26,4 @@ def pack(value: Any) -> bytes:
 
 
 def rewards_to(rewards: Sequence[Reward]) -> list[Any]:
-    return [[reward.score, reward.status, dict(reward.components)] for reward in rewards]
+    return [[one.score, one.status, dict(one.components), one.weight, one.skip] for one in rewards]

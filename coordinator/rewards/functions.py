@@ -8,6 +8,8 @@ Three signatures are known by the names of their parameters:
 
 - A function that names columns gets those; one with `**anything` gets all. Chat prompts and their completions come as
   lists of messages, as TRL gives them.
+- A function of any signature may give a `protocol.tasks.Reward` in place of a number. It says what of the completion is
+  not trained on, and with which weight the rest is: of several functions, spans come together and weights multiply.
 - None says that the reward has nothing to say of a completion. A completion of which none has is no zero: it fails.
 - An answer of the wrong length, NaN, infinite or no number fails, too: `BadAnswer` says what came.
 """
@@ -24,8 +26,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from protocol import limits
 from protocol.errors import ConfigInvalid
-from protocol.tasks import Problem, Reward
+from protocol.tasks import Problem, Reward, Spans
 
 BUILT_IN = {
     "exact": "coordinator.rewards.exact:reward",
@@ -54,6 +57,8 @@ class Part:
     score: float | None
     components: Mapping[str, float] = field(default_factory=dict)
     invalid: bool = False
+    weight: float = 1.0
+    skip: Spans = ()
 
 
 Judge = Callable[[Job], list[Part]]
@@ -108,7 +113,11 @@ def judge(functions: Sequence[Weighted], job: Job) -> list[Reward]:
         if len(parts) != len(job.completions):
             raise BadAnswer(f"{function.name} gave {len(parts)} rewards for {len(job.completions)} completions.")
         said.append(parts)
-    return [_sum(functions, parts) for parts in zip(*said, strict=True)]
+    rewards = [_sum(functions, parts) for parts in zip(*said, strict=True)]
+    for reward, text in zip(rewards, job.completions, strict=True):
+        if trouble := unsound(reward.weight, reward.skip, len(text)):
+            raise BadAnswer(trouble)
+    return rewards
 
 
 def _sum(functions: Sequence[Weighted], parts: Sequence[Part]) -> Reward:
@@ -121,7 +130,13 @@ def _sum(functions: Sequence[Weighted], parts: Sequence[Part]) -> Reward:
             components |= {f"{function.name}/{name}": value for name, value in part.components.items()}
     if not judged:
         raise BadAnswer("No reward function had anything to say of a completion.")
-    return Reward(_number(score, "the weighted sum"), "invalid" if any(p.invalid for p in parts) else "ok", components)
+    return Reward(
+        _number(score, "the weighted sum"),
+        "invalid" if any(part.invalid for part in parts) else "ok",
+        components,
+        weight=math.prod(part.weight for part in parts),
+        skip=tuple(sorted({span for part in parts for span in part.skip})),
+    )
 
 
 def _adapter(function: Callable[..., Any], place: str) -> Judge:
@@ -183,13 +198,32 @@ def _part(answer: Any, name: str) -> Part:
         if answer.status == "verifier_error":
             raise BadAnswer(f"{name} could not judge: {answer.reason}.")
         parts = {key: _number(value, name) for key, value in answer.components.items()}
-        return Part(_number(answer.score, name), parts, answer.status == "invalid")
+        score, invalid = _number(answer.score, name), answer.status == "invalid"
+        return Part(score, parts, invalid, _number(answer.weight, f"{name}'s weight"), _spans(answer.skip, name))
     if isinstance(answer, Mapping):
         if "score" not in answer:
             raise BadAnswer(f"{name} gave a dict without a 'score'.")
         numbers = {key: value for key, value in answer.items() if key != "score" and isinstance(value, int | float)}
         return Part(_number(answer["score"], name), {str(key): _number(value, name) for key, value in numbers.items()})
     return Part(_number(answer, name))
+
+
+def _spans(said: Any, name: str) -> Spans:
+    try:
+        spans = tuple((int(start), int(end)) for start, end in said)
+    except (TypeError, ValueError, OverflowError):
+        raise BadAnswer(f"{name} skips {_shown(said)}; spans look like ((0, 12), (20, 24)).") from None
+    return spans
+
+
+def unsound(weight: float, skip: Spans, size: int) -> str:
+    """What is wrong with how a completion of this size is to be learned from; nothing if all is well."""
+    if not 0 <= weight <= limits.WEIGHT_MAX:
+        return f"A weight of {str(weight)[:20]} was given; weights lie between 0 and {limits.WEIGHT_MAX:g}."
+    if len(skip) > limits.SKIPPED_SPANS_MAX:
+        return f"{len(skip)} spans are to be skipped; {limits.SKIPPED_SPANS_MAX} are allowed."
+    outside = next((span for span in skip if not 0 <= span[0] < span[1] <= size), None)
+    return "" if outside is None else f"The span {outside} is not within a completion of {size} characters."
 
 
 def _number(value: Any, name: str) -> float:

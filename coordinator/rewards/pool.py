@@ -20,7 +20,7 @@ from typing import Any
 from coordinator.children import NOT_INHERITED
 from coordinator.data.records import to_value
 from coordinator.rewards.frames import ANSWER_MAX_BYTES, LENGTH, pack
-from coordinator.rewards.functions import SCORE_MAX, Job
+from coordinator.rewards.functions import SCORE_MAX, Job, unsound
 from coordinator.rewards.spec import RewardSpec
 from protocol.errors import VerifierDown, VerifierFailed
 from protocol.tasks import Reward
@@ -104,7 +104,7 @@ class _Child:
         answer = await self._ask(question, timeout_s)
         if "error" in answer:
             raise VerifierFailed(str(answer["error"])[:REASON_MAX_CHARS])
-        return checked(answer.get("rewards"), len(job.completions))
+        return checked(answer.get("rewards"), [len(text) for text in job.completions])
 
     async def end(self) -> None:
         """Kill it, and all that it has started."""
@@ -153,18 +153,31 @@ class _Child:
             self._last_words.extend(data)
 
 
-def checked(said: Any, count: int) -> list[Reward]:
-    """The rewards of an answer, if that is what it is."""
-    if not isinstance(said, list) or len(said) != count:
-        raise VerifierFailed(f"It did not answer with {count} rewards.")
-    return [_reward(one) for one in said]
+def checked(said: Any, sizes: Sequence[int]) -> list[Reward]:
+    """The rewards of an answer about completions of so many characters, if that is what it is."""
+    if not isinstance(said, list) or len(said) != len(sizes):
+        raise VerifierFailed(f"It did not answer with {len(sizes)} rewards.")
+    return [_reward(one, size) for one, size in zip(said, sizes, strict=True)]
 
 
-def _reward(said: Any) -> Reward:
+def _reward(said: Any, size: int) -> Reward:
     match said:
-        case [int() | float() as score, "ok" | "invalid" as status, dict() as components] if _sound(score, components):
-            return Reward(float(score), status, {str(name): float(value) for name, value in components.items()})
+        case [
+            int() | float() as score,
+            "ok" | "invalid" as status,
+            dict() as components,
+            int() | float() as weight,
+            list() as skip,
+        ] if _sound(score, components) and all(map(_is_span, skip)):
+            spans = tuple((int(start), int(end)) for start, end in skip)
+            if not unsound(weight, spans, size):
+                parts = {str(name): float(value) for name, value in components.items()}
+                return Reward(float(score), status, parts, weight=float(weight), skip=spans)
     raise VerifierFailed("It answered with something that is no reward.")
+
+
+def _is_span(said: Any) -> bool:
+    return isinstance(said, list) and len(said) == 2 and all(type(end) is int for end in said)
 
 
 def _sound(score: float, components: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from coordinator import scoring
+from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
 from coordinator.policy_text import PolicyText
 from coordinator.prompts import Source
@@ -42,6 +43,7 @@ class Here(Protocol):
 
     database: Database
     audits: AuditTerms
+    terms: Terms
     unscored: asyncio.Event
     batch_ready: asyncio.Event
 
@@ -109,7 +111,8 @@ class Scorer:
         """Judge one group, and store that; where it fails for good, store that."""
         try:
             rewards = await self._judge(waiting)
-            await self._here.database.run(scoring.scored, waiting.claim_id, rewards, now_ms=self._now_ms())
+            rules = self._here.terms.selection
+            await self._here.database.run(scoring.scored, waiting.claim_id, rewards, rules=rules, now_ms=self._now_ms())
             self._given_up = 0
             self._here.batch_ready.set()
         except VerifierFailed as failure:
@@ -123,11 +126,15 @@ class Scorer:
         text = await self._here.text()
         said = [text.said(tokens) for tokens in waiting.completions]
         job = Job(self._problem(waiting.source), said, waiting.completions)
+        rewards = await self._tried(job, waiting.group_no)
+        return [text.in_tokens(reward, tokens) for reward, tokens in zip(rewards, waiting.completions, strict=True)]
+
+    async def _tried(self, job: Job, group_no: int) -> list[Reward]:
         for _ in range(TRIES - 1):
             try:
                 return await self._pool.judge(job)
             except VerifierFailed as failure:
-                log.warning("group=%d reward failed, tried again: %s", waiting.group_no, failure.message)
+                log.warning("group=%d reward failed, tried again: %s", group_no, failure.message)
         return await self._pool.judge(job)
 
     async def _failed(self, waiting: Unscored, failure: VerifierFailed) -> None:

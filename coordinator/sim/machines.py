@@ -73,7 +73,11 @@ class Node:
     working: bool = False
     banned: bool = False
     update: int = NOTHING
+    """Of the version in its engine."""
+    fetched: int = NOTHING
+    """Of the newest version that it has whole."""
     fetching: bool = False
+    loading: bool = False
     waiting: bool = False
     allowance: int = 1
     out: list[Out] = field(default_factory=list)
@@ -86,6 +90,10 @@ class Node:
 
     @property
     def free(self) -> int:
+        """Groups that it would take, as the real agent does: it asks for more when half of what it had has ended, and
+        for nothing while what it samples keeps a newer version out of its engine."""
+        if self.fetched > self.update or len(self.out) > self.hands // 2:
+            return 0
         return min(self.hands, self.allowance) - len(self.out)
 
     @property

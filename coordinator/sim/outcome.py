@@ -28,7 +28,6 @@ class Outcome:
     steps: list[Step] = field(default_factory=list)
     discarded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Groups, or parts of them, that were sampled in vain, by what became of them."""
-    accepted: int = 0
     continued: int = 0
     """Groups that were gone on with."""
     helped: int = 0

@@ -45,7 +45,7 @@ def figures(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
         "age_mean": sum(age * count for age, count in ages.items()) / max(1, ages.total()),
         "age_p99": percentile(ages, 0.99),
         "age_max": max(ages, default=0),
-        "discarded_share": in_vain / max(1, in_vain + outcome.accepted),
+        "discarded_share": in_vain / max(1, in_vain + trained),
         "discarded": dict(outcome.discarded),
         "continued": outcome.continued,
         "given_twice": outcome.helped,

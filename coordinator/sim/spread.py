@@ -1,7 +1,8 @@
-"""When a version is usable on each node: by the trees of the real planner, in fluid links, or drawn around a mean.
+"""When a version is whole on each node: by the trees of the real planner, in fluid links, or drawn around a mean.
 
-- A node receives at the common rate of the planned trees, or at its own downlink where that is slower; its last byte
-  comes after the chunk that fills the pipe to it, one chunk for each hop.
+- A node receives at the common rate of the planned trees, or at its own downlink where that is slower. At every hop but
+  the first a chunk must be there before it goes on, and it comes at its stripe's part of that rate: with few chunks
+  that is long.
 - Trees are planned for those who are there when the version is published, as the coordinator does; who comes later gets
   what a newcomer gets: the rate of the trees, from nodes that hold it.
 """
@@ -11,9 +12,7 @@ from random import Random
 
 from coordinator.sim.scenario import BYTES_PER_MBIT, Links, around
 from coordinator.topology import SOURCE, NodeLinks, Topology, plan
-
-CHUNK_BYTES = 1e6
-"""What is passed on as a whole."""
+from protocol.chunks import fitting_size
 
 
 def draw_links(chance: Random, name: str, links: Links) -> NodeLinks:
@@ -27,20 +26,23 @@ class Spread:
     """How versions reach nodes."""
 
     def __init__(self, links: Links) -> None:
+        self._size_bytes = 1e6 * links.size_mb
+        self._chunk_bytes = fitting_size(round(self._size_bytes))
         self._links = links
         self._rate = 0.0
+        self._stripes = 1
         self._hops: Mapping[str, int] = {}
 
     def publish(self, nodes: Sequence[NodeLinks]) -> None:
         """Plan the trees of a new version."""
         topology = plan(self._links.source_mbit * BYTES_PER_MBIT, nodes)
-        self._rate, self._hops = topology.rate, depths(topology)
+        self._rate, self._stripes, self._hops = topology.rate, topology.stripes, depths(topology)
 
     def delay_s(self, node: NodeLinks) -> float:
-        """From publication, or from a newcomer's arrival, to its first token."""
+        """From publication, or from a newcomer's arrival, until the version is whole."""
         rate = min(self._rate or node.down, node.down)
         hops = self._hops.get(node.name, 1)
-        return (1e6 * self._links.size_mb + (hops - 1) * CHUNK_BYTES) / rate + self._links.load_s
+        return (self._size_bytes + (hops - 1) * self._stripes * self._chunk_bytes) / rate
 
 
 def depths(topology: Topology) -> dict[str, int]:

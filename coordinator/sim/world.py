@@ -3,8 +3,9 @@
 - Every decision is the coordinator's own: `dispatch` admits and refuses, `lengths` and `stragglers` choose groups,
   `sizing` bounds leases, `capacity` says what is needed, `fleet` who works, `topology` who feeds whom, `trust` who is
   audited and banned. Only time is made up.
-- A node samples with the version it holds, and changes between two groups. Groups that are lost with their node keep
-  their place until their lease has run out, or until it gave them back.
+- A node asks for groups when half of what it had has ended. A newer version waits until all has, and then its loading
+  takes time. Groups that are lost with their node keep their place until their lease has run out, or until it gave
+  them back.
 - The learner takes the oldest versions first. A batch is formed as soon as there are enough groups and it is free.
 - A node is paid by the hour while it works, idle or not; the learner always.
 """
@@ -12,7 +13,7 @@
 import heapq
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -47,7 +48,8 @@ class Accepted(NamedTuple):
 class Simulation:
     """One run of a scenario."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, nodes: Sequence[Node] = ()) -> None:
+        """With machines of its own, or with such as the scenario draws."""
         self._scenario = scenario
         self._kappa = scenario.interval
         self._chance = Random(scenario.seed)
@@ -67,8 +69,10 @@ class Simulation:
         self._look_again_s = 0.0
         """When the next group becomes late."""
         self._fleet = Fleet()
-        self._nodes = [make_node(number, scenario, self._chance) for number in range(scenario.pool.nodes)]
+        drawn = (make_node(number, scenario, self._chance) for number in range(scenario.pool.nodes))
+        self._nodes = list(nodes or drawn)
         self._spread = Spread(scenario.links)
+        self._load_s = scenario.links.load_s if scenario.links.size_mb else 0.0
         self._published_s, self._holding = 0.0, 0
         self._at_work = 0
         self._cost = scenario.learner_price_per_hour / HOUR_S
@@ -116,7 +120,8 @@ class Simulation:
             return
         pool = self._scenario.pool
         self._employ(node, alive=True, working=node.working)
-        node.update = NOTHING
+        node.update = node.fetched = NOTHING
+        node.loading = False
         self._fetch(node, self._newest)
         for mean_s, leave in ((pool.stay_s, self._vanish), (pool.preempt_s, self._preempt)):
             if mean_s < math.inf:
@@ -155,10 +160,24 @@ class Simulation:
         self._at(delay_s, self._arrive, node, node.life, update)
 
     def _arrive(self, node: Node, life: int, update: int) -> None:
-        if life == node.life and update > node.update:
-            node.update = update
+        if life == node.life and update > node.fetched:
+            node.fetched = update
             node.fetching = update < self._newest
-            if not node.fetching:
+            self._start(node)
+
+    def _change(self, node: Node) -> None:
+        """Once all that it sampled has ended, its engine takes the newest version that it has whole."""
+        if node.fetched > node.update and not (node.out or node.loading):
+            node.loading = True
+            if self._load_s:
+                self._at(self._load_s, self._loaded, node, node.life, node.fetched)
+            else:
+                self._loaded(node, node.life, node.fetched)
+
+    def _loaded(self, node: Node, life: int, update: int) -> None:
+        if life == node.life:
+            node.update, node.loading = update, False
+            if update == self._newest:
                 self._note_spread()
             self._start(node)
 
@@ -171,6 +190,8 @@ class Simulation:
 
     def _start(self, node: Node) -> int:
         """Begin as many groups as the node has hands for and admission allows."""
+        if node.alive:
+            self._change(node)
         if not (node.alive and node.working and node.free > 0 and node.update >= 0):
             return 0
         leases = self._work.give(node, min(node.free, self._admissible(node)), self._now_s)
@@ -232,7 +253,6 @@ class Simulation:
                 self._start(lease.node)
 
     def _accept(self, accepted: Accepted, update: int) -> None:
-        self._outcome.accepted += 1
         self._outcome.forged += accepted.node.lies
         self._buffer[update].append(accepted)
         self._buffered += 1

@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Addition; the seed orders the train split and changes nothing else."""
+    """Sums of two two-digit numbers; the seed orders the train split and changes nothing else."""
 
     seed: int = 0
     name: ClassVar[str] = "arithmetic"

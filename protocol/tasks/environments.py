@@ -39,6 +39,14 @@ def environment(name: str, parameters: Parameters) -> Environment:
     return found
 
 
+def described(name: str) -> str:
+    """What a built-in environment is, and its parameters as by default."""
+    kind = ENVIRONMENTS[name]
+    about = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    taken = ", ".join(f"{field.name} = {field.default!r}" for field in fields(kind))
+    return f"a game of several turns: {about}" + (f" ({taken})" if taken else "")
+
+
 def names() -> tuple[str, ...]:
     """All built-in environments."""
     return tuple(sorted(ENVIRONMENTS))

@@ -56,7 +56,7 @@ _EXPLAINED = (
 
 @dataclass(frozen=True, slots=True)
 class Holdem:
-    """A table of so many players, with stacks of so many big blinds."""
+    """No-limit hold'em, at a table of so many players, with stacks of so many big blinds."""
 
     opponent: str = "mixed"
     """random, caller, rule, aggressive, or mixed: the seed chooses one of these for each seat."""

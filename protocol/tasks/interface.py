@@ -38,15 +38,23 @@ class Problem:
     """Whatever else the reward is told."""
 
 
+Spans = tuple[tuple[int, int], ...]
+"""From which place up to before which other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a completion earns, and of which parts that is the sum."""
+    """What a completion earns, of which parts that is the sum, and how it is to be learned from."""
 
     score: float
     status: Status
     components: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     """Why there is none: of a `verifier_error`."""
+    weight: float = 1.0
+    """What the sample's advantage is multiplied by; with 0 it only counts in the group's mean."""
+    skip: Spans = ()
+    """What of it is not trained on: characters of the completion; tokens, where it is stored."""
 
 
 class Task(Protocol):

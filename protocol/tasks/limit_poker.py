@@ -91,14 +91,14 @@ class LimitPoker:
 
 
 class Kuhn(LimitPoker):
-    """Three cards, one round."""
+    """Kuhn poker: three cards, one round."""
 
     __slots__ = ()
     game: ClassVar[Rules] = KUHN
 
 
 class Leduc(LimitPoker):
-    """Six cards, two rounds, one open card."""
+    """Leduc poker: six cards, two rounds, one open card."""
 
     __slots__ = ()
     game: ClassVar[Rules] = LEDUC

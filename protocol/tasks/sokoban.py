@@ -39,7 +39,7 @@ _INSIDE = [(row, column) for row in range(1, SIDE - 1) for column in range(1, SI
 
 @dataclass(frozen=True, slots=True)
 class Sokoban:
-    """Rooms of 6 by 6, walls included."""
+    """Sokoban, in rooms of 6 by 6, walls included."""
 
     boxes: int = 1
     pulls: int = 8

@@ -75,6 +75,13 @@ def test_the_first_version_is_measured_before_anything_is_trained_on(world: Worl
     assert (row["result"]["problems"], row["result"]["samples"]) == (3, 4)
     low, high = row["result"]["interval"]
     assert low < 0.5 < high
+    (told,) = world.run(evaluations.told)
+    assert (told.number, told.update) == (row["number"], 0)
+    assert told.figures == pytest.approx(
+        {f"eval/{row['split']}/{name}": value for name, value in
+         {"avg@4": 0.5, "pass@1": 0.5, "pass@2": 5 / 6, "pass@4": 1.0}.items()}
+    )  # fmt: skip
+    assert type(told).from_bytes(told.to_bytes()) == told
 
 
 def test_what_was_measured_is_paid_and_never_trained_on(world: World) -> None:

@@ -1,5 +1,7 @@
 """What rewards are made of: stored beside their scores, and read back as they were."""
 
+import json
+
 from coordinator import marks
 from protocol.tasks import Reward
 
@@ -16,3 +18,12 @@ def test_rewards_come_back_as_they_were() -> None:
 
 def test_a_rollout_that_waits_for_its_rewards_has_none() -> None:
     assert marks.read(marks.stored([])) == []
+
+
+def test_how_samples_are_learned_from_comes_back_and_costs_nothing_where_nothing_is_said() -> None:
+    said = [Reward(1.0, "ok", weight=0.5, skip=((0, 2), (4, 5))), Reward(0.0, "ok")]
+    stored = marks.stored(said)
+    assert marks.read(stored) == said
+    assert marks.learned(json.loads(json.dumps(stored["marks"])), 2) == [(0.5, ((0, 2), (4, 5))), (1.0, ())]
+    assert set(marks.stored(REWARDS)["marks"]) == {"invalid", "components"}
+    assert marks.learned({}, 2) == [(1.0, ()), (1.0, ())]

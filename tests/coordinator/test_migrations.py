@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
-from coordinator import schema, tables, upgrading
+from coordinator import payout_tables, schema, tables, upgrading
 from coordinator.schema import numbered, stamp
 from coordinator.state import Database, engine
 from ledger import store
@@ -77,7 +77,7 @@ def what_is_missing(where: Path | str) -> str:
     """The step that somebody forgot, as Alembic would write it."""
     opened = engine(where)
     with opened.connect() as connection:
-        every = [tables.metadata, ledger_tables.metadata, stamp.metadata]
+        every = [tables.metadata, payout_tables.metadata, ledger_tables.metadata, stamp.metadata]
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         script = produce_migrations(context, every)  # type: ignore[arg-type]  # takes several, too
         assert script.upgrade_ops is not None

@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from coordinator.chat import ChatTemplate
 from coordinator.policy_text import PolicyText
 from coordinator.prompts import Source
-from protocol.tasks import Problem, task
+from protocol.episode import PLAIN
+from protocol.errors import ConfigInvalid
+from protocol.tasks import ChatMessage, Problem, Reward, Spans, task
 from tests.coordinator.policy_files import END_TOKEN, VOCABULARY, encode, policy_files
 
 FILES = policy_files()
@@ -55,3 +58,73 @@ def test_the_end_token_may_stand_in_the_model_configuration_alone() -> None:
     files = FILES | {"generation_config.json": b"{}"}
     text = PolicyText(files.__getitem__, task("arithmetic"), max_new_tokens=6)
     assert text.bounds.end_tokens == {END_TOKEN}
+
+
+@pytest.mark.parametrize(
+    ("characters", "tokens"),
+    [
+        ((), ()),
+        (((0, 2),), ((0, 2),)),
+        (((1, 3),), ((1, 3),)),
+        (((2, 3), (4, 5)), ((2, 3), (4, 5))),
+    ],
+)
+def test_spans_of_characters_become_spans_of_tokens(characters: Spans, tokens: Spans) -> None:
+    """Of this policy a token is a character."""
+    reward = Reward(1.0, "ok", skip=characters)
+    assert policy_text().in_tokens(reward, [*encode("12345"), END_TOKEN]).skip == tokens
+
+
+def test_a_token_is_skipped_with_any_of_its_characters() -> None:
+    """A token of two characters, of which the span has one."""
+    text = policy_text()
+    text.decode = lambda tokens: "ab" * len(tokens)  # type: ignore[method-assign]  # longer tokens than this policy has
+    assert text.in_tokens(Reward(1.0, "ok", skip=((1, 3),)), [5, 5, 5]).skip == ((0, 2),)
+    assert text.in_tokens(Reward(1.0, "ok", skip=((2, 4),)), [5, 5, 5]).skip == ((1, 2),)
+
+
+CHATML = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ end }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+GREETS_ONCE = (
+    "{% for message in messages %}{% if loop.first %}Hello. {% endif %}"
+    "{% if message.role == 'assistant' %}>{% endif %}{{ message.content }};{% endfor %}>"
+)
+SAYS_ONCE = "{% for message in messages %}{{ message.content if loop.first else '…' }};{% endfor %}"
+
+
+def spoken(template: str) -> PolicyText:
+    generation = json.dumps({"eos_token_id": END_TOKEN}).encode()
+    files = FILES | {"generation_config.json": generation, "chat_template.jinja": template.encode()}
+    return PolicyText(files.__getitem__, task("kuhn", parameters={"chat": True}), max_new_tokens=6)
+
+
+@pytest.mark.parametrize("template", [CHATML, GREETS_ONCE])
+def test_an_episode_is_framed_as_the_policys_template_has_it(template: str) -> None:
+    """What a node puts together, turn by turn, is what the template makes of the whole conversation."""
+    end = policy_text().decode([END_TOKEN])
+    template = template.replace("{{ end }}", end)
+    text = spoken(template)
+    episode = text.episode(Source("train", 0))
+    assert episode is not None
+    frame = episode.framing
+    first, then = ChatMessage("user", "hold K"), ChatMessage("user", "they raise")
+    render = ChatTemplate({"chat_template.jinja": template.encode()}.__getitem__).render
+    opening = frame.opening + first.content + frame.after
+    assert opening == render((first,))
+    ended = end if end and end in template else ""
+    whole = opening + "call" + ended + frame.before + then.content + frame.after
+    assert whole == render((first, ChatMessage("assistant", "call"), then))
+
+
+def test_a_template_that_treats_later_messages_otherwise_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="does not treat all messages alike"):
+        spoken(SAYS_ONCE).episode(Source("train", 0))
+
+
+def test_without_chat_nothing_is_put_around_messages() -> None:
+    files = FILES | {"generation_config.json": json.dumps({"eos_token_id": END_TOKEN}).encode()}
+    episode = PolicyText(files.__getitem__, task("kuhn"), max_new_tokens=6).episode(Source("train", 0))
+    assert episode is not None
+    assert episode.framing == PLAIN

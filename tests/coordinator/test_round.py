@@ -1,5 +1,6 @@
 """Opening a round: a new folder is furnished once, an old one continues with the settings it was counted with."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,22 @@ def test_a_second_coordinator_of_the_same_round_is_refused(tmp_path: Path) -> No
         open_round(tmp_path)
     first.close()
     open_round(tmp_path)
+
+
+def test_a_round_never_goes_on_with_other_problems(tmp_path: Path) -> None:
+    """Not with a copy that was made anew of another file, either: the store knows what it began with."""
+    problems, folder = tmp_path / "p.jsonl", tmp_path / "round"
+    rows = [f'{{"prompt": "{number}+1=", "answer": "{number + 1}"}}\n' for number in range(40)]
+    settings = ("task.name=data", f"data.train={problems}")
+    problems.write_text("".join(rows))
+    made = open_round(folder, *settings)
+    shutil.rmtree(folder / "task")
+    assert open_round(folder, *settings) == made, "the same problems, read again"
+    problems.write_text("".join(rows[:-1]))
+    shutil.rmtree(folder / "task")
+    with pytest.raises(ConfigInvalid, match="are not those that this round began with") as refused:
+        open_round(folder, *settings)
+    assert "round.directory" in refused.value.hint
+    problems.write_text("".join(rows))
+    shutil.rmtree(folder / "task")
+    assert open_round(folder, *settings) == made

@@ -5,7 +5,7 @@ Whatever the order, and whatever the rule of admission:
 - nothing older than S is trained on, and every batch is the same when it is asked for again;
 - nothing is credited twice, and the books are what the entries say;
 - no prompt is lost: each group is open, at work, waiting or trained on, and a trained one is trained on once;
-- the budget holds, at every moment and for the dearest answers to all open leases;
+- the budget holds, and that of any hour, at every moment and for the dearest answers to all open leases;
 - admission never deadlocks: from wherever the history stands, a single honest node brings the round on.
 """
 
@@ -26,6 +26,7 @@ from tests.coordinator.world import MAX_COST, World, answer, fragment
 
 NODES = 3
 BUDGET = 100_000
+HOUR_MS = 3_600_000
 SAFE = ("open", "leased", "accepted", "trained")
 
 
@@ -44,9 +45,18 @@ class RoundMachine(RuleBasedStateMachine):
         buffered=st.sampled_from([0, 0, 3]),
         lookahead=st.sampled_from([0, 4]),
         budget=st.sampled_from([BUDGET, 6 * MAX_COST]),
+        hourly=st.sampled_from([0, MAX_COST, 2 * MAX_COST]),
     )
     def begin(
-        self, staleness: int, size: int, late: int, over_issue: int, buffered: int, lookahead: int, budget: int
+        self,
+        staleness: int,
+        size: int,
+        late: int,
+        over_issue: int,
+        buffered: int,
+        lookahead: int,
+        budget: int,
+        hourly: int,
     ) -> None:
         self.world = World(
             Path(self.folder.name),
@@ -57,7 +67,11 @@ class RoundMachine(RuleBasedStateMachine):
             buffered_max=buffered,
             lookahead=lookahead,
             newcomer_leases=4,
+            hourly_budget_micros=hourly,
         )
+        self.hourly = hourly
+        self.spent: list[tuple[int, int]] = []
+        """When, and how much in all until then."""
         self.bound, self.kappa, self.budget = staleness, 1 + late % (staleness + 1), budget
         self.world.publish(1, 0)
         self.versions = {1: 0}
@@ -136,6 +150,11 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(part=st.sampled_from([0.3, 0.6, 1.1]))
     def time_passes(self, part: float) -> None:
         self.world.now_ms += int(part * self.world.terms.timeout_ms)
+        self.world.expire()
+
+    @rule()
+    def an_hour_passes(self) -> None:
+        self.world.now_ms += HOUR_MS
         self.world.expire()
 
     # What the learner and the operator do.
@@ -218,6 +237,9 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.world.budget() >= reserved
         owed = sum(sum(self.world.owed(key.node_id)) for key in self.keys)
         assert self.world.budget() + owed == self.budget
+        before = max((spent for at_ms, spent in self.spent if at_ms <= self.world.now_ms - HOUR_MS), default=0)
+        self.spent.append((self.world.now_ms, owed))
+        assert not self.hourly or owed - before + reserved <= self.hourly
 
     @invariant()
     def nothing_is_credited_twice(self) -> None:
@@ -242,10 +264,14 @@ class RoundMachine(RuleBasedStateMachine):
             if len(self.batches) > done:
                 return
             reply = self.world.offer(honest, version=max(self.versions), groups=1)
+            if reply.reason == "budget" and self.hourly and self.world.budget() >= MAX_COST:
+                self.an_hour_passes()
+                continue
             if reply.reason == "budget":
                 return
             assert reply.leases, f"an honest node gets nothing: {reply.reason}"
             assert self.world.submit(honest, answer(honest, reply.leases[0])).outcome == "accepted"
+            self.the_budget_holds()
         pytest.fail("the round does not come on")
 
 

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from coordinator.audit.trust import Rules as Audits
 from coordinator.config import load
 from coordinator.fleet import Rules
+from coordinator.sim.machines import Node, make_node
 from coordinator.sim.outcome import Outcome
 from coordinator.sim.report import draw, figures, text
-from coordinator.sim.scenario import Admission, Links, Pool, Scenario, scenario_of
-from coordinator.sim.spread import depths
+from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Pool, Scenario, scenario_of
+from coordinator.sim.spread import Spread, depths, draw_links
 from coordinator.sim.world import Simulation
 from coordinator.topology import NodeLinks, plan
+from protocol.chunks import fitting_size
 
 BOTH: tuple[Admission, ...] = ("visible", "overlap")
 
@@ -55,6 +57,39 @@ def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
     assert (first.steps, first.changes, first.spent) == (again.steps, again.changes, again.spent)
     assert first.steps != other.steps
     assert first.trace == again.trace != other.trace
+
+
+class Watched(Simulation):
+    """Looks at every lease that is begun, as the real agent's loop would have it."""
+
+    def _start(self, node: Node) -> int:
+        before = len(node.out)
+        begun = super()._start(node)
+        assert not begun or before <= node.hands // 2, "it asks when half of what it samples has ended"
+        assert len({lease.update for lease in node.out}) <= 1, "an engine holds one version"
+        return begun
+
+
+@pytest.mark.parametrize("admission", BOTH)
+def test_a_node_asks_and_changes_its_version_when_real_agents_do(admission: Admission) -> None:
+    outcome = Watched(replace(WILD, gamma=0.0, admission=admission)).run()
+    assert len(outcome.steps) == WILD.updates
+
+
+def test_an_engine_that_loads_for_long_samples_nothing_meanwhile() -> None:
+    links = Links(size_mb=100.0, source_mbit=100.0, node_mbit=100.0, node_up_mbit=100.0)
+    scenario = replace(SMALL, kappa=1, groups_per_update=16, pool=Pool(nodes=1, group_s=10.0))
+    steps_s = [
+        figures(scenario, run(scenario))["step_s"]
+        for scenario in (replace(scenario, links=replace(links, load_s=load_s)) for load_s in (0.0, 40.0))
+    ]
+    assert steps_s == pytest.approx([160.0, 200.0], rel=0.02)
+
+
+def test_the_machines_may_be_named() -> None:
+    drawn = [make_node(number, WILD, Random(7)) for number in range(WILD.pool.nodes)]
+    again = [make_node(number, WILD, Random(7)) for number in range(WILD.pool.nodes)]
+    assert Simulation(WILD, drawn).run().trace == Simulation(WILD, again).run().trace != run(WILD).trace
 
 
 @pytest.mark.parametrize("admission", BOTH)
@@ -213,6 +248,24 @@ def test_a_replay_buffer_samples_in_vain_what_admission_never_starts() -> None:
     assert found["discarded_share"] > 0.2
     assert found["age_max"] <= large.staleness
     assert found["bubble"] < 0.02
+
+
+def test_what_the_learner_finds_too_old_is_counted_once() -> None:
+    scenario = replace(SMALL, staleness=1, admission="buffer", pool=Pool(nodes=20, group_s=5.0))
+    outcome = run(scenario)
+    vain, trained = sum(outcome.discarded.values()), scenario.updates * scenario.groups_per_update
+    assert outcome.discarded["too old when the learner came"] > 100
+    assert figures(scenario, outcome)["discarded_share"] == pytest.approx(vain / (vain + trained))
+
+
+def test_a_chunk_crosses_each_hop_as_a_whole_at_the_pace_of_its_stripe() -> None:
+    links = Links(size_mb=4.0, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0)
+    nodes = [draw_links(Random(0), f"node-{number}", links) for number in range(6)]
+    spread, topology = Spread(links), plan(6.0 * BYTES_PER_MBIT, nodes)
+    spread.publish(nodes)
+    hops, chunk_s = max(depths(topology).values()), fitting_size(4_000_000) * topology.stripes / topology.rate
+    assert hops > 1
+    assert max(map(spread.delay_s, nodes)) == pytest.approx(4e6 / topology.rate + (hops - 1) * chunk_s)
 
 
 def test_a_mode_of_a_round_is_simulated_by_its_settings() -> None:

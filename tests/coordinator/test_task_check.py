@@ -4,13 +4,17 @@ import asyncio
 import json
 import re
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from coordinator import cli_task
 from coordinator.children import script
 from coordinator.config import load
+from coordinator.data.kinds import SHIPPED
 from coordinator.task_check import Finding, check
+from protocol.tasks import BUILT_IN, environments
 from tests.coordinator.policy_files import write_policy
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
@@ -38,6 +42,12 @@ def documented(folder: Path) -> Path:
     return folder / "my_round.toml"
 
 
+def test_the_documented_lesson_is_sound(tmp_path: Path) -> None:
+    """The example of weights and spans, on problems that it fits."""
+    _, lesson, *_ = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
+    assert findings(tmp_path, lesson) == []
+
+
 def test_the_documented_task_is_sound(tmp_path: Path) -> None:
     """The commands of the manual, as they are typed."""
     path = documented(tmp_path)
@@ -55,6 +65,11 @@ def test_the_documented_task_is_sound(tmp_path: Path) -> None:
 
 
 BETTER_WRONG = "def reward(completions, answer): return [float(a != b) for a, b in zip(completions, answer)]"
+SKIPS_ALL = """
+from protocol.tasks import Reward
+def reward(problem, completion):
+    return Reward(float(completion == problem.answer), "ok", skip=((0, len(completion)),) if completion else ())
+"""
 BY_CHANCE = "import random\ndef reward(completions, **rest): return [random.random() for _ in completions]"
 
 
@@ -62,6 +77,10 @@ BY_CHANCE = "import random\ndef reward(completions, **rest): return [random.rand
     ("reward", "code"),
     [
         (BETTER_WRONG, "answer_earns_less"),
+        (SKIPS_ALL, "nothing_taught"),
+        (SKIPS_ALL.replace("skip=((0, len(completion)),) if completion else ()", "weight=0.0"), "nothing_taught"),
+        (SKIPS_ALL.replace("len(completion)", "10**9"), "verifier_error"),
+        (SKIPS_ALL.replace('"ok"', '"ok", weight=float("nan")'), "verifier_error"),
         (BY_CHANCE, "not_deterministic"),
         ("def reward(completions, **rest): return [0.5 for _ in completions]", "constant"),
         ("def reward(completions, **rest):\n    while True: pass", "verifier_error"),
@@ -104,3 +123,13 @@ def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> Non
     (one,) = findings(tmp_path, SOUND, *settings, problems=long)
     assert one.code == "prompt_too_long"
     assert "+1+1=" in one.place
+
+
+def test_every_task_is_listed_with_what_it_is_and_takes() -> None:
+    told = cli_task.every()
+    assert set(told) == {*BUILT_IN, *SHIPPED}
+    assert len(set(told.values())) == len(told), "each by words of its own"
+    for name in environments.names():
+        assert told[name].startswith("a game of several turns: ")
+        for parameter in fields(environments.ENVIRONMENTS[name]):
+            assert f"{parameter.name} = " in told[name]

@@ -15,13 +15,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, casework, intake, leases, lottery, offers, publish, registry, tables
+from coordinator import batches, casework, intake, leases, lottery, offers, payout_tables, publish, registry, tables
 from coordinator.audit.trust import Finding, Rules
 from coordinator.intake import Judge
 from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
 from coordinator.offers import Draw
 from coordinator.prompts import Source
+from coordinator.selection import OFF
+from coordinator.selection import Rules as SelectionRules
 from coordinator.state import Database, engine
 from ledger import store
 from ledger import tables as ledger_tables
@@ -122,11 +124,14 @@ class World:
         over_issue: int = 0,
         buffered_max: int = 0,
         lookahead: int = 0,
+        selection: SelectionRules = OFF,
+        problems: int = 0,
         rules: Rules = NO_AUDITS,
         epoch_groups: int = 256,
         master: bytes = bytes(32),
         postgres_url: str = "",
     ) -> None:
+        self.problems = problems
         self.where: Path | str = postgres_url or folder / "state.db"
         if isinstance(self.where, Path):
             self.where.write_bytes(empty_store())
@@ -146,18 +151,26 @@ class World:
             hourly_budget_micros=hourly_budget_micros,
             buffered_max=buffered_max,
             lookahead=lookahead,
+            selection=selection,
         )
         self.audits = AuditTerms(master, rules, epoch_groups=epoch_groups)
-        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), reward, self.audits)
+        self.judge = Judge(ROUND, self.terms, PolicyBounds(VOCAB, frozenset({END}), MAX_NEW), self.reward, self.audits)
         self._numbers = count(1)
         self.draw = Draw(
-            prompt=lambda source: [said(source)],
+            prompt=lambda source: [said(self.problem(source))],
             lease_id=lambda: f"{next(self._numbers):032x}",
             seed=self._numbers.__next__,
         )
         self.run(lottery.begin, self.audits, 0)
         if budget_micros:
             self.run(store.append, Deposit(reference="opening", amount_micros=budget_micros), 0)
+
+    def problem(self, source: Source) -> Source:
+        """The same one again after so many, where the train split ends."""
+        return Source(source.split, source.number % self.problems) if self.problems else source
+
+    def reward(self, source: Source, completion: list[int]) -> Reward:
+        return reward(self.problem(source), completion)
 
     def run(self, effect: Any, *arguments: Any, **named: Any) -> Any:
         return self.database.run_now(effect, *arguments, **named)
@@ -308,7 +321,7 @@ class World:
         """Every row of every table."""
 
         def read(conn: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
-            every = (*tables.metadata.sorted_tables, *ledger_tables.metadata.sorted_tables)
+            every = [table for room in (tables, payout_tables, ledger_tables) for table in room.metadata.sorted_tables]
             return {table.name: [tuple(row) for row in conn.execute(sa.select(table))] for table in every}
 
         dumped: dict[str, list[tuple[Any, ...]]] = self.run(read)

@@ -145,16 +145,16 @@ class TestWitnesses:
         data = NOTE
         for key, private in pairs[:2]:
             data = witness.cosign(data, key, private.sign, 5)
-        witness.require(data, keys, 2)
+        witness.require(witness.cosigned(data, keys), keys, 2)
         with pytest.raises(NotWitnessed, match="2 of the 3"):
-            witness.require(data, keys, 3)
+            witness.require(witness.cosigned(data, keys), keys, 3)
 
     def test_one_key_under_two_names_counts_once(self) -> None:
         key, private = notes.witness(1)
         alias = Key("alias", key.public, Kind.WITNESS)
         data = witness.cosign(witness.cosign(NOTE, key, private.sign, 5), alias, private.sign, 5)
         with pytest.raises(NotWitnessed):
-            witness.require(data, [key, alias], 2)
+            witness.require(witness.cosigned(data, [key, alias]), [key, alias], 2)
 
     def test_cosignature_moved_to_another_checkpoint_or_time_is_refused(self) -> None:
         key, private = notes.witness(1)
@@ -166,7 +166,7 @@ class TestWitnesses:
             note.parse(NOTE).signed_by(key, b"").to_bytes(),
         ):
             with pytest.raises(CheckpointInvalid):
-                witness.require(data, [key], 1)
+                witness.require(witness.cosigned(data, [key]), [key], 1)
 
     def test_witness_that_signs_again_is_counted_by_its_last_word(self) -> None:
         key, private = notes.witness(1)

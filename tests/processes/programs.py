@@ -201,3 +201,10 @@ def alive(process: psutil.Process) -> bool:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def said(swarm: Swarm, program: str, *words: str, code: int = 0) -> str:
+    """What a command says on both streams."""
+    ran = swarm.start(words[0], script(program), *words)
+    assert ran.process.wait(timeout=PATIENCE_S) == code, ran.log
+    return ran.output + ran.log

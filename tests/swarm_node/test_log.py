@@ -15,6 +15,7 @@ from coordinator.signed_metadata import SignedMetadata
 from ledger import proof, witness
 from ledger.note import Key, Kind
 from ledger.proof import Fork, Receipt
+from ledger.witness import Witnesses
 from protocol import chunks, trust
 from protocol.errors import (
     CheckpointInvalid,
@@ -30,7 +31,7 @@ from protocol.ids import NodeId
 from protocol.signing import NodeKey
 from swarm_node import receipts
 from swarm_node.log_reader import Folder, LogReader, Saving
-from swarm_node.log_verify import Verified, Witnesses, verify
+from swarm_node.log_verify import Verified, verify
 from swarm_node.receipts import Claims
 from tests.ledger.values import claim, credit, node, post, void
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log

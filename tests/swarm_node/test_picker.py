@@ -168,6 +168,21 @@ def test_at_the_end_who_has_nothing_to_do_takes_over_what_waits_for_its_turn_els
     assert picker.next(0.2) == [Ask("d", CHUNKS[1])]
 
 
+def test_what_is_kept_for_a_source_that_is_asked_for_it_early_is_not_asked_again() -> None:
+    """The chunk began to come after all, and stalled: its heir is asked as for anything late, and only once."""
+    both = [replace(PEER_A, stripes=(0, 1, 2)), Source("d", "peer")]
+    picker = Picker(CHUNKS[:2], CHUNKS[:2], both, stripes=STRIPES, rng=Random(1), now=0.0)
+    picker.next(0.0)
+    picker.had(PEER_A.name, CHUNKS[:2], 0.0)
+    picker.began(PEER_A.name, CHUNKS[0], 0.1)
+    picker.had("d", CHUNKS[:2], 0.1)
+    assert picker.next(0.1) == [TakeBack(PEER_A.name, CHUNKS[1])]
+    picker.delivered(PEER_A.name, CHUNKS[0], 0.2)
+    picker.began(PEER_A.name, CHUNKS[1], 0.2)
+    asked = [chunk for tenths in range(3, 40) for chunk in asked_of(picker.next(tenths / 10), Source("d", "peer"))]
+    assert asked == [CHUNKS[1]]
+
+
 def test_a_want_is_taken_back_once_however_often_others_refuse_the_chunk() -> None:
     picker, taken_back = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1]), 0
     picker.next(0.0)  # asks the parent, which does not hold it
@@ -339,7 +354,9 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
         name = chance.choice(busy)
         habit = habits[name] if habits[name] != "any" else chance.choice(["delivers", "absent", "fails", "lies"])
         now += chance.random() * chance.choice([0.01, RULES.overdue_s])
-        if habit == "delivers":
+        if chance.random() < 0.3:
+            picker.began(name, chance.choice(open_wants[name]), now)
+        elif habit == "delivers":
             chunk = open_wants[name].pop()
             assert picker.delivered(name, chunk, now) is (chunk not in delivered)
             delivered.add(chunk)

@@ -74,3 +74,13 @@ def test_a_group_alone_has_the_advantages_that_its_batch_trains_with() -> None:
 
 def test_a_mean_of_the_batch_is_not_known_from_a_group() -> None:
     assert of_group(UNEQUAL[0], PRESETS["reinforce_pp"], ends=[2], longest=4) is None
+
+
+def test_a_weight_counts_after_the_baseline() -> None:
+    """Rewards 1 and 0: ±1 by their group. The weights 0.5 and 0 are on these, not on the rewards."""
+    first = UNEQUAL[0]
+    weighted = tuple(
+        sample.model_copy(update={"weight": weight}) for sample, weight in zip(first.samples, (0.5, 0.0), strict=True)
+    )
+    found = of_group(first.model_copy(update={"samples": weighted}), PRESETS["grpo"], ends=[2], longest=4)
+    assert found == (0.5, 0.0)

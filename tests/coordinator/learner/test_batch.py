@@ -42,3 +42,22 @@ def test_pieces_hold_every_sample_once_within_their_budget(shape: list[tuple[int
         cost = int(data.lengths[piece].sum()) + prompts
         assert len(piece) == 1 or not budget or cost <= budget
     assert len(found) == 1 or budget
+
+
+def test_what_a_reward_skips_is_fed_and_not_taught() -> None:
+    """The loss and its shares look at `taught`; lengths, truncation and the check of claims at all that was drawn."""
+    first = group(0, [31], [([21, 22, 23, 2], [-1.0] * 4, 1.0), ([24, 2], [-1.0] * 2, 0.0)])
+    left, right = first.samples
+    change = {"samples": (left.model_copy(update={"skip": ((0, 2), (3, 4)), "weight": 0.5}), right)}
+    data = collate([first.model_copy(update=change)])
+    assert data.mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert data.taught.tolist() == [[0, 0, 1, 0], [1, 1, 0, 0]]
+    assert data.lengths.tolist() == [4, 2]
+    assert data.weights.tolist() == [0.5, 1.0]
+
+
+def test_an_environments_tokens_are_never_taught_whatever_is_skipped() -> None:
+    first = group(0, [31], [([21, 22, 2], [-1.0] * 3, 1.0)])
+    (only,) = first.samples
+    played = only.model_copy(update={"sampled": bytes([1, 0, 1]), "skip": ((0, 1),)})
+    assert collate([first.model_copy(update={"samples": (played,)})]).taught.tolist() == [[0, 0, 1]]

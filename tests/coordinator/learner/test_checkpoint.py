@@ -8,13 +8,14 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from coordinator.learner import checkpoint
-from coordinator.learner.algorithm import PRESETS
+from coordinator.learner.algorithm import PRESETS, Trajectories
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
@@ -100,17 +101,22 @@ def last(folder: Path) -> Path:
     return found
 
 
-def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(policy_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trajectories", ["all", "weighted"])
+def test_resumed_updates_come_to_the_weights_of_an_uninterrupted_run(
+    policy_folder: Path, tmp_path: Path, trajectories: Trajectories
+) -> None:
+    """What an update draws follows from its number: it is drawn again."""
+    settings = replace(SETTINGS, algorithm=replace(PRESETS["echo2"], trajectories=trajectories), seed=3)
     batches = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL]
-    straight = Policy(policy_folder, SETTINGS)
+    straight = Policy(policy_folder, settings)
     for batch in batches:
         straight.train_step(batch)
 
-    resumed = Policy(policy_folder, SETTINGS)
+    resumed = Policy(policy_folder, settings)
     while resumed.update < len(batches):
         resumed.train_step(batches[resumed.update])
         resumed.save(tmp_path)
-        resumed = Policy(policy_folder, SETTINGS)  # as another process would
+        resumed = Policy(policy_folder, settings)  # as another process would
         resumed.restore(last(tmp_path))
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.batch import collate
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
@@ -197,6 +198,33 @@ def test_samples_that_teach_nothing_change_nothing_and_are_still_checked(policy_
     assert torch.allclose(alone * 4 / 6, beside, atol=1e-6)
     policy = Policy(policy_folder, SETTINGS)
     assert set(policy.train_step(groups).distances) == {one.claim_id for one in groups}
+
+
+def test_skipped_tokens_teach_nothing_and_no_share_is_kept_for_them(policy_folder: Path) -> None:
+    """A sample of which one token is left is trained as one of that token alone, after the same beginning."""
+    both = [([21, 22, 2], [-1.0] * 3, 1.0), ([23, 24, 2], [-1.0] * 3, 0.0)]
+    whole = group(0, [19, 20, 31], both)
+    skipped = tuple(sample.model_copy(update={"skip": ((0, 1), (2, 3))}) for sample in whole.samples)
+    policy = Policy(policy_folder, replace(SETTINGS, max_grad_norm=1e9))
+    data = collate([whole.model_copy(update={"samples": skipped})])
+    terms = policy._terms(data)
+    assert terms.mask.tolist() == [[0, 1, 0], [0, 1, 0]]
+    assert terms.shares.tolist() == [[0, 0.5, 0], [0, 0.5, 0]]
+    nothing = tuple(sample.model_copy(update={"skip": ((0, 3),)}) for sample in whole.samples)
+    metrics = policy.train_step([whole.model_copy(update={"samples": nothing})]).metrics
+    assert metrics["learner/grad_norm"] == 0.0
+
+
+def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
+    """Of four samples, one pair has the greatest contrast; the gradient is that of these two."""
+    rewards = [1.0, 0.5, 0.25, 0.0]
+    four = (group(0, [19, 20, 31], [([21 + number, 2], [-1.0, -1.0], one) for number, one in enumerate(rewards)]),)
+    pairs = replace(PRESETS["echo2"], trajectories="pairs", trajectory_share=0.5)
+    policy = Policy(policy_folder, replace(SETTINGS, algorithm=pairs))
+    assert policy.train_step(four).metrics["reward/taught"] == 0.5
+    some, every = (gradient(policy_folder, four, algorithm=one) for one in (pairs, PRESETS["echo2"]))
+    assert some.any()
+    assert not torch.allclose(some, every)
 
 
 def test_truncated_samples_and_groups_without_signal_are_left_out_by_dapo(policy_folder: Path) -> None:

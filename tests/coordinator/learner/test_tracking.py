@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.learner.boards import boards
-from coordinator.learner.tracking import AXES, Tracker, read
+from coordinator.learner.tracking import AXES, Row, Tracker, read
 from protocol.errors import ConfigInvalid
+from protocol.learning import Evaluated
 
 METRICS = {"samples": 4.0, "tokens": 10.0, "cost": 0.5, "loss": -0.5}
 
@@ -63,6 +64,33 @@ def test_tensorboard_sees_the_same_numbers(tmp_path: Path) -> None:
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, -0.5)]
     assert [event.value for event in events.Scalars("cost")] == [0.5]
+
+
+class Kept:
+    """A board that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log(self, row: Row) -> None:
+        self.rows.append(dict(row))
+
+    def close(self) -> None:
+        pass
+
+
+def test_boards_are_told_of_each_evaluation_once_at_its_own_update(tmp_path: Path) -> None:
+    """It ends later than the update that it is about; the file of updates has no line of it."""
+    board = Kept()
+    tracker = Tracker(tmp_path, update=0, boards=(board,))
+    first = Evaluated(number=1, update=0, figures={"eval/held_out/avg@8": 0.25})
+    second = Evaluated(number=2, update=4, figures={"eval/held_out/avg@8": 0.5})
+    tracker.measured([])
+    tracker.measured([first])
+    tracker.measured([first, second])
+    tracker.close()
+    assert board.rows == [{"update": 0, "eval/held_out/avg@8": 0.25}, {"update": 4, "eval/held_out/avg@8": 0.5}]
+    assert read(tmp_path / "metrics.jsonl") == []
 
 
 def wandb_records(log: bytes) -> Iterator[bytes]:

@@ -149,3 +149,64 @@ def test_a_file_may_import_what_stands_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_the_rewards.py").write_text("WORTH = 0.25\n")
     text = "from beside_the_rewards import WORTH\n\ndef fn(completions, **kwargs):\n    return [WORTH] * 2\n"
     assert scores(tmp_path, text, "fn") == [0.25, 0.25]
+
+
+LESSONS = """
+from protocol.tasks import Reward
+
+def halves(problem, completion):
+    return Reward(1.0, "ok", weight=0.5, skip=((0, 1),))
+
+def doubled(completions, **columns):
+    return [Reward(1.0, "ok", weight=3.0) for _ in completions]
+
+def heavy(problem, completion):
+    return Reward(1.0, "ok", weight=101.0)
+
+def against(problem, completion):
+    return Reward(1.0, "ok", weight=-1.0)
+
+def unknown(problem, completion):
+    return Reward(1.0, "ok", weight=float("nan"))
+
+def beyond(problem, completion):
+    return Reward(1.0, "ok", skip=((0, 2),))
+
+def backwards(problem, completion):
+    return Reward(1.0, "ok", skip=((1, 0),))
+
+def endless(problem, completion):
+    return Reward(1.0, "ok", skip=((0, float("inf")),))
+
+def shapeless(problem, completion):
+    return Reward(1.0, "ok", skip=7)
+
+def many(problem, completion):
+    return Reward(1.0, "ok", skip=tuple((0, 1 + number) for number in range(65)))
+"""
+
+
+def test_a_reward_says_what_is_trained_on_and_how_much_it_counts(tmp_path: Path) -> None:
+    """Of several functions weights multiply, and spans come together; any signature may say it."""
+    (one,) = functions.judge([load(place(tmp_path, LESSONS, "halves"))], JOB._replace(completions=["4"]))
+    assert (one.weight, one.skip) == (0.5, ((0, 1),))
+    both = [load(place(tmp_path, LESSONS, name)) for name in ("halves", "doubled", "halves")]
+    assert [(each.weight, each.skip) for each in functions.judge(both, JOB)] == [(0.75, ((0, 1),))] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("heavy", "weights lie between 0 and 100"),
+        ("against", "weights lie between 0 and 100"),
+        ("unknown", "finite"),
+        ("beyond", "not within a completion of 1 characters"),
+        ("backwards", "not within"),
+        ("endless", "spans look like"),
+        ("shapeless", "spans look like"),
+        ("many", "64 are allowed"),
+    ],
+)
+def test_lessons_that_cannot_be_are_no_reward(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(BadAnswer, match=says):
+        functions.judge([load(place(tmp_path, LESSONS, name))], JOB)

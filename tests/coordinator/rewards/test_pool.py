@@ -157,23 +157,42 @@ async def test_functions_that_cannot_be_loaded_are_the_operators_to_mend(tmp_pat
     [
         None,
         [],
-        [[1.0, "ok", {}], [1.0, "ok", {}]],
-        [[float("nan"), "ok", {}]],
-        [[float("inf"), "ok", {}]],
-        [[1e7, "ok", {}]],
-        [[10**400, "ok", {}]],
-        [["1", "ok", {}]],
-        [[1.0, "verifier_error", {}]],
-        [[1.0, "ok", {"a": "b"}]],
-        [[1.0, "ok", {"a": float("nan")}]],
-        [[1.0, "ok", {str(number): 1.0 for number in range(65)}]],
+        [[1.0, "ok", {}, 1.0, []], [1.0, "ok", {}, 1.0, []]],
+        [[float("nan"), "ok", {}, 1.0, []]],
+        [[float("inf"), "ok", {}, 1.0, []]],
+        [[1e7, "ok", {}, 1.0, []]],
+        [[10**400, "ok", {}, 1.0, []]],
+        [["1", "ok", {}, 1.0, []]],
+        [[1.0, "verifier_error", {}, 1.0, []]],
+        [[1.0, "ok", {"a": "b"}, 1.0, []]],
+        [[1.0, "ok", {"a": float("nan")}, 1.0, []]],
+        [[1.0, "ok", {str(number): 1.0 for number in range(65)}, 1.0, []]],
+        [[1.0, "ok", {}]],
         [[1.0, "ok"]],
         [1.0],
+        [[1.0, "ok", {}, float("nan"), []]],
+        [[1.0, "ok", {}, -1.0, []]],
+        [[1.0, "ok", {}, 101.0, []]],
+        [[1.0, "ok", {}, 10**400, []]],
+        [[1.0, "ok", {}, "1", []]],
+        [[1.0, "ok", {}, 1.0, None]],
+        [[1.0, "ok", {}, 1.0, [3]]],
+        [[1.0, "ok", {}, 1.0, [[0, 1, 2]]]],
+        [[1.0, "ok", {}, 1.0, [[0.0, 1.0]]]],
+        [[1.0, "ok", {}, 1.0, [[-1, 2]]]],
+        [[1.0, "ok", {}, 1.0, [[2, 2]]]],
+        [[1.0, "ok", {}, 1.0, [[0, 10**400]]]],
+        [[1.0, "ok", {}, 1.0, [[0, 6]]]],
+        [[1.0, "ok", {}, 1.0, [[0, 1]] * 65]],
     ],
 )
 def test_an_answer_is_not_believed(said: object) -> None:
     with pytest.raises(VerifierFailed):
-        checked(said, 1)
+        checked(said, [5])
+
+
+def test_what_is_to_be_learned_comes_with_the_reward() -> None:
+    assert checked([[0.5, "ok", {}, 2, [[0, 5]]]], [5]) == [Reward(0.5, "ok", weight=2.0, skip=((0, 5),))]
 
 
 DEADLINE_S = 120

@@ -21,6 +21,7 @@ from tests.coordinator.world import World
 
 FUNCTION = """
 import os, pathlib
+from protocol.tasks import Reward
 
 def fn(prompts, completions, **columns):
     what = prompts[0]
@@ -31,6 +32,8 @@ def fn(prompts, completions, **columns):
         os._exit(7)
     if what == "until mended" and not pathlib.Path(__file__).with_suffix(".mended").exists():
         raise ValueError("broken")
+    if what == "lesson":
+        return [Reward(0.25, "ok", weight=0.5, skip=((0, 1),)) for _ in completions]
     return [0.25] * len(completions)
 """
 
@@ -42,7 +45,7 @@ class Here:
 
     def __init__(self, world: World) -> None:
         self.database: Database = world.database
-        self.audits = world.audits
+        self.audits, self.terms = world.audits, world.terms
         self.unscored, self.batch_ready = asyncio.Event(), asyncio.Event()
 
     async def text(self) -> PolicyText:
@@ -93,6 +96,19 @@ def test_a_crash_costs_one_group_and_a_passing_one_none(world: World, tmp_path: 
     found = judged(world, tmp_path, ["fine", "crash", "once", "fine"], all_are_judged)
     assert found == {0: "buffered", 1: "verifier_error", 2: "buffered", 3: "buffered"}
     assert "ended with code 7" in world.run(scoring.trouble)["reason"]
+
+
+def test_what_a_reward_says_of_learning_comes_to_the_learner(world: World, tmp_path: Path) -> None:
+    def all_are_judged(found: dict[int, str]) -> bool:
+        return "unscored" not in found.values()
+
+    judged(world, tmp_path, ["lesson", "fine"], all_are_judged)
+    batch = world.batch(1)
+    assert batch is not None
+    assert [[(sample.weight, sample.skip) for sample in group.samples] for group in batch.groups] == [
+        [(0.5, ((0, 1),))] * 2,
+        [(1.0, ())] * 2,
+    ]
 
 
 def test_a_reward_that_is_broken_for_all_gives_few_groups_up_and_goes_on_when_mended(

@@ -1,0 +1,124 @@
+"""`make bench-anchor`: a real swarm beside the simulator, from the same inputs.
+
+- Given to both: machines, links, prices, S, κ, admission. Measured, and given to the simulator: what an update, a
+  version's bytes and its loading came to. Foretold, and held against what the real swarm did: the rest.
+- What is foretold is the mean of several seeds: the real swarm has one draw of lengths, and no seed.
+- Rounds are appended to `bench/results/anchor.jsonl` as they end, and a run goes on where the last one stopped.
+- `--admissions`, `--rounds` and `--updates` choose what is played; about eight minutes each, nearly all of it asleep.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+
+from bench.anchor.setting import ADMISSIONS, Case, machines
+from bench.anchor.swarm import Measured, make_policy, play
+from bench.broadcast.net import obstacle
+from bench.harness import RESULTS, Bench, quick_from_environment
+from coordinator.sim.report import figures
+from coordinator.sim.world import Simulation
+
+SEEDS = 16
+NEAR = 0.1
+
+SHARE_NEAR = 0.02
+"""Of shares that are near zero, where a ratio says nothing."""
+
+COMPARED = {
+    "bubble": "bubble",
+    "T_bcast": "broadcast_s",
+    "discarded share": "discarded_share",
+    "$/step": "cost_per_update",
+    "age": "age_mean",
+}
+"""What is held against what, by the names of `Measured`."""
+
+
+def foretold(case: Case, found: Measured) -> Measured:
+    """The same round under the virtual clock."""
+    given = case.scenario()
+    links = replace(given.links, size_mb=found.size_mb, load_s=found.load_s)
+    rounds = [
+        (one := replace(given, train_s=found.train_s, links=links, seed=seed), Simulation(one, machines()).run())
+        for seed in range(SEEDS)
+    ]
+    told = [figures(*one) for one in rounds]
+    names = {"broadcast_s": "broadcast_median_s"}
+    means = {name: fmean(one[names.get(name, name)] for one in told) for name in (*COMPARED.values(), "step_s")}
+    return replace(found, **means)
+
+
+def rounds(admissions: list[str], wanted: int, updates: int, record: Path) -> Iterator[tuple[Case, Measured]]:
+    """All that is wanted, of which only what is missing is played."""
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(wanted):
+            for admission in ADMISSIONS:
+                case = Case(admission, updates)
+                done = [line["found"] for line in lines if line["case"] == asdict(case)]
+                if admission not in admissions:
+                    continue
+                if number < len(done):
+                    yield case, Measured(**done[number])
+                    continue
+                policy = make_policy(record.with_name("anchor-policy"))
+                found = play(case, policy, Path(scratch) / f"{admission}-{number}")
+                record.parent.mkdir(parents=True, exist_ok=True)
+                with record.open("a") as file:
+                    file.write(json.dumps({"case": asdict(case), "found": asdict(found)}) + "\n")
+                yield case, found
+
+
+def compare(bench: Bench, case: Case, found: Measured) -> None:
+    """One round beside what was foretold."""
+    told = foretold(case, found)
+    for name in ("train_s", "size_mb", "load_s"):
+        bench.measure(f"{case.admission}: given, {name}", getattr(found, name))
+    for name, field in COMPARED.items():
+        bench.measure(f"{case.admission}, {name}: measured", getattr(found, field))
+        bench.measure(f"{case.admission}, {name}: foretold", getattr(told, field))
+    print(f"{case.admission}: measured {found}\n{case.admission}: foretold {told}", flush=True)
+
+
+def judge(bench: Bench, admission: str) -> None:
+    """Within ten per cent; where both are near nothing, near each other."""
+    for name in COMPARED:
+        measured, told = (bench.median(f"{admission}, {name}: {which}") for which in ("measured", "foretold"))
+        goal = f"{admission}, {name}: measured against foretold"
+        if max(measured, told) < 5 * SHARE_NEAR:
+            bench.goal(goal, measured - told, at_least=-SHARE_NEAR, at_most=SHARE_NEAR)
+        else:
+            bench.goal(goal, measured / told, at_least=1 - NEAR, at_most=1 + NEAR)
+
+
+def main() -> int:
+    """Play, compare and judge."""
+    quick = quick_from_environment()
+    parser = argparse.ArgumentParser(prog="bench anchor", description=__doc__)
+    parser.add_argument("--admissions", nargs="*", choices=ADMISSIONS, default=list(ADMISSIONS))
+    parser.add_argument("--rounds", type=int, default=1 if quick else 3)
+    parser.add_argument("--updates", type=int, default=6 if quick else 20)
+    parser.add_argument("--record", type=Path, default=RESULTS / "anchor.jsonl")
+    options = parser.parse_args()
+    if said := obstacle():
+        print(f"bench anchor is left out: {said}")
+        return 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that the namespaces go, too, in the background as well
+        signal.signal(number, signal.default_int_handler)
+    inputs = {name: value for name, value in vars(options).items() if name != "record"}
+    bench = Bench("anchor", inputs=inputs, quick=quick)
+    for case, found in rounds(options.admissions, options.rounds, options.updates, options.record):
+        compare(bench, case, found)
+    for admission in options.admissions:
+        judge(bench, admission)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

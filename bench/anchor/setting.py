@@ -1,0 +1,96 @@
+"""What is measured and foretold: six unequal machines behind slow links, a learner that waits for them, two admissions.
+
+- The machines are those that the simulator itself would draw; the real nodes then take their speeds, links and prices.
+- Times are long against what two busy cores add: seconds of sleep, not of computing.
+- `visible` loses time, since S = 1 is small for broadcasts that take longer than an update; `buffer` loses groups.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from bench.broadcast.cells import MBIT, Link
+from bench.broadcast.contender import SOURCE
+from coordinator.config import Config, parse
+from coordinator.sim.machines import Node, make_node
+from coordinator.sim.scenario import Admission, Links, Pool, Scenario, scenario_of
+
+MACHINES = 4
+"""The seed of the pool."""
+
+NODES, AT_ONCE = 6, 2
+TRAIN_S = 11.0
+"""Of the learner's sleep; what it adds by saving and publishing is measured."""
+
+BYTE_BITS = 8
+
+PAYLOAD = 0.956
+"""What TCP's and Ethernet's headers leave of a link; the simulator's links are without any."""
+
+ADMISSIONS: tuple[Admission, ...] = ("visible", "buffer")
+
+POOL = Pool(
+    nodes=NODES,
+    group_s=9.0,
+    at_once=AT_ONCE,
+    speed_spread=0.3,
+    length_spread=0.3,
+    price_per_hour=0.35,
+    price_spread=0.3,
+)
+
+LINKS = Links(size_mb=4.4, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0, spread=0.2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One round: how groups are admitted, and how many updates there are."""
+
+    admission: Admission
+    updates: int
+
+    def settings(self, folder: Path, policy: Path, address: str) -> dict[str, dict[str, object]]:
+        """The operator's file."""
+        return {
+            "round": {
+                "directory": str(folder),
+                "listen": f"{address}:8700",
+                "seeder": f"{address}:8701",
+                "max_updates": self.updates,
+            },
+            "model": {"path": str(policy)},
+            "sampling": {"samples_per_group": 4, "max_new_tokens": 4},
+            "staleness": {"max_updates": 1, "publish_every": 1, "admission": self.admission},
+            "learner": {"groups_per_update": 12, "learning_rate": 1e-5, "warmup_updates": 0},
+            "leases": {"groups_per_request": AT_ONCE, "timeout_s": 120.0},
+            "publish": {"patches": False},
+            "audit": {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0, "max_owner_share": 1.0},
+        }
+
+    def config(self) -> Config:
+        return parse(self.settings(Path("round"), Path("policy"), "127.0.0.1"))
+
+    def scenario(self) -> Scenario:
+        """What the simulator is told, before anything was measured."""
+        return scenario_of(self.config(), POOL, updates=self.updates, train_s=TRAIN_S, links=payload(LINKS))
+
+
+def payload(links: Links) -> Links:
+    """What the caps leave for bytes of a version."""
+    shares = {name: PAYLOAD * getattr(links, name) for name in ("source_mbit", "node_mbit", "node_up_mbit")}
+    return replace(links, **shares)
+
+
+def machines() -> list[Node]:
+    """New each time, since playing a round changes them; always the same ones."""
+    chance = Random(MACHINES)
+    scenario = replace(Scenario(), pool=POOL, links=payload(LINKS))
+    return [make_node(number, scenario, chance) for number in range(NODES)]
+
+
+def links() -> dict[str, Link]:
+    """The parties of the real swarm, as namespaces cap them."""
+    source = Link(LINKS.source_mbit * MBIT, LINKS.source_mbit * MBIT)
+    bits = BYTE_BITS / PAYLOAD
+    nodes = {node.name: Link(bits * node.links.up, bits * node.links.down) for node in machines()}
+    return {SOURCE: source, **nodes}

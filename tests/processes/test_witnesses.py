@@ -1,0 +1,47 @@
+"""Two strangers vouch for a running coordinator's log: who wants both is content, who wants three is told."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ledger.note import Key, Kind
+from swarm_node import identity
+from tests.ledger import notes
+from tests.processes.programs import Swarm, said, until
+from tests.processes.rounds import Coordinator, operator_of
+
+pytestmark = pytest.mark.processes
+
+
+def key_of(home: Path, name: str) -> Key:
+    """A witness's key, made before its first run, as an operator would be told of it."""
+    seed = identity.load_or_create(home / "witness.key").seed
+    public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    return Key(name, public, Kind.WITNESS)
+
+
+def test_two_witnesses_vouch_for_a_running_log_and_a_third_is_missed(swarm: Swarm, policy: Path) -> None:
+    homes = {name: swarm.folder / name for name in ("ann", "ben")}
+    keys = [key_of(home, name) for name, home in homes.items()]
+    coordinator = Coordinator(swarm, {"ledger": {"witnesses": [str(key) for key in keys]}}).start()
+    join = coordinator.join_string
+    for number, (name, home) in enumerate(homes.items(), 1):
+        until("a signed checkpoint", lambda: coordinator.http.get("/v1/ledger/checkpoint").is_success)
+        words = ("ledger", "witness", join, "--home", str(home), "--name", name, "--submit")
+        assert "coordinator: recorded" in said(swarm, "swarm-node", *words)
+        operator_of(swarm, coordinator, policy).publish(number)  # the second one sees a longer log
+        until("a longer log", partial(is_longer, coordinator, 2 + number))
+    named = [word for key in keys for word in ("--witness", str(key))]
+    told = said(swarm, "swarm-node", "ledger", "verify", join, *named)
+    assert "2 of 2 witnesses vouch for the first 3 of them." in told
+    third = ("--witness", str(notes.witness(3)[0]))
+    refused = said(swarm, "swarm-node", "ledger", "verify", join, *named, *third, code=1)
+    assert "2 of the 3 witnesses have signed this log; 3 must." in refused
+    assert "2 of 3 witnesses" in said(swarm, "swarm-node", "ledger", "verify", join, *named, *third, "--quorum", "2")
+
+
+def is_longer(coordinator: Coordinator, size: int) -> bool:
+    """Whether more entries than so many are published."""
+    return int(coordinator.http.get("/v1/ledger/checkpoint").text.splitlines()[1]) > size

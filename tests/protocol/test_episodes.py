@@ -1,7 +1,7 @@
 """Which games of an environment are trained on, and which are kept apart."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
@@ -32,8 +32,7 @@ def test_one_held_out_game_costs_no_other() -> None:
 
 
 @pytest.mark.parametrize("split", ["held_out", "validation"])
-def test_games_and_problems_of_a_split_belong_together(split: str) -> None:
-    assert split in ("held_out", "validation")
+def test_games_and_problems_of_a_split_belong_together(split: Literal["held_out", "validation"]) -> None:
     games, problems = TASK.games(split), TASK.problems(split)
     assert [problem.columns["seed"] for problem in problems] == [game.seed for game in games]
     assert games[-1] == games[49] == list(games)[49]

@@ -24,7 +24,7 @@ LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test adversaries test-vllm test-trl test-install check lint lock clean screenshots
+.PHONY: help setup demo test adversaries test-vllm test-trl test-install check lint lock clean screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 
 screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
 	@$(BIN)/python -P -m tests.web.screenshots $(ROUND)
+
+accessibility: $(STAMP)  ## what axe-core says of every page, as a table
+	@$(BIN)/python -P -m tests.web.accessibility
+
+recording: $(STAMP)  ## docs/recording.md, a session of real commands as text
+	@$(BIN)/python -P -m tests.web.recording
 
 adversaries: $(STAMP)  ## every attack in the arena, as a table, and a training among hostile nodes; QUICK=1 for a short run
 	@QUICK='$(QUICK)' $(BIN)/python -P -m tests.adversaries $(ARGS)

@@ -262,7 +262,7 @@ async def _shown(show: "Show", app: web.Application) -> None:
     """Draw what anybody is told at `/v1/status`."""
 
     async def look() -> Mapping[str, Any]:
-        told: dict[str, Any] = json.loads(await app[public.STATUS].get())
+        told: dict[str, Any] = json.loads((await app[public.STATUS].get()).figures)
         return told
 
     await show(look)

@@ -30,6 +30,7 @@ from coordinator import (
     cli_upgrade,
     logs,
 )
+from coordinator.cli_options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
 
@@ -73,12 +74,7 @@ def program(
         os.environ[logs.VARIABLE] = "json"  # learner and auditor inherit it
 
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
 app.command(epilog=EXIT_CODES)(cli_init.init)

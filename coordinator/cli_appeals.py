@@ -13,14 +13,14 @@ import typer
 
 from coordinator import cli_audit
 from coordinator.asking import ask, read_store
-from coordinator.cli_nodes import AsJson, ConfigFile, Settings, when
+from coordinator.cli_nodes import when
+from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
 
 app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
 
 Number = Annotated[int, typer.Argument(min=1, help="The appeal's number.")]
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 SAID = {"granted": "fault_refuted", "denied": "fault_confirmed"}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli_options import ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
 
@@ -31,10 +32,6 @@ EXIT_OF_OUTCOME = (0, 3, 4)
 DEFAULT_CLASS = "torch/fp32/cpu"
 """What the shipped engine computes with."""
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 Neighbours = Annotated[int, typer.Option(min=0, max=16, help="How many earlier versions to compare with; 0: none.")]
 
 

@@ -9,13 +9,10 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli_options import ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", exists=True, help="File with the passphrase; else it is asked for.")
 ]
@@ -50,7 +47,12 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="The round's new folder.")],
     seen: Annotated[
         list[str],
-        typer.Option("--seen", default_factory=list, help="File or URL with the newest checkpoint known; repeatable."),
+        typer.Option(
+            "--seen",
+            default_factory=list,
+            show_default=False,
+            help="File or URL with the newest checkpoint known; repeatable.",
+        ),
     ],
     nothing_newer: Annotated[
         bool, typer.Option("--nothing-newer", help="Your word that the coordinator has not run since the backup.")

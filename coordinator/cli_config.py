@@ -6,15 +6,12 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli_options import ConfigFile, Settings
 from coordinator.config import load, manual
 from protocol.errors import ConfigInvalid
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 EXIT_CODES = "Exit codes: 0 good, 2 a setting is wrong."
 
 

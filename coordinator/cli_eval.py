@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from coordinator import overview
+from coordinator.cli_options import AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid, NotFound
 
@@ -28,11 +29,6 @@ LOOK_S = 1.0
 
 EVALUATED: tuple[Literal["held_out", "validation"], ...] = ("held_out", "validation")
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 Version = Annotated[int, typer.Option(min=0, help="A version; 0: every version.")]
 
 

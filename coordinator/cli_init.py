@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli_options import Settings
 from coordinator.config import Config, load, manual, parse
 from coordinator.config.reading import with_settings
 from protocol.errors import ConfigInvalid
@@ -18,10 +19,7 @@ from protocol.errors import ConfigInvalid
 
 def init(
     config_file: Annotated[Path, typer.Argument(help="The round's TOML file; it is made if there is none.")],
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable."),
-    ],
+    settings: Settings,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Ask nothing: a new file has what --set says, else the defaults.")
     ] = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli_options import ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The keys that sign what nodes trust.", no_args_is_help=True, add_completion=False)
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 RootKeys = Annotated[
     list[Path],
-    typer.Option("--root-keys", default_factory=list, exists=True, help="A folder with root keys; repeatable."),
+    typer.Option(
+        "--root-keys",
+        default_factory=list,
+        show_default=False,
+        exists=True,
+        help="A folder with root keys; repeatable.",
+    ),
 ]
 PENDING = "pending.root.json"
 

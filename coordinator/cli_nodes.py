@@ -12,19 +12,14 @@ from urllib.parse import quote
 import typer
 
 from coordinator.asking import ask, read_store, stopped_line, stopped_since_ms
+from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 Node = Annotated[str, typer.Argument(help="The node's id, the beginning or end of it, or its name.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
 
 @app.command("list", epilog=EXIT_CODES)

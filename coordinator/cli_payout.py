@@ -10,11 +10,11 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli_options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
 
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 Number = Annotated[int, typer.Argument(min=1, help="The batch's number.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 under way: settle again later."
 
 REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")

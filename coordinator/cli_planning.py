@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli_options import AsJson, Settings
 from coordinator.config import Config, load
 from protocol.errors import NotFound, Unreachable
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from coordinator.sim.scenario import Scenario
 
 ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file: S, kappa and groups per update are its own.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 
 
 def _finite(value: float | None) -> float | None:
@@ -43,7 +41,6 @@ SpreadOption = Annotated[
 ]
 NodePrice = Annotated[float, _number("What a node costs an hour.")]
 LearnerPrice = Annotated[float, _number("What the learner costs an hour.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 
 
 def plan(

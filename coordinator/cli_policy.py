@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.publish import newest_version
 from protocol.errors import OutOfOrder
@@ -28,19 +29,13 @@ app = typer.Typer(
     add_completion=False,
 )
 
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 DIFFERS = 3
 
 PUBLICATION_S = 3600.0
 """Cutting, hashing and syncing the largest policies."""
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 Version = Annotated[int, typer.Argument(min=1, help="The version's number.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the order.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of them.")]
 
 

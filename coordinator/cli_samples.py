@@ -12,12 +12,12 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator import terminal
+from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.web.words import line, readable
 from protocol.errors import ConfigInvalid
@@ -27,18 +27,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Read what the nodes sampled.", no_args_is_help=True, add_completion=False)
 
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong."
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 Limit = Annotated[int, typer.Option(min=1, help="Most samples to show.")]
 Version = Annotated[int, typer.Option(min=0, help="Only those of this version; 0: of every version.")]
 Node = Annotated[str, typer.Option(help="Only those of this node: its id, the beginning or end of it, or its name.")]
 RewardMin = Annotated[float, typer.Option(help="Only rewards of this much or more.")]
 RewardMax = Annotated[float, typer.Option(help="Only rewards of this much or less.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 
 
 @app.command(epilog=EXIT_CODES)

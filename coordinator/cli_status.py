@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator import asking
+from coordinator.cli_options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import Unreachable
 
@@ -20,11 +21,9 @@ HELP_LINE = "Ctrl-C ends this view; the round goes on."
 
 
 def status(
-    config_file: Annotated[Path, typer.Argument(help="The round's TOML file.")],
-    settings: Annotated[
-        list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")] = False,
+    config_file: ConfigFile,
+    settings: Settings,
+    as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
 ) -> None:
     """Say where the round stands: whether the learner waits and why, then all the rest.

@@ -9,13 +9,12 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli_options import AsJson, Settings
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
 from protocol.tasks import BUILT_IN, environments
 
 app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything, for scripts.")]
 
 
 @app.command("list")
@@ -32,9 +31,7 @@ def list_tasks(as_json: AsJson = False) -> None:
 @app.command(epilog="Exit codes: 0 nothing is wrong, 1 something is, 2 a setting is wrong.")
 def check(
     source: Annotated[Path, typer.Argument(help="A round's TOML file, or a my_task.py.")],
-    settings: Annotated[
-        list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-    ],
+    settings: Settings,
     as_json: AsJson = False,
 ) -> None:
     """Find what is wrong with a task before a round is paid for: problems, lengths of prompts, rewards.

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import sqlalchemy as sa
 import typer
 
+from coordinator.cli_options import ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from coordinator.state import Database
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
-Settings = Annotated[
-    list[str], typer.Option("--set", default_factory=list, help="section.key=value on top of the file; repeatable.")
-]
 
 OTHERS = sa.text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "

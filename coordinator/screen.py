@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator import overview
+from coordinator.logs import Lines
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def for_launch() -> Show | None:
 def below_log(console: Console, *, every_s: float = DRAW_EVERY_S) -> Show:
     """A task that draws until it is cancelled; log lines go above the panel from now on."""
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(Lines("%(message)s"))
     logging.getLogger().handlers[:] = [handler]
 
     async def draw(look: Look) -> None:

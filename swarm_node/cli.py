@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
-from swarm_node import cli_agent, cli_appeal, cli_doctor, cli_join, cli_keys, cli_ledger
+from swarm_node import cli_agent, cli_appeal, cli_doctor, cli_join, cli_keys, cli_ledger, locks
 from swarm_node.cli_ledger import DEFAULT_HOME
 from swarm_node.cli_options import (
     Device,
@@ -165,6 +165,8 @@ def run_engine(context: typer.Context) -> None:
 def main() -> None:
     """Run a command; a named error becomes one line and an exit code."""
     try:
+        if "--help" not in sys.argv:
+            locks.require()
         app()
     except KeyboardInterrupt:  # before the program could take the signal itself
         sys.exit(130)

@@ -4,7 +4,6 @@
 - A round is named by its join string: where its files are, and which root they must lead back to.
 """
 
-import fcntl
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid
+from swarm_node import locks
 
 if TYPE_CHECKING:
     from ledger.witness import Witnesses
@@ -30,7 +30,12 @@ JoinText = Annotated[str, typer.Argument(help="The round's join string: http://h
 AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and no progress.")]
 WitnessKeys = Annotated[
     list[str],
-    typer.Option("--witness", default_factory=list, help="Key of a witness; repeatable. See `ledger witness`."),
+    typer.Option(
+        "--witness",
+        default_factory=list,
+        show_default=False,
+        help="Key of a witness; repeatable. See `ledger witness`.",
+    ),
 ]
 Quorum = Annotated[int | None, typer.Option(min=0, help="How many of the witnesses must have signed; else all.")]
 EXIT_CODES = "Exit codes: 0 proved, 1 not proved, 2 wrong usage."
@@ -216,11 +221,8 @@ def _typed() -> Iterator[None]:
 def _alone(folder: Path) -> Iterator[None]:
     """Two at once, each after what was seen before, could vouch for two histories."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.") from None
+    taken = ConfigInvalid(f"Another witness is at work in {folder}.", hint="Wait for it to end.")
+    with locks.held(folder / "lock", taken):
         yield
 
 

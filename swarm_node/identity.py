@@ -1,6 +1,5 @@
 """The node's key: made once, readable by its owner only, and the same for HTTP, libp2p and the ledger."""
 
-import fcntl
 import os
 import secrets
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
+from swarm_node import locks
 from swarm_node.disk import full_disk_named, sync_folder
 
 FILE = "node.key"
@@ -37,13 +37,8 @@ def load_or_create(path: Path) -> Identity:
 @contextmanager
 def only_agent(home: Path) -> Iterator[None]:
     """Nobody else uses this home until the end."""
-    with (home / "agent.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigInvalid(
-                f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home."
-            ) from None
+    taken = ConfigInvalid(f"Another agent is running in {home}.", hint="Stop it, or give this one its own --home.")
+    with locks.held(home / "agent.lock", taken):
         yield
 
 

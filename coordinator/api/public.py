@@ -10,7 +10,7 @@ from aiohttp import web
 
 from coordinator import publish, standings, summary
 from coordinator.api.http import ROUND, reply
-from coordinator.api.shared import Shared
+from coordinator.api.snapshot import Snapshot
 from coordinator.mirror import IMMUTABLE
 from coordinator.round import now_ms
 from ledger import store
@@ -20,40 +20,45 @@ from protocol.origin import chunk_path, may_change
 
 routes = web.RouteTableDef()
 
-LEADERBOARD = web.AppKey("leaderboard", Shared[bytes])
-STATUS = web.AppKey("status", Shared[bytes])
-BROADCAST = web.AppKey("broadcast", Shared[bytes])
+LEADERBOARD = web.AppKey("leaderboard", Snapshot[bytes])
+STATUS = web.AppKey("status", Snapshot[bytes])
+BROADCAST = web.AppKey("broadcast", Snapshot[bytes])
+
+FRESH_S = 0.5
+"""How old data may be: scripts look every few seconds, and nodes take nothing from it."""
 
 
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
     """Who earned what, by the first `ledger_size` entries of the ledger, and how much each owner is trusted."""
 
-    return _json(await request.app[LEADERBOARD].get())
+    return await _shared(request, LEADERBOARD)
 
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
     """Where the round stands, and whether the learner waits and why."""
-    return _json(await request.app[STATUS].get())
+    return await _shared(request, STATUS)
 
 
 @routes.get("/v1/broadcast")
 async def broadcast(request: web.Request) -> web.Response:
     """How the last version spread, node by node."""
-    return _json(await request.app[BROADCAST].get())
+    return await _shared(request, BROADCAST)
 
 
 def share(app: web.Application) -> None:
     """Compute what everybody looks at once for all who ask, and beside the writer; as the bytes that are sent."""
     here = app[ROUND]
 
-    def shared(look: Callable[[sa.Connection, int], dict[str, Any]]) -> Shared[bytes]:
+    def shared(look: Callable[[sa.Connection, int], dict[str, Any]]) -> Snapshot[bytes]:
         def read(connection: sa.Connection) -> bytes:
             moment_ms = now_ms()
             return json.dumps({"as_of_ms": moment_ms} | look(connection, moment_ms - here.silent_after_ms)).encode()
 
-        return Shared(lambda: here.database.read(read))
+        made = Snapshot(lambda: here.database.read(read), fresh_s=FRESH_S, shown_at_most_s=FRESH_S)
+        app.on_cleanup.append(lambda _app: made.close())
+        return made
 
     app[LEADERBOARD] = shared(
         lambda conn, _: {
@@ -69,7 +74,8 @@ def share(app: web.Application) -> None:
     app[BROADCAST] = shared(lambda conn, alive_since_ms: summary.broadcast(conn, alive_since_ms=alive_since_ms))
 
 
-def _json(body: bytes) -> web.Response:
+async def _shared(request: web.Request, key: web.AppKey[Snapshot[bytes]]) -> web.Response:
+    body = (await request.app[key].get()).figures
     return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
 

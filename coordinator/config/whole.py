@@ -18,6 +18,7 @@ from coordinator.config.sampling import SamplingSection, StalenessSection
 from coordinator.config.section import Section
 from coordinator.config.selection import SelectionSection
 from coordinator.config.task import DataSection, RewardSection, TaskSection
+from protocol.tasks import BUILT_IN
 
 
 class Config(Section):
@@ -48,6 +49,14 @@ class Config(Section):
     @classmethod
     def _takes_its_mode(cls, table: Any) -> Any:
         return with_mode(table)
+
+    @model_validator(mode="after")
+    def _is_judged_once(self) -> "Config":
+        if self.reward.functions and self.task.name in BUILT_IN:
+            raise ValueError(
+                f"task {self.task.name} judges by itself; reward.functions are for data, math, reasoning-gym and files"
+            )
+        return self
 
     @property
     def state(self) -> Path | str:

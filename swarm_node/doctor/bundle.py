@@ -36,8 +36,8 @@ def write(target: Path, home: Path, findings: list[Finding], *, join: JoinString
     secrets = known(home, join.url if join else "")
     texts = {
         "findings.json": json.dumps([finding.to_json() for finding in findings], indent=1, ensure_ascii=False),
-        "system.json": json.dumps(_system(), indent=1),
-        "stopped.json": json.dumps(stopped.last(home), indent=1),
+        "system.json": json.dumps(_system(), indent=1, ensure_ascii=False),
+        "stopped.json": json.dumps(stopped.last(home), indent=1, ensure_ascii=False),
         "limits.toml": _text(home / settings.FILE),
         "README.txt": "Made by `swarm-node doctor --bundle`. Keys, addresses, names and paths were taken out.\n",
     }

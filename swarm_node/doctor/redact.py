@@ -5,17 +5,19 @@
 """
 
 import getpass
+import json
 import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 _PATTERNS = (
     (r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+", "<url>"),
     (r"[\w.+-]+@[\w-]+(\.[\w-]+)+", "<email>"),
+    (r"(?<=/)(dns[46]?|dnsaddr)/[^/\s\"',;]+", r"<host>"),
     (r"\b12D3Koo[1-9A-HJ-NP-Za-km-z]{20,}\b", "<node>"),
     (r"\b[0-9a-fA-F]{32,}\b", "<hex>"),
     (r"(?<![\w.])\d{1,3}(\.\d{1,3}){3}(?![\w.])(:\d+)?", "<address>"),
@@ -25,6 +27,9 @@ _PATTERNS = (
     (r"[A-Za-z]:\\+Users\\+[^\s\"':,;()]*", "<home>"),
     (r"\b(?!localhost\b)[\w-]+(\.[\w-]+)*\.(local|lan|home|internal|fritz\.box)\b", "<host>"),
 )
+
+_ESCAPE = re.compile(r"\\(?:u00|x)([2-7][0-9a-fA-F])")
+"""How ASCII is escaped that needs no escape: an address must not hide behind it."""
 
 _TIME = re.compile(r"^\d{1,2}:\d{2}:\d{2}$")
 
@@ -39,7 +44,15 @@ def known(home: Path, url: str = "") -> dict[str, str]:
     for path in home.glob("**/*.key"):
         seed = path.read_text(errors="replace").strip()
         found[seed] = "<key>"
-    return {secret: mark for secret, mark in found.items() if len(secret) >= 3}
+    named = {secret: mark for secret, mark in found.items() if len(secret) >= 3}
+    return {form: mark for secret, mark in named.items() for form in _written(secret)}
+
+
+def _written(secret: str) -> set[str]:
+    """As it is, and as JSON, Python, bytes and addresses write what is not ASCII."""
+    data = secret.encode(errors="surrogateescape")
+    forms = {secret, json.dumps(secret)[1:-1], ascii(secret)[1:-1], ascii(data)[2:-1], quote(data)}
+    return forms | {form.lower() for form in forms}
 
 
 def redact(text: str, secrets: Mapping[str, str]) -> str:
@@ -51,9 +64,15 @@ def redact(text: str, secrets: Mapping[str, str]) -> str:
             )
         else:
             text = text.replace(secret, secrets[secret])
+    text = _ESCAPE.sub(_unescaped, text)
     for pattern, mark in _PATTERNS:
         text = re.sub(pattern, partial(_marked, mark), text)
     return text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    sign = chr(int(match[1], 16))
+    return match[0] if sign in '"\\\x7f' else sign
 
 
 def _marked(mark: str, match: re.Match[str]) -> str:

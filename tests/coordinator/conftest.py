@@ -7,7 +7,7 @@ import pytest
 
 from tests.coordinator.world import World
 
-ON_BOTH = ("test_leases", "test_intake", "test_batches")
+ON_BOTH = ("test_leases", "test_intake", "test_batches", "test_appeals")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -106,6 +106,11 @@ def test_a_value_out_of_range_is_refused_with_its_place(setting: str) -> None:
         assert setting.partition("=")[0] in str(caught.value)
 
 
+def test_rewards_of_a_task_that_judges_by_itself_are_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="arithmetic judges by itself"):
+        load(None, ['reward.functions="exact"'])
+
+
 def test_publishing_too_rarely_for_the_bound_is_refused() -> None:
     load(None, ["staleness.max_updates=2", "staleness.publish_every=3"])
     with pytest.raises(ConfigInvalid, match="publish_every = 4"):

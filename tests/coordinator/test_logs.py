@@ -40,7 +40,10 @@ def test_for_machines_every_line_is_an_object_whatever_was_said() -> None:
 
 def test_for_people_it_is_text() -> None:
     lines = written()
-    assert "INFO two" in lines[0]
+    assert lines[0].endswith(r"INFO two\nlines of a node")
+    assert lines[1].endswith("ERROR failed")
+    assert all(line.startswith("    | ") for line in lines[2:])
+    assert "ZeroDivisionError" in lines[-1]
     with pytest.raises(json.JSONDecodeError):
         json.loads(lines[0])
     assert not any("noise" in line for line in lines)

@@ -123,6 +123,18 @@ def test_every_command_and_option_is_documented_and_every_documented_one_exists(
     report([f"{COMMANDS}: {problem}" for problem in problems])
 
 
+def test_no_help_shows_a_default_that_only_python_understands() -> None:
+    """A default that is made anew for each call is told as the name of its class."""
+    wrong = [
+        f"{name}: {option.opts[-1]} has the default {option.default}"
+        for program in PROGRAMS
+        for name, command in commands_of(program).items()
+        for option in command.params
+        if callable(option.default) and option.show_default
+    ]
+    report(wrong)
+
+
 def prefixes(words: list[str]) -> Iterator[list[str]]:
     """Every proper beginning of a list."""
     yield from (words[:count] for count in range(1, len(words)))

@@ -17,7 +17,7 @@ from tests.web.browser import Browser, open_browser
 
 PICTURES = ROOT / "docs" / "img"
 CONFIG = ROOT / "examples" / "demo.toml"
-DESKTOP, PHONE = {"width": 1000, "height": 640}, {"width": 360, "height": 640}
+DESKTOP, SHORT, PHONE = {"width": 1000, "height": 640}, {"width": 1000, "height": 400}, {"width": 360, "height": 640}
 
 
 async def main(folder: Path) -> None:
@@ -48,6 +48,10 @@ async def _take(browser: Browser, home: str) -> None:
             ("board-phone", "/", PHONE, True),
             ("training", "/training", DESKTOP | {"height": 1000}, True),
             ("node", node, DESKTOP, False),
+            ("owners", "/?view=owners", SHORT, True),
+            ("days", "/?view=days", SHORT, False),
+            ("ledger", "/entries/0", SHORT, True),
+            ("training-phone", "/training", PHONE, False),
         ):
             await tab.open(f"{home}{path}", dark=dark, **size)
             if name == "node":

@@ -5,6 +5,7 @@ import json
 import socket
 import zipfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -13,7 +14,7 @@ from swarm_node import identity
 from swarm_node.allowance import settings
 from swarm_node.control import stopped
 from swarm_node.doctor import bundle
-from swarm_node.doctor.redact import redact
+from swarm_node.doctor.redact import known, redact
 from swarm_node.doctor.report import fail, ok
 from swarm_node.join_string import JoinString
 
@@ -28,6 +29,8 @@ SECRETS = (
     "C:\\Users\\alice",
     "aa:bb:cc:dd:ee:ff",
     "alices-laptop.fritz.box",
+    "/dns4/mallory.secret.example/tcp/4001",
+    "/dnsaddr/bootstrap.secret.example",
     "12D3KooWQ1j1Zbq3C4v6sD5fYz7h8K9mNpRtUvWxYzAbCdEfGhJk",
 )
 
@@ -60,6 +63,32 @@ def test_nothing_that_names_the_owner_is_in_a_bundle(tmp_path: Path) -> None:
     assert "There is no room below" in text
     assert "22:00-07:00" in text
     assert '"libp2p"' in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\u0032\u0030\u0033.0.113.77 refused",
+        r"203\u002e0\u002e113\u002e77",
+        r"b'203\x2e0\x2e113\x2e77'",
+        r"http:\u002f\u002fcoordinator.secret.example",
+        r"[\u0032001:db8::dead:beef]:443",
+        "/ip4/203.0.113.77/tcp/4001 and /dns6/coordinator.secret.example/udp/1/quic",
+    ],
+)
+def test_an_address_does_not_hide_behind_escapes_or_in_a_multiaddress(text: str) -> None:
+    shown = redact(text, {})
+    assert "113" not in shown
+    assert "secret" not in shown
+    assert "dead" not in shown
+
+
+def test_names_that_are_not_ascii_are_found_however_they_are_written(tmp_path: Path) -> None:
+    home = tmp_path / "Jürgens Rechner"
+    secrets = known(home)
+    for form in (str(home), json.dumps(str(home)), ascii(str(home)), repr(str(home).encode()), quote(str(home))):
+        shown = redact(f"there is no {form}", secrets)
+        assert "rgens" not in shown, form
 
 
 def test_what_helps_is_kept(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.api.shared import Shared
+from coordinator.api.snapshot import Snapshot
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,36 +27,40 @@ class Counted:
 
 async def test_a_thousand_who_ask_at_once_cost_one_computation() -> None:
     counted = Counted()
-    shared = Shared(counted.compute)
-    asked = [asyncio.create_task(shared.get()) for _ in range(1000)]
+    answers = Snapshot(counted.compute)
+    asked = [asyncio.create_task(answers.get()) for _ in range(1000)]
     await asyncio.sleep(0)
     counted.may.set()
-    assert set(await asyncio.gather(*asked)) == {1}
+    assert {moment.figures for moment in await asyncio.gather(*asked)} == {1}
 
 
 async def test_an_answer_that_is_too_old_is_computed_anew() -> None:
     counted = Counted()
     counted.may.set()
-    shared = Shared(counted.compute, keep_s=0.0)
-    assert [await shared.get(), await shared.get()] == [1, 2]
+    now_s = [0.0]
+    answers = Snapshot(counted.compute, fresh_s=1.0, shown_at_most_s=1.0, clock=lambda: now_s[0])
+    found = []
+    for now_s[0] in (0.0, 0.9, 5.0):
+        found.append((await answers.get()).figures)
+    assert found == [1, 1, 2]
 
 
-async def test_who_hangs_up_while_computing_leaves_the_answer_to_the_next() -> None:
+async def test_who_hangs_up_while_computing_costs_the_others_nothing() -> None:
     counted = Counted()
-    shared = Shared(counted.compute)
-    first, second = (asyncio.create_task(shared.get()) for _ in range(2))
+    answers = Snapshot(counted.compute)
+    first, second = (asyncio.create_task(answers.get()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     counted.may.set()
-    assert await second == 2
+    assert (await second).figures == 1
 
 
 async def test_a_failure_is_not_kept() -> None:
     counted = Counted()
     counted.may.set()
     counted.fails = True
-    shared = Shared(counted.compute)
+    answers = Snapshot(counted.compute)
     with pytest.raises(KeyError):
-        await shared.get()
+        await answers.get()
     counted.fails = False
-    assert await shared.get() == 2
+    assert (await answers.get()).figures == 2

@@ -13,8 +13,17 @@ from string import ascii_letters
 
 from bench.learning.teacher import spells_carelessly, taught
 from bench.learning.trial import Trial
+from coordinator.learner.embedded import DEFAULT_SHAPE, Shape
+from coordinator.learner.playing import STEPS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SMALL = Shape(hidden=64, layers=2, heads=4, intermediate=256)
+"""A tenth of the demo's: Leduc has 288 situations."""
+
+MIDDLE = Shape(hidden=96, layers=3, heads=4, intermediate=384)
+
+PURPOSEFUL_STEPS = 3 * STEPS
 
 COUNTED = 500
 """Held-out problems that are decoded greedily: a standard error of two points at most."""
@@ -43,6 +52,7 @@ class Subject:
     """Of every seed, where groups are fresh."""
     rises: bool = True
     """Whether more of the figure is better."""
+    shape: Shape = DEFAULT_SHAPE
     words: tuple[str, ...] = ()
     """What the policy's tokenizer knows as tokens of their own, where the task does not say that itself."""
     begin: Callable[[Trial], object] = Trial.warm_start
@@ -62,6 +72,11 @@ def _exploitable(trial: Trial) -> float:
 
 def _solved(trial: Trial) -> float:
     return 100 * fmean(reward.components["solved"] for reward in trial.held_out(ROOMS))
+
+
+def _walks_with_purpose(trial: Trial) -> None:
+    """Longer imitation than a round's: until the way to the target, one time in four, is more than a walk about."""
+    trial.imitate_play(PURPOSEFUL_STEPS)
 
 
 SUBJECTS = (
@@ -101,26 +116,43 @@ SUBJECTS = (
     Subject(
         name="leduc",
         example="leduc.toml",
-        settings=("sampling.samples_per_group=16",),
-        updates=60,
-        every=10,
+        settings=(
+            "sampling.samples_per_group=16",
+            "learner.learning_rate=1e-3",
+            "learner.warmup_updates=5",
+            "learner.schedule=linear",
+            "objective.scale_rewards=batch",
+            "objective.beta=0.1",
+            'task.parameters={opponent="mixed", turn_tokens_max=4}',
+        ),
+        updates=24,
+        every=6,
         figure="exploitability",
         unit="chips per hand",
         top=2.5,
         measure=_exploitable,
-        gain_wanted=0.5,
+        gain_wanted=0.2,
         rises=False,
+        shape=SMALL,
     ),
     Subject(
         name="sokoban",
         example="sokoban.toml",
-        settings=(),
-        updates=60,
+        settings=(
+            "task.parameters={boxes=1, pulls=3, turns=2, moves=4, turn_tokens_max=6}",
+            "sampling.max_new_tokens=60",
+            "sampling.samples_per_group=8",
+            "learner.learning_rate=1e-3",
+            "learner.warmup_updates=5",
+        ),
+        updates=40,
         every=10,
         figure="held-out rooms solved",
         unit="%",
         top=100,
         measure=_solved,
+        begin=_walks_with_purpose,
+        shape=MIDDLE,
         gain_wanted=5,
     ),
 )

@@ -14,7 +14,10 @@ from bench.learning.cells import OBJECTIVES, Cell
 from bench.learning.subjects import EXAMPLES, Subject
 from bench.learning.trial import Trial
 from coordinator.config import Config, load
+from coordinator.data.importing import needs_data
+from coordinator.data.task import open_task
 from coordinator.learner.embedded import make_policy
+from protocol.tasks import Episodes
 
 
 def settings(subject: Subject, cell: Cell, *, folder: Path = Path("round"), model: Path | None = None) -> Config:
@@ -38,10 +41,11 @@ def start_of(subject: Subject, seed: int, starts: Path) -> Path:
         return kept
     with tempfile.TemporaryDirectory() as scratch:
         raw, first = Path(scratch) / "raw", Cell(subject.name, 0, "corrected", seed, 1)
-        if subject.words:
-            make_policy(raw, seed=seed, words=subject.words)
-        model = raw if subject.words else None
-        trial = Trial(settings(subject, first, folder=Path(scratch) / "round", model=model), delay=0)
+        config = settings(subject, first, folder=Path(scratch) / "round", model=raw)
+        task = None if needs_data(config) else open_task(config)
+        words = task.environment.words if isinstance(task, Episodes) else subject.words
+        make_policy(raw, seed=seed, shape=subject.shape, words=words)
+        trial = Trial(config, delay=0)
         subject.begin(trial)
         starts.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=starts))

@@ -16,6 +16,7 @@ from coordinator.config import Config
 from coordinator.data.importing import FOLDER, make_copy, needs_data
 from coordinator.data.kinds import functions_of
 from coordinator.data.task import open_task
+from coordinator.learner import playing
 from coordinator.learner.crew import Crew
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import Step
@@ -26,7 +27,7 @@ from coordinator.rewards import functions
 from coordinator.rewards.functions import Job
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_tokens, unpack_tokens
-from protocol.tasks import Problem, Reward
+from protocol.tasks import Episodes, Problem, Reward
 from protocol.transcript import Player, Sampled, replay
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
@@ -61,6 +62,13 @@ class Trial:
     def warm_start(self) -> None:
         """The short supervised start of a round; its version 0."""
         self.crew.warm_start(lambda *_: None)
+        self.publish()
+
+    def imitate_play(self, steps: int) -> None:
+        """The same for a game, with so many steps."""
+        assert isinstance(self.task, Episodes)
+        frame, model = self.text.framed(self.task.game(0)), self.crew.policy.model
+        playing.warm_start(model, self.task, frame, self.text.codec, self.end, lambda *_: None, steps=steps)
         self.publish()
 
     def generate(self) -> list[TrainingGroup]:

@@ -5,9 +5,10 @@
 - Parameters are the environment's, and three more: `turn_tokens_max`, `chat` and `held_out`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from protocol.errors import UnknownTask
 from protocol.tasks import chance
@@ -22,6 +23,29 @@ HELD_OUT = 200
 TURN_TOKENS_MAX = 64
 
 _OF_PART: dict[int, Split] = {0: "held_out", 1: "validation"}
+
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made(Sequence[Item], Generic[Item]):
+    """Items that are made when asked for: to find one room of a split, about ten are built."""
+
+    length: int
+    make: Callable[[int], Item]
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        chosen = range(self.length)[index]
+        return self.make(chosen) if isinstance(chosen, int) else [self.make(each) for each in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +78,14 @@ class Episodes:
 
     def games(self, split: Literal["validation", "held_out"]) -> Sequence[Game]:
         """Those of a split that is not trained on."""
-        return [self._game(split, index) for index in range(self.held_out)]
+        return _Made(self.held_out, partial(self._game, split))
 
     def problem(self, index: int) -> Problem:
         return self._problem(self.game(index))
 
     def problems(self, split: Literal["validation", "held_out"]) -> Sequence[Problem]:
-        return [self._problem(game) for game in self.games(split)]
+        games = self.games(split)
+        return _Made(len(games), lambda index: self._problem(games[index]))
 
     def reward(self, problem: Problem, completion: str) -> Reward:
         """What the game comes to whose first turn this is, and whose player then gives up."""

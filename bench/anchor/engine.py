@@ -8,9 +8,8 @@
 import argparse
 import time
 from collections.abc import Collection
-from random import Random
 
-from coordinator.sim.scenario import around
+from bench.anchor.setting import paced_s
 from swarm_node.engine import child
 from swarm_node.engine.engine import Answered
 from swarm_node.engine.messages import GroupDone, Measured, Request
@@ -23,9 +22,9 @@ LOOK_S = 0.02
 class PacedEngine(TorchEngine):
     """Samples at once, and answers in its own time."""
 
-    def __init__(self, group_s: float, spread: float, at_once: int) -> None:
+    def __init__(self, group_s: float, at_once: int) -> None:
         super().__init__(device="cpu")
-        self._group_s, self._spread, self._at_once = group_s, spread, at_once
+        self._group_s, self._at_once = group_s, at_once
         self._due: dict[str, tuple[float, float]] = {}
         """Request → when it began, and when it ends."""
         self._done: list[GroupDone] = []
@@ -39,7 +38,7 @@ class PacedEngine(TorchEngine):
     def add(self, request: Request) -> None:
         super().add(request)
         now_s = time.monotonic()
-        took_s = around(Random(request.seed), self._group_s, self._spread)
+        took_s = paced_s(request.seed, self._group_s)
         self._due[request.request_id] = now_s, now_s + took_s
         self._paced_s += took_s / self._at_once
 
@@ -77,10 +76,9 @@ def main() -> None:
     """Run as the engine child of a node."""
     parser = argparse.ArgumentParser(prog="bench.anchor.engine")
     parser.add_argument("--group-s", type=float, required=True)
-    parser.add_argument("--spread", type=float, required=True)
     parser.add_argument("--at-once", type=int, required=True)
     own = parser.parse_args()
-    child.ENGINES["paced"] = lambda _options: PacedEngine(own.group_s, own.spread, own.at_once)
+    child.ENGINES["paced"] = lambda _options: PacedEngine(own.group_s, own.at_once)
     child.main(["--engine", "paced"])
 
 

@@ -1,6 +1,6 @@
 """`swarm-node join` with the paced engine in the place of torch; everything else is the shipped node.
 
-`python -m bench.anchor.node '--group-s 9 --spread 0.3 --at-once 2' JOIN_STRING OPTIONS …`
+`python -m bench.anchor.node '--group-s 9 --at-once 2' JOIN_STRING OPTIONS …`
 """
 
 import shlex

@@ -13,7 +13,7 @@ from bench.broadcast.cells import MBIT, Link
 from bench.broadcast.contender import SOURCE
 from coordinator.config import Config, parse
 from coordinator.sim.machines import Node, make_node
-from coordinator.sim.scenario import Admission, Links, Pool, Scenario, scenario_of
+from coordinator.sim.scenario import Admission, Links, Pool, Scenario, around, scenario_of
 
 MACHINES = 4
 """The seed of the pool."""
@@ -81,11 +81,24 @@ def payload(links: Links) -> Links:
     return replace(links, **shares)
 
 
-def machines() -> list[Node]:
-    """New each time, since playing a round changes them; always the same ones."""
+def machines(answer_s: float = 0.0) -> list[Node]:
+    """New each time, since playing a round changes them; always the same ones, with this added to each group."""
     chance = Random(MACHINES)
     scenario = replace(Scenario(), pool=POOL, links=payload(LINKS))
-    return [make_node(number, scenario, chance) for number in range(NODES)]
+    drawn = [make_node(number, scenario, chance) for number in range(NODES)]
+    for node in drawn:
+        node.rate = node.hands / (group_s(node) + answer_s)
+    return drawn
+
+
+def group_s(node: Node) -> float:
+    """How long a machine samples a group of mean length."""
+    return node.hands / node.rate
+
+
+def paced_s(seed: int, mean_s: float) -> float:
+    """How long the paced engine takes for the group of a lease with this seed."""
+    return around(Random(seed), mean_s, POOL.length_spread)
 
 
 def links() -> dict[str, Link]:

@@ -1,29 +1,23 @@
-"""The real swarm: coordinator and learner at the source, a node with its engine in each machine's place, and its books.
+"""The real swarm: coordinator and learner at the source, a node with its engine in each machine's place.
 
 - The programs are the shipped ones but for the pace of engine and learner; links are capped by `bench.broadcast.net`.
 - Nodes join before the learner starts, so that nothing but the first version is fetched by newcomers.
-- Everything is read from the store when the round is over: the learner's waits and work, the ages of groups, what was
-  in vain, and when each version was in each engine.
 """
 
 import json
-import re
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-from bench.anchor.setting import AT_ONCE, POOL, TRAIN_S, Case, links, machines
+from bench.anchor.books import Measured, measured
+from bench.anchor.setting import AT_ONCE, TRAIN_S, Case, group_s, links, machines
 from bench.broadcast.contender import PAYLOAD, SOURCE
 from bench.broadcast.net import Net
 from bench.broadcast.program import Line, Program, script
 from coordinator.sim.machines import Node
-from coordinator.sim.report import WARM_UP
 
 WARM_UP_POLICY = """
 import sys
@@ -37,30 +31,11 @@ print(start_of(demo, 0, Path(sys.argv[1])))
 """
 """In a process of its own: what it imports is large."""
 
-MILLI = 1000.0
-
 PATIENCE_S = 600.0
 """Until all have joined: eight programs and their engines start at once, and the machine may have other work."""
 
 SLOWEST_UPDATE_S = 120.0
 """An update that takes longer than this will never end."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One round as its store tells it, once its pipeline was full."""
-
-    train_s: float
-    """From a batch until the next one is asked for, saving and publishing included."""
-    size_mb: float
-    load_s: float
-    step_s: float
-    bubble: float
-    broadcast_s: float
-    """From a publication until half of the nodes had it in their engines, in the median."""
-    discarded_share: float
-    age_mean: float
-    cost_per_update: float
 
 
 def make_policy(folder: Path) -> Path:
@@ -96,44 +71,8 @@ def play(case: Case, policy: Path, folder: Path) -> Measured:
         return measured(round_folder / "state.db", weights.stat().st_size, logs)
 
 
-def measured(store: Path, size_bytes: int, logs: Sequence[Path]) -> Measured:
-    """What a finished round's store says."""
-    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-        batches = connection.execute("SELECT formed_ms, idle_s, busy_s FROM batches ORDER BY batch").fetchall()
-        (trained,), *_ = connection.execute("SELECT count(*) FROM rollouts WHERE batch IS NOT NULL")
-        (age_mean,), *_ = connection.execute(
-            "SELECT avg(batch - 1 - policy_update) FROM rollouts WHERE batch > ?", [int(WARM_UP * len(batches))]
-        )
-        (stale,), *_ = connection.execute("SELECT count(*) FROM rollouts WHERE state IN ('stale', 'surplus')")
-        (refused,), *_ = connection.execute("SELECT count(*) FROM leases WHERE state IN ('rejected', 'expired')")
-        reached = connection.execute(
-            "SELECT b.version, b.loaded_ms - v.published_ms FROM broadcasts b JOIN versions v USING (version) "
-            "WHERE b.loaded_ms IS NOT NULL AND v.policy_update > 0 ORDER BY 2"
-        ).fetchall()
-    done = batches[int(WARM_UP * len(batches)) :]
-    idle_s, busy_s = (sum(row[column] for row in done[1:]) for column in (1, 2))
-    step_s = (done[-1][0] - done[0][0]) / MILLI / (len(done) - 1)
-    arrived: dict[int, list[float]] = {}
-    for version, after_ms in reached:
-        arrived.setdefault(version, []).append(after_ms / MILLI)
-    halves = [seconds[half] for seconds in arrived.values() if len(seconds) > (half := (POOL.nodes + 1) // 2 - 1)]
-    loads = [float(said) for log in logs for said in re.findall(r"version loaded .*seconds=([\d.]+)", log.read_text())]
-    hourly = Case("visible", 1).scenario().learner_price_per_hour + 3600 * sum(node.cost for node in machines())
-    return Measured(
-        train_s=busy_s / (len(done) - 1),
-        size_mb=size_bytes / 1e6,
-        load_s=median(loads),
-        step_s=step_s,
-        bubble=idle_s / (idle_s + busy_s),
-        broadcast_s=median(halves),
-        discarded_share=(stale + refused) / (stale + refused + trained),
-        age_mean=age_mean,
-        cost_per_update=hourly * step_s / 3600,
-    )
-
-
 def _joining(node: Node, join_string: str, net: Net, folder: Path) -> list[str]:
-    pace = f"--group-s {node.hands / node.rate} --spread {POOL.length_spread} --at-once {AT_ONCE}"
+    pace = f"--group-s {group_s(node)} --at-once {AT_ONCE}"
     options = ["--home", str(folder / "homes" / node.name), "--name", node.name, "--groups", str(AT_ONCE)]
     options += ["--listen", f"{net.address(node.name)}:4001", "--json"]
     return [sys.executable, "-P", "-m", "bench.anchor.node", pace, join_string, *options]

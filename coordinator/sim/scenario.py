@@ -30,6 +30,8 @@ class Links:
     """Sigma of a log-normal, for each direction of each node."""
     load_s: float = 0.0
     """From the last byte to the first token."""
+    hear_s: float = 0.0
+    """From publication until nodes begin to fetch."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,11 @@ class Scenario:
             return self.broadcast_s
         one = NodeLinks("", up=links.node_up_mbit * BYTES_PER_MBIT, down=links.node_mbit * BYTES_PER_MBIT)
         everybody = [one] * self.pool.nodes
-        return fluid_bound_s(1e6 * links.size_mb, links.source_mbit * BYTES_PER_MBIT, everybody) + links.load_s
+        return (
+            fluid_bound_s(1e6 * links.size_mb, links.source_mbit * BYTES_PER_MBIT, everybody)
+            + links.hear_s
+            + links.load_s
+        )
 
     @property
     def interval(self) -> int:

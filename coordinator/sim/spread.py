@@ -42,7 +42,7 @@ class Spread:
         """From publication, or from a newcomer's arrival, until the version is whole."""
         rate = min(self._rate or node.down, node.down)
         hops = self._hops.get(node.name, 1)
-        return (self._size_bytes + (hops - 1) * self._stripes * self._chunk_bytes) / rate
+        return self._links.hear_s + (self._size_bytes + (hops - 1) * self._stripes * self._chunk_bytes) / rate
 
 
 def depths(topology: Topology) -> dict[str, int]:

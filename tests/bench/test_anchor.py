@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.anchor.__main__ import foretold, rounds
+from bench.anchor.books import Measured
 from bench.anchor.engine import PacedEngine
-from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, PAYLOAD, Case, links, machines
-from bench.anchor.swarm import Measured
+from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, PAYLOAD, Case, group_s, links, machines, paced_s
 from bench.broadcast.contender import SOURCE
 from protocol.rollout import pack_tokens
 from swarm_node.engine.messages import GroupDone, Request
@@ -18,6 +18,8 @@ from tests.tiny_policy import make_tiny_policy
 FOUND = Measured(
     train_s=12.0,
     size_mb=4.4,
+    answer_s=0.4,
+    hear_s=0.5,
     load_s=0.5,
     step_s=19.0,
     bubble=0.3,
@@ -35,6 +37,8 @@ def test_both_swarms_have_the_same_machines_and_links() -> None:
         assert capped[node.name].up_bit_s == pytest.approx(8 * node.links.up / PAYLOAD)
         assert capped[node.name].down_bit_s == pytest.approx(8 * node.links.down / PAYLOAD)
         assert node.hands == AT_ONCE
+    slower = machines(answer_s=2.0)
+    assert [group_s(node) for node in slower] == pytest.approx([group_s(node) + 2.0 for node in machines()])
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS)
@@ -54,7 +58,7 @@ def test_a_round_that_is_recorded_is_not_played_again(tmp_path: Path) -> None:
 
 
 def test_a_group_is_handed_out_when_its_time_has_come_and_not_before(tmp_path: Path) -> None:
-    engine = PacedEngine(group_s=0.0, spread=0.0, at_once=1)
+    engine = PacedEngine(group_s=0.0, at_once=1)
     engine.load(make_tiny_policy(tmp_path / "policy"), 1)
     engine._group_s = 3600.0
     engine.add(_request("long"))
@@ -65,7 +69,7 @@ def test_a_group_is_handed_out_when_its_time_has_come_and_not_before(tmp_path: P
     assert engine.busy
     assert engine.cancel(["long", "unknown"]) == ["long"]
     assert not engine.busy
-    assert engine.measured().decode_s == 3600.0
+    assert engine.measured().decode_s == pytest.approx(paced_s(1, 3600.0))
 
 
 def _request(name: str) -> Request:

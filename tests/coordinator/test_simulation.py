@@ -259,13 +259,13 @@ def test_what_the_learner_finds_too_old_is_counted_once() -> None:
 
 
 def test_a_chunk_crosses_each_hop_as_a_whole_at_the_pace_of_its_stripe() -> None:
-    links = Links(size_mb=4.0, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0)
+    links = Links(size_mb=4.0, source_mbit=6.0, node_mbit=6.0, node_up_mbit=3.0, hear_s=0.5)
     nodes = [draw_links(Random(0), f"node-{number}", links) for number in range(6)]
     spread, topology = Spread(links), plan(6.0 * BYTES_PER_MBIT, nodes)
     spread.publish(nodes)
     hops, chunk_s = max(depths(topology).values()), fitting_size(4_000_000) * topology.stripes / topology.rate
     assert hops > 1
-    assert max(map(spread.delay_s, nodes)) == pytest.approx(4e6 / topology.rate + (hops - 1) * chunk_s)
+    assert max(map(spread.delay_s, nodes)) == pytest.approx(0.5 + 4e6 / topology.rate + (hops - 1) * chunk_s)
 
 
 def test_a_mode_of_a_round_is_simulated_by_its_settings() -> None:

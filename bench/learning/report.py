@@ -1,6 +1,6 @@
 """What the trainings come to: a table, goals, and two plots for each task.
 
-- A task *keeps* of its gain at S = 0 what its gain at another S is of that, by means over the seeds.
+- A task *keeps* of its gain at S = 0 what its gain at another S is of that, by means over the seeds that both have.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,15 +51,17 @@ def _judge_one(subject: Subject, found: Found, bench: Bench) -> None:
     fresh = _gains(subject, found.of(subject.name, "corrected", 0))
     if not fresh:
         return
-    bench.goal(f"{subject.name}: gain of the worst seed at S = 0", min(fresh), at_least=subject.gain_wanted)
+    bench.goal(f"{subject.name}: gain of the worst seed at S = 0", min(fresh.values()), at_least=subject.gain_wanted)
     for age in NEAR:
-        if aged := _gains(subject, found.of(subject.name, "corrected", age)):
-            kept = fmean(aged) / fmean(fresh)
+        aged = _gains(subject, found.of(subject.name, "corrected", age))
+        if seeds := fresh.keys() & aged.keys():
+            kept = sum(aged[seed] for seed in seeds) / sum(fresh[seed] for seed in seeds)
             bench.goal(f"{subject.name}: share of the gain kept at S = {age}", kept, at_least=KEPT)
 
 
-def _gains(subject: Subject, cells: Sequence[Cell]) -> list[float]:
-    return [subject.gain(cell.before, cell.after) for cell in cells]
+def _gains(subject: Subject, cells: Sequence[Cell]) -> dict[int, float]:
+    """Seed → gain."""
+    return {cell.seed: subject.gain(cell.before, cell.after) for cell in cells}
 
 
 def draw(found: Found, folder: Path) -> None:

@@ -83,6 +83,12 @@ def test_a_gain_that_age_takes_away_is_told(tmp_path: Path) -> None:
     assert status == 1
 
 
+def test_a_seed_that_was_not_trained_at_an_age_says_nothing_about_it(tmp_path: Path) -> None:
+    fresh = [trained("arithmetic", "corrected", 0, seed, after) for seed, after in ((0, 70.0), (1, 30.0))]
+    met, _ = verdict([*fresh, trained("arithmetic", "corrected", 6, 0, 50.0)], tmp_path)
+    assert not met["arithmetic: share of the gain kept at S = 6"]
+
+
 def test_fresh_groups_are_the_same_for_both_objectives(tmp_path: Path) -> None:
     cells = [trained("sokoban", "corrected", 0, 0, 40.0), trained("sokoban", "plain", 11, 0, 20.0)]
     found = Found(cells)

@@ -39,7 +39,8 @@ def parse(table: dict[str, Any]) -> Config:
         keys = [str(part) for part in first["loc"]]
         if first["type"] == "extra_forbidden":
             raise ConfigInvalid(f"There is no setting {'.'.join(keys)}.", hint=_nearest(keys)) from None
-        raise ConfigInvalid(f"{'.'.join(keys)}: {first['msg']}.") from None
+        said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+        raise ConfigInvalid(f"{': '.join(filter(None, ['.'.join(keys), said]))}.") from None
 
 
 def _apply(table: dict[str, Any], setting: str) -> None:

@@ -107,7 +107,7 @@ def test_a_value_out_of_range_is_refused_with_its_place(setting: str) -> None:
 
 
 def test_rewards_of_a_task_that_judges_by_itself_are_refused() -> None:
-    with pytest.raises(ConfigInvalid, match="arithmetic judges by itself"):
+    with pytest.raises(ConfigInvalid, match=r"^task arithmetic judges by itself"):
         load(None, ['reward.functions="exact"'])
 
 

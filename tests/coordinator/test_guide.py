@@ -102,6 +102,7 @@ def test_a_place_that_cannot_be_written_is_named(elsewhere: Path) -> None:
 
 
 def test_whatever_is_chosen_is_read_back(elsewhere: Path) -> None:
-    settings = ["task.parameters={boxes = 1, free = true}", "reward.functions=['a.py:f', 'b.py:g']", "data.suffix=é\t"]
+    rewards = "reward.functions=['a.py:f', 'b.py:g']"
+    settings = ["task.name=data", "task.parameters={boxes = 1, free = true}", rewards, "data.suffix=é\t"]
     cli_init._write(elsewhere / "new.toml", settings)
     assert load(elsewhere / "new.toml", []) == load(None, settings)

@@ -25,6 +25,8 @@ from coordinator.children import script
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.05
+"""Between two looks at programs that tell nobody how far they are; far below a stage's seconds."""
+
 PATIENCE_S = 300.0
 STAGES = ("registered", "policy held", "first credit")
 

@@ -15,7 +15,7 @@ import typer
 from coordinator import overview
 from coordinator.cli_options import AsJson, ConfigFile, Settings
 from coordinator.config import load
-from protocol.errors import ConfigInvalid, NotFound
+from protocol.errors import ConfigInvalid, NotFound, Unreachable
 
 if TYPE_CHECKING:
     from coordinator.config import Config
@@ -26,6 +26,10 @@ app = typer.Typer(help="Measure versions on held-out problems.", no_args_is_help
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 the evaluation ended without all its problems."
 
 LOOK_S = 1.0
+"""How often to read the store, in which another process writes the result."""
+
+ENDS_WITHIN_S = 30.0
+"""A running coordinator ends an evaluation this soon after its patience."""
 
 EVALUATED: tuple[Literal["held_out", "validation"], ...] = ("held_out", "validation")
 
@@ -55,7 +59,7 @@ def run(
     with closing(_open(config)) as database:
         newest, _ = database.run_now(publish.newest_version)
         number = database.run_now(evaluations.begin, version or newest, split, size, terms, now_ms=now_ms())
-        found = _await(database, number) if wait else _one(database, number)
+        found = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
     typer.echo(json.dumps(found, indent=2) if as_json else overview.evaluation(found))
     if wait and found["state"] != "done":
         raise typer.Exit(3)
@@ -118,10 +122,16 @@ def _size(config: "Config", split: str) -> int:
     return size
 
 
-def _await(database: "Database", number: int) -> dict[str, Any]:
-    """The evaluation when it has ended; the coordinator ends it by itself after eval.patience_s."""
+def _await(database: "Database", number: int, patience_s: float) -> dict[str, Any]:
+    """The evaluation when it has ended; a coordinator that runs ends it by itself."""
+    deadline = time.monotonic() + patience_s + ENDS_WITHIN_S
     while (found := _one(database, number))["state"] == "running":
-        time.sleep(LOOK_S)
+        if time.monotonic() > deadline:
+            raise Unreachable(
+                f"Nobody has ended evaluation {number} in {patience_s:g} s.",
+                hint="Is the round running? It goes on with the evaluation when it is launched.",
+            )
+        time.sleep(LOOK_S)  # the store tells nobody of what changes
     return found
 
 

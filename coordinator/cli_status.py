@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WATCH_EVERY_S = 2.0
+"""Between two looks: a screen that is read by people, made of figures that rest a moment."""
+
 HELP_LINE = "Ctrl-C ends this view; the round goes on."
 
 

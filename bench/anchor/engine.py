@@ -50,7 +50,7 @@ class PacedEngine(TorchEngine):
             else:
                 said.append(answer)
         if not super().busy and not said:
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # the pace is played: the session asks again at once
         now_s = time.monotonic()
         for done in [done for done in self._done if self._due[done.request_id][1] <= now_s]:
             self._done.remove(done)

@@ -28,7 +28,7 @@ class PacedCrew(Crew):
     def train(self, groups: tuple[TrainingGroup, ...]) -> Step:
         ends_s = time.monotonic() + self.train_s
         step = super().train(groups)
-        time.sleep(max(0.0, ends_s - time.monotonic()))
+        time.sleep(max(0.0, ends_s - time.monotonic()))  # the pace is played, as on a slower device
         return step
 
 

@@ -32,6 +32,9 @@ print(start_of(demo, 0, Path(sys.argv[1])))
 """In a process of its own: what it imports is large."""
 
 PATIENCE_S = 600.0
+
+LOOK_S = 0.5
+"""Between two looks into a store that other processes write."""
 """Until all have joined: eight programs and their engines start at once, and the machine may have other work."""
 
 SLOWEST_UPDATE_S = 120.0
@@ -97,7 +100,7 @@ def _wait_for_nodes(store: Path, count: int, coordinator: Program) -> None:
             (here,), *_ = connection.execute("SELECT count(*) FROM nodes")
         if here == count:
             return
-        time.sleep(0.5)
+        time.sleep(LOOK_S)
     raise TimeoutError(f"{count} nodes did not join\n{coordinator.last_words()}")
 
 

@@ -25,6 +25,8 @@ START_CPU_S = 120
 """For importing what functions need; torch takes a tenth of it."""
 
 PARENT_CHECK_S = 0.5
+"""A thread looks so often for the parent, whose death no signal tells on every system."""
+
 REASON_MAX_CHARS = 400
 
 

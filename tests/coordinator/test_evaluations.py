@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator import evaluations, tables
+from coordinator import cli_eval, evaluations, tables
 from coordinator.audit.trust import Rules
 from coordinator.evaluations import EvaluationTerms
-from protocol.errors import NotFound, OutOfOrder
+from protocol.errors import NotFound, OutOfOrder, Unreachable
 from protocol.lease import Lease
 from protocol.messages import LeaseReply
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
@@ -275,6 +275,17 @@ def test_an_evaluation_ends_when_its_time_is_over(world: World) -> None:
     (row,) = shown(world)
     assert (row["state"], row["result"]) == ("void", None)
     assert not world.run(evaluations.is_running)
+
+
+def test_waiting_for_an_evaluation_that_no_coordinator_ends_has_an_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.join(1)
+    publish(world, 1, 0)
+    monkeypatch.setattr(cli_eval, "ENDS_WITHIN_S", -1.0)
+    with pytest.raises(Unreachable, match="Nobody has ended evaluation 1"):
+        cli_eval._await(world.database, 1, 0.0)
+    assert world.run(evaluations.is_running), "it goes on when the round is launched"
 
 
 def test_an_operator_may_ask_for_the_newest_version_only(world: World) -> None:

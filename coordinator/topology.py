@@ -9,6 +9,7 @@
 - All slots of all nodes together are at least N·K, one for each node and stripe; so the trees fit, and the last byte
   arrives at G/R plus the time that one chunk needs to pass down the deepest tree.
 - Good uploaders sit high: within a tree, wide nodes come before narrow ones, which makes it as flat as it can be.
+- What one node gives is spread evenly over all others, and less of the source's goes to those who pass on much.
 - A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over the connection
   that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
   / S`.
@@ -18,9 +19,10 @@
 The proof sketch, and how far real runs are from the bound, is in docs/broadcast.md.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 
 SOURCE = ""
 """The name of the root of every tree: the coordinator's own seeder."""
@@ -42,6 +44,12 @@ HELP_SHARE = 0.1
 
 HELP_FREELY_MAX = 16
 """In a swarm of so many, the source helps whoever asks: its children are nearly all there are."""
+
+COMPARED = 16
+"""Nodes that are compared before one of them is given a slot."""
+
+NARROW = 4
+"""A node that feeds so many times fewer in a tree than the widest need not sit high in it."""
 
 _RATE_STEPS = 50
 """Halvings in the search for R: more than a float has bits that matter here."""
@@ -120,10 +128,12 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
     source_slots = slots.pop(SOURCE)
     shares = _share_out(slots, source_slots, len(nodes), topology.dialable, stripes)
     used: dict[str, int] = dict.fromkeys(slots, 0)
+    given = _Given(slots)
     for stripe, fan_outs in enumerate(shares):
         wide = source_slots // stripes + (stripe < source_slots % stripes)
-        for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, topology.dialable):
+        for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, topology.dialable, given):
             topology.parents[child][stripe] = parent
+            given.note(parent, child)
             if parent != SOURCE:
                 used[parent] += 1
     whole = {node.name: min(int(stripes * node.up / rate), FAN_OUT_MAX) for node in relays}
@@ -235,14 +245,39 @@ def _deal(left: dict[str, int], room: list[int], shares: list[dict[str, int]], f
                 left[name] = 0
 
 
+class _Given:
+    """How many stripes each node gives to each other.
+
+    An uplink is shared equally by all that it feeds, so all of them should want as much of it; and less whoever has
+    much to pass on: what reaches it late reaches many late.
+    """
+
+    def __init__(self, slots: Mapping[str, int]) -> None:
+        self._slots, self._usual = slots, sum(slots.values()) / max(1, len(slots))
+        self._stripes: Counter[tuple[str, str]] = Counter()
+
+    def note(self, parent: str, child: str) -> None:
+        self._stripes[parent, child] += 1
+
+    def weight(self, parent: str, child: str) -> float:
+        return self._stripes[parent, child] * (self._usual + self._slots.get(child, 0))
+
+
 def _tree(
-    nodes: Sequence[NodeLinks], fan_outs: Mapping[str, int], wide: int, turn: float, dialable: Set[str]
+    nodes: Sequence[NodeLinks],
+    fan_outs: Mapping[str, int],
+    wide: int,
+    turn: float,
+    dialable: Set[str],
+    given: _Given,
 ) -> Iterable[tuple[str, str]]:
     """The edges (child, parent) of one stripe, the flattest first; `turn` says with whom among equals to begin."""
     start = int(turn * len(nodes))
+    widest = max(fan_outs.values(), default=0)
+    all_dialable = len(dialable) == len(nodes)  # else the shy leaves need all slots to be open before
+    narrow = [name for name in fan_outs if all_dialable and NARROW * fan_outs[name] <= widest]
     leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
-    leaves.sort(key=lambda name: name in dialable)  # those who cannot be dialled choose first
-    inner = sorted(fan_outs, key=lambda name: -fan_outs[name])
+    inner = sorted(fan_outs.keys() - narrow, key=lambda name: (-fan_outs[name], name))
     callers = deque(name for name in inner if name not in dialable)
     others = deque(name for name in inner if name in dialable)
     # Shy slots are for dialable children: if there are more than dialable leaves, others must hang there, too.
@@ -263,9 +298,26 @@ def _tree(
         else:
             yield child, open_slots.popleft() if open_slots else SOURCE
         (open_slots if is_open else shy_slots).extend([child] * fan_outs[child])
-    for child in leaves:
-        queue = shy_slots if shy_slots and child in dialable else open_slots
-        yield child, queue.popleft() if queue else SOURCE
+    shy_leaves = [name for name in leaves if name not in dialable]  # these choose first
+    yield from _hang(shy_leaves, fan_outs, [open_slots], given)
+    rest = [*narrow, *(name for name in leaves if name in dialable)]
+    yield from _hang(rest, fan_outs, [shy_slots, open_slots], given)
+
+
+def _hang(
+    names: Sequence[str], fan_outs: Mapping[str, int], queues: Sequence[deque[str]], given: _Given
+) -> Iterable[tuple[str, str]]:
+    """A slot for each node: of a few nodes the one that the slot's owner has given the least so far."""
+    later = iter(names)
+    few = list(islice(later, COMPARED))
+    while few:
+        parent = next((queue.popleft() for queue in queues if queue), SOURCE)
+        closes = not any(queues)  # nobody is left but those who bring slots along
+        child = min(few, key=lambda name: (closes and name not in fan_outs, given.weight(parent, name)))
+        few.remove(child)
+        few.extend(islice(later, 1))
+        yield child, parent
+        queues[-1].extend([child] * fan_outs.get(child, 0))
 
 
 def _spares(topology: Topology, names: Sequence[str], position: int) -> list[str]:

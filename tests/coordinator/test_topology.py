@@ -90,6 +90,18 @@ def test_uplinks_of_nodes_that_cannot_be_dialled_are_used_and_the_source_carries
     assert size / planned.rate <= 1.05 * fluid_bound_s(size, source * W, nodes)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_source_gives_everybody_about_as_much_and_no_more_to_who_passes_on_the_most(seed: int) -> None:
+    mix = (0.5, 1.0, 2.0)
+    nodes = [NodeLinks(f"{at}", mix[at % len(mix)] * W, 2 * W) for at in range(8)]
+    Random(seed).shuffle(nodes)
+    planned = plan(3 * W, nodes)
+    of_source = {name: parents.count(SOURCE) for name, parents in planned.parents.items()}
+    usual = slots_used(planned)[SOURCE] / len(nodes)
+    assert max(of_source.values()) <= usual + 2
+    assert all(of_source[node.name] <= usual + 1 for node in nodes if node.up == 2 * W)
+
+
 def test_the_trees_of_a_large_swarm_are_flat_and_nobody_has_too_many_children() -> None:
     planned = plan(8 * W, uniform(5000))
     assert max(map(planned.hops, planned.parents)) <= 4

@@ -3,7 +3,8 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,12 @@ class Lap:
     samples: list[Sample]
 
 
-def race(cell: Cell, names: Sequence[str], rounds: int) -> Iterator[Lap]:
-    """All laps of a cell, the contenders taking turns."""
+def race(cell: Cell, names: Sequence[str], rounds: int, done: Mapping[str, int] | None = None) -> Iterator[Lap]:
+    """All laps of a cell, the contenders taking turns; `done` says how many of its laps a contender has run before."""
+    laps_done = Counter(done)
+    names = [name for name in names if laps_done[name] < rounds]
+    if not names:
+        return
     with Net(links_of(cell)) as net, scratch() as folder, ExitStack() as running:
         contenders = []
         for number, name in enumerate(names):
@@ -46,10 +51,11 @@ def race(cell: Cell, names: Sequence[str], rounds: int) -> Iterator[Lap]:
             running.callback(contender.close)
             contender.start()
             contenders.append(contender)
-        for turn in range(rounds):
+        for turn in range(min(laps_done[name] for name in names), rounds):
             payload = make_payload(folder / f"payload-{turn}", cell.size_bytes)
-            for contender in contenders:
-                yield lap(net, cell, contender, payload)
+            for name, contender in zip(names, contenders, strict=True):
+                if turn >= laps_done[name]:
+                    yield lap(net, cell, contender, payload)
             shutil.rmtree(payload.parent)
 
 

@@ -49,7 +49,7 @@ COMPARED = 16
 """Nodes that are compared before one of them is given a slot."""
 
 NARROW = 4
-"""A node that feeds so many times fewer in a tree than the widest need not sit high in it."""
+"""A node that feeds so many times fewer in a tree than the widest need not sit high in that of a small swarm."""
 
 _RATE_STEPS = 50
 """Halvings in the search for R: more than a float has bits that matter here."""
@@ -130,7 +130,7 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
     used: dict[str, int] = dict.fromkeys(slots, 0)
     given = _Given(slots)
     for stripe, fan_outs in enumerate(shares):
-        wide = source_slots // stripes + (stripe < source_slots % stripes)
+        wide = len(nodes) - sum(fan_outs.values())
         for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, topology.dialable, given):
             topology.parents[child][stripe] = parent
             given.note(parent, child)
@@ -219,30 +219,37 @@ def _share_out(
     slots: Mapping[str, int], source_slots: int, count: int, dialable: Set[str], stripes: int
 ) -> list[dict[str, int]]:
     """For each stripe, the nodes that pass it on and to how many: as few stripes per node as possible."""
-    demand = [count - source_slots // stripes - (stripe < source_slots % stripes) for stripe in range(stripes)]
+    # The source feeds as many in each tree; but where a node can feed all others alone, one in that node's trees, and
+    # more in the others: else it would feed most of them beside the widest node, whose uplink has nothing to do then.
+    room = [count - source_slots // stripes - (stripe < source_slots % stripes) for stripe in range(stripes)]
+    if max(slots.values(), default=0) >= count - 1:
+        room = [count - 1] * stripes
     shares: list[dict[str, int]] = [{} for _ in range(stripes)]
     wide_first = sorted(slots, key=lambda name: -slots[name])
     fan_out_max = min(max(1, count - 1), FAN_OUT_MAX)
+    left = count * stripes - source_slots
     # Shy nodes have the least choice: in every tree they feed no more than there are nodes that can be dialled.
     shy = {name: slots[name] for name in wide_first if name not in dialable}
-    _deal(shy, [min(need, len(dialable)) for need in demand], shares, fan_out_max)
-    demand = [need - sum(given.values()) for need, given in zip(demand, shares, strict=True)]
-    _deal({name: slots[name] for name in wide_first if name in dialable}, demand, shares, fan_out_max)
+    left = _deal(shy, [min(free, len(dialable)) for free in room], shares, fan_out_max, left)
+    room = [free - sum(given.values()) for free, given in zip(room, shares, strict=True)]
+    _deal({name: slots[name] for name in wide_first if name in dialable}, room, shares, fan_out_max, left)
     return shares
 
 
-def _deal(left: dict[str, int], room: list[int], shares: list[dict[str, int]], fan_out_max: int) -> None:
-    """Deal these slots to the stripes that have room for them."""
-    while any(free > 0 for free in room) and any(left.values()):
+def _deal(left: dict[str, int], room: list[int], shares: list[dict[str, int]], fan_out_max: int, needed: int) -> int:
+    """Deal these slots to the stripes that have room for them; how many more are needed then."""
+    while needed > 0 and any(free > 0 for free in room) and any(left.values()):
         for name, slots in left.items():
             stripe = max(range(len(room)), key=lambda s: (name not in shares[s], room[s]))
-            given = min(slots, room[stripe], fan_out_max - shares[stripe].get(name, 0))
+            given = min(slots, room[stripe], fan_out_max - shares[stripe].get(name, 0), needed)
             if given > 0:
                 shares[stripe][name] = shares[stripe].get(name, 0) + given
                 room[stripe] -= given
                 left[name] = slots - given
+                needed -= given
             elif name in shares[stripe] or room[stripe] <= 0:
                 left[name] = 0
+    return needed
 
 
 class _Given:
@@ -274,8 +281,9 @@ def _tree(
     """The edges (child, parent) of one stripe, the flattest first; `turn` says with whom among equals to begin."""
     start = int(turn * len(nodes))
     widest = max(fan_outs.values(), default=0)
-    all_dialable = len(dialable) == len(nodes)  # else the shy leaves need all slots to be open before
-    narrow = [name for name in fan_outs if all_dialable and NARROW * fan_outs[name] <= widest]
+    # In a small swarm a hop more costs little; but where some are shy, their leaves need every slot to be open before.
+    may_wait = len(nodes) <= COMPARED and len(dialable) == len(nodes)
+    narrow = [name for name in fan_outs if may_wait and NARROW * fan_outs[name] <= widest]
     leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
     inner = sorted(fan_outs.keys() - narrow, key=lambda name: (-fan_outs[name], name))
     callers = deque(name for name in inner if name not in dialable)

@@ -78,7 +78,7 @@ class SourceState:
     @property
     def ready(self) -> int:
         """Owed chunks that it could send now."""
-        return sum(since < math.inf for since in self.asked.values())
+        return len(self.asked) - [*self.asked.values()].count(math.inf)
 
     def can_answer(self, chunk: ChunkId) -> bool:
         return chunk in self.has or (self.holds_all and chunk not in self.lacks)

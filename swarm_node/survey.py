@@ -44,7 +44,7 @@ def look_around(
         least_s, factor = rules.last_overdue_s, rules.last_overdue_factor
     late: dict[ChunkId, float] = {}
     punctual: set[ChunkId] = set()
-    for state in states:
+    for state in (state for state in states if state.asked):
         patience_s = max(least_s, factor * (state.usual_s or usual_s or pace.hop_s))
         for chunk, since in state.asked.items():
             if chunk in missing and chunk not in state.taken_back:

@@ -39,7 +39,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the namespaces go, too, in the background as well
         signal.signal(number, signal.default_int_handler)
     cells = [cell_of(text, options) for text in options.cells]
-    bench = Bench("broadcast", inputs={name: value for name, value in vars(options).items() if name not in ("plots", "laps")})
+    bench = Bench(
+        "broadcast", inputs={name: value for name, value in vars(options).items() if name not in ("plots", "laps")}
+    )
     book = Laps(options.laps)
     laps = {cell: measure_cell(bench, book, cell, options.contenders, options.rounds) for cell in cells}
     for cell in cells:

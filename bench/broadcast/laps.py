@@ -1,6 +1,6 @@
 """The laps that were run so far, in a file: a run that was stopped goes on where it was.
 
-- One line per lap, appended and synced as the lap ends; half a line at the end is of a run that was killed, and cut off.
+- One line per lap, appended and synced as the lap ends; half a line at the end, of a run that was killed, is cut off.
 - A lap belongs to the cell with the very same rates and payload.
 """
 

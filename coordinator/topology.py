@@ -46,7 +46,7 @@ HELP_FREELY_MAX = 16
 """In a swarm of so many, the source helps whoever asks: its children are nearly all there are."""
 
 COMPARED = 16
-"""Nodes that are compared before one of them is given a slot."""
+"""In a swarm of so many all are compared before one is given a slot; in a larger one, hardly two ever meet twice."""
 
 NARROW = 4
 """A node that feeds so many times fewer in a tree than the widest need not sit high in that of a small swarm."""
@@ -317,7 +317,7 @@ def _hang(
 ) -> Iterable[tuple[str, str]]:
     """A slot for each node: of a few nodes the one that the slot's owner has given the least so far."""
     later = iter(names)
-    few = list(islice(later, COMPARED))
+    few = list(islice(later, COMPARED if len(names) <= COMPARED else 1))
     while few:
         parent = next((queue.popleft() for queue in queues if queue), SOURCE)
         closes = not any(queues)  # nobody is left but those who bring slots along

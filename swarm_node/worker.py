@@ -166,7 +166,7 @@ class Worker:
             await self._give_back(list(self._open))
 
     def _is_hungry(self) -> bool:
-        """Whether to ask for work: nothing is left, or there is room, and more of the same version may be added to it."""
+        """Whether to ask for work: nothing is left, or there is room for more of the same version."""
         if not self._open:
             return True
         now = trio.current_time()

@@ -5,7 +5,8 @@
                                                    └───────────────────────────────────────────┘
 
 - A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
-- The engine never runs dry in between: when half of its groups have ended, others are leased in their place.
+- The engine never runs dry in between: others are leased in place of groups that have ended, when half have, or with
+  every one that ends where they take long.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
 - What the engine says of groups that take long is told by the `teller`; what the coordinator needs no more is dropped.
 - A version that is measured stays in the engine until the coordinator has no more of it for this node.
@@ -55,6 +56,9 @@ LOAD_AGAIN_S = 30.0
 """After a version that could not be loaded, unless another comes before: the fault may be the version's."""
 
 FULL_DISK_PAUSE_S = 5.0
+
+ASK_AGAIN_S = 1.0
+"""After a request for work, before another for less than half of the groups: short ones share requests."""
 
 FIRST_GROUPS, FIRST_SAMPLES, FIRST_TOKENS_MAX = 8, 8, 32
 """What is sampled to know this machine's speed before the first lease; after that, the leases themselves tell it."""
@@ -108,6 +112,7 @@ class Worker:
         self._plays = False
         """Whether it can play environments."""
         self._ask_at = 0.0
+        self._asked_at = 0.0
         self._failures = 0
         self._trouble = ""
         self._samples_done = self._tokens_done = 0
@@ -161,14 +166,16 @@ class Worker:
             await self._give_back(list(self._open))
 
     def _is_hungry(self) -> bool:
-        """Whether to ask for work: nothing is left, or little, and more of the same version may be added to it."""
+        """Whether to ask for work: nothing is left, or there is room for more of the same version."""
         if not self._open:
             return True
+        now = trio.current_time()
+        wanted_at = self._asked_at + (0.0 if len(self._open) <= self._groups_per_request // 2 else ASK_AGAIN_S)
         return (
             self._gate.decision.may_work
-            and len(self._open) <= self._groups_per_request // 2
+            and len(self._open) < self._groups_per_request
             and len(self._outbox) < OUTBOX_MAX
-            and trio.current_time() >= self._ask_at
+            and now >= max(self._ask_at, wanted_at)
             and self._next_now() == self._loaded
         )
 
@@ -311,6 +318,7 @@ class Worker:
             environments=environments.names() if self._plays else (),
         )
         reply = await self._coordinator.lease(request)
+        self._asked_at = trio.current_time()
         self._policies.hint(reply.newest_version)
         self._stays = reply.stays
         new = {lease.lease_id for lease in reply.leases} - self._open.keys()

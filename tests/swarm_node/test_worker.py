@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, Unreachable
-from swarm_node.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S
+from swarm_node.worker import ASK_AGAIN_S, CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S
 from tests.swarm_node.worker_world import World, answered, policy
 
 pytestmark = pytest.mark.trio
@@ -17,6 +17,15 @@ async def test_more_is_leased_when_half_of_the_groups_have_ended() -> None:
     assert log[3:9] == [*answered(0, 1), "lease v1", "submit 4 5"]
     assert log[9:15] == [*answered(2, 3), "lease v1", "submit 6 7"]
     assert log[15:] == [*answered(4, 5), "lease v1", *answered(6), "back 7"], "what is left at the end helps nobody"
+
+
+async def test_groups_that_take_long_are_replaced_one_by_one(autojump_clock: MockClock) -> None:
+    world = World(leases=6)
+    world.takes_s = ASK_AGAIN_S
+    log = await world.run()
+    assert log[:3] == ["load v1", "lease v1", "submit 0 1 2 3"]
+    assert log[3:7] == [*answered(0), "lease v1", "submit 4"]
+    assert log[7:11] == [*answered(1), "lease v1", "submit 5"]
 
 
 async def test_a_newer_version_waits_for_the_groups_of_the_old_one_and_nothing_more_is_leased_for_that() -> None:

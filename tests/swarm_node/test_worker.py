@@ -5,7 +5,8 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, Unreachable
-from swarm_node.worker import ASK_AGAIN_S, CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S
+from swarm_node.appetite import ASK_AGAIN_S
+from swarm_node.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S
 from tests.swarm_node.worker_world import World, answered, policy
 
 pytestmark = pytest.mark.trio

@@ -11,11 +11,20 @@ class Appetite:
 
     def __init__(self, groups: int) -> None:
         self._groups = groups
-        self.pause_ends = self._asked = 0.0
+        self._pause_ends = self._refusal_ends = self._asked = 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """How much longer to hold back."""
+        return max(0.0, self._pause_ends - trio.current_time())
 
     def pause(self, seconds: float) -> None:
         """Ask for no work for so long; what is being sampled goes on."""
-        self.pause_ends = trio.current_time() + seconds
+        self._pause_ends = trio.current_time() + seconds
+
+    def refused(self, seconds: float) -> None:
+        """Ask for no more beside what runs for so long; once nothing runs there may be a newer version to ask for."""
+        self._refusal_ends = trio.current_time() + seconds
 
     def room(self, running: int) -> int:
         """Groups to ask for."""
@@ -28,4 +37,4 @@ class Appetite:
     def is_due(self, running: int) -> bool:
         """Whether to ask now: half of the groups have ended, or some, and it is a while since the last request."""
         due = self._asked if running <= self._groups // 2 else self._asked + ASK_AGAIN_S
-        return self.room(running) > 0 and trio.current_time() >= max(due, self.pause_ends)
+        return self.room(running) > 0 and trio.current_time() >= max(due, self._pause_ends, self._refusal_ends)

@@ -183,7 +183,7 @@ class Worker:
             if not self._gate.decision.may_work:
                 return await self._rest()
             self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
-            await first_of(partial(trio.sleep_until, self._appetite.pause_ends), self._gate.closed)
+            await first_of(partial(trio.sleep, self._appetite.pause_s), self._gate.closed)
         policy = self._next_now() or await first_of(self._policies.usable, self._gate.closed)  # see `_is_hungry`
         if policy is None:
             return None
@@ -322,7 +322,7 @@ class Worker:
             self._say_why(reply.reason)
             patience_s = min(max(reply.retry_s, 0.05), 30.0)
             if self._open:
-                self._appetite.pause(patience_s)
+                self._appetite.refused(patience_s)
             else:
                 await self._wait_for_newer(policy, patience_s)
         return await self._begin(reply.leases)

@@ -21,6 +21,7 @@ from swarm_node.policies import Policy
 from swarm_node.worker import Worker
 
 DEADLINE_S = 300.0
+STANDBY_S = 10.0
 FILE = FileEntry(path="config.json", size_bytes=0, digest="0" * 64, chunks=())
 
 
@@ -59,8 +60,8 @@ class World:
         self.proof_ended = False
         self.measures_until = 0
         """Replies say that more of the version is measured, as long as fewer groups were given."""
-        self.takes_s = 0.0
-        """By the clock, for each group to end."""
+        self.standby: set[int] = set()
+        """Versions for which there is no work, by the coordinator's word."""
         self._offered_version, self.at_least, self._repeat = offered_version, at_least, repeat
         self.expires_ms = 60_000
         self.decision = Decision()
@@ -134,6 +135,8 @@ class World:
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         count = min(max(request.groups, self.at_least), self.finished_after - self.given)
         self.note(f"lease v{request.version}")
+        if request.version in self.standby:
+            return LeaseReply(leases=(), newest_version=1, reason="standby", retry_s=STANDBY_S)
         numbers = [0] * count if self._repeat else range(self.given, self.given + count)
         self.given += count
         version = self._offered_version or request.version
@@ -179,7 +182,7 @@ class World:
         self.note("submit " + " ".join(str(int(request.request_id, 16)) for request in requests))
 
     async def finished(self) -> GroupDone | GroupFailed | None:
-        await trio.sleep(self.takes_s)
+        await trio.lowlevel.checkpoint()
         self.before_end()
         if not self._engine:
             return None

@@ -7,7 +7,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.broadcast.cells import Cell
@@ -37,9 +37,11 @@ class Laps:
         self._laps.append((cell, lap))
         if self._path is None:
             return
+        plain = replace(lap.outcome, bytes_from=dict(lap.outcome.bytes_from))  # `asdict` spoils a Counter
+        saved = {"cell": asdict(cell), "lap": asdict(replace(lap, outcome=plain))}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps({"cell": asdict(cell), "lap": asdict(lap)}) + "\n")
+            file.write(json.dumps(saved) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -1,5 +1,7 @@
 """Laps that were saved count for a later run; what a killed run left half-written does not."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from bench.broadcast.cells import parse
@@ -24,6 +26,12 @@ def test_what_was_saved_is_read_again_and_belongs_to_its_cell(tmp_path: Path) ->
     assert book.of(CELL, ["ours"]) == [lap()]
     assert book.of(CELL, ["ours", "libtorrent"]) == [lap(), lap("libtorrent")]
     assert book.of(OTHER, ["ours"]) == []
+
+
+def test_a_lap_that_counted_its_bytes_is_saved_too(tmp_path: Path) -> None:
+    counted = replace(lap(), outcome=replace(lap().outcome, bytes_from=Counter(from_peers=3)))
+    Laps(tmp_path / "laps").add(CELL, counted)
+    assert Laps(tmp_path / "laps").of(CELL, ["ours"]) == [counted]
 
 
 def test_half_a_line_is_cut_off_before_the_next_is_written(tmp_path: Path) -> None:

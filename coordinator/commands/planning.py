@@ -79,7 +79,7 @@ def plan(
 
     With `--live` nothing need be given: the running round is asked what its updates, broadcasts and nodes take.
     """
-    from coordinator import planning
+    from coordinator.fleet import planning
 
     config = load(config_file, settings)
     if live:
@@ -114,7 +114,7 @@ def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: b
     """The same from what a running coordinator has measured."""
     import httpx
 
-    from coordinator import live_plan
+    from coordinator.fleet import live_plan
 
     address = f"http://{config.round.listen}"
     try:

@@ -29,8 +29,6 @@ routes = web.RouteTableDef()
 STATIC_AGE_S = 60
 """How long a browser may go without asking whether a script or style has changed."""
 
-LAST_INDEX = 2**62
-
 
 @routes.get("/")
 async def leaderboard(request: web.Request) -> web.Response:

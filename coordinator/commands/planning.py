@@ -35,7 +35,6 @@ Gamma = Annotated[float, _number("Throughput to keep, as a multiple of the least
 SourceMbit = Annotated[float, _number("The seeder's uplink, Mbit/s.", least=1e-3)]
 NodeMbit = Annotated[float, _number("A node's downlink, Mbit/s.", least=1e-3)]
 LoadS = Annotated[float, _number("Seconds from the last byte to the first token.")]
-Continue = Annotated[bool, typer.Option("--continue/--no-continue", help="Go on with what lost nodes have told.")]
 SpreadOption = Annotated[
     float, _number("How unlike nodes are in speed, price, links and broadcast: a log-normal's sigma.", most=3)
 ]

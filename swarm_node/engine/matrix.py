@@ -1,9 +1,9 @@
 """A matrix of weights, laid out as the products of a decoding step read it.
 
 - It lies input by input: for the few rows of a step that is up to twice as fast as output by output.
-- Wide ones are cut into tiles of outputs, each of one piece: the rows of a whole one lie so far apart that a processor
+- Large ones are cut into tiles of outputs, each of one piece: the rows of a whole one lie so far apart that a processor
   reads each from another page, which costs a fifth of the products of up to 32 rows.
-- Only in float32 on a CPU: elsewhere products have layouts of their own, and a matrix is one tile.
+- Only in float32 on a CPU: elsewhere products have layouts of their own, and a matrix is one tile, as small ones are.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,10 @@ from collections.abc import Sequence
 import torch
 
 TILE_OUTPUTS = 256
-"""Of 128, 256, 512 and 1,024 the fastest."""
+"""Of 128, 256 and 512 the fastest."""
+
+WHOLE_WEIGHTS_MAX = 2**18
+"""Of 1 MiB, which stays in a processor's cache: more tiles would only be more calls."""
 
 
 class Matrix:
@@ -19,9 +22,10 @@ class Matrix:
 
     def __init__(self, outputs: Sequence[int], inputs: int, device: torch.device, dtype: torch.dtype) -> None:
         self._outputs, self._inputs = outputs, inputs
-        whole, width = sum(outputs), TILE_OUTPUTS
-        if device.type != "cpu" or dtype != torch.float32 or any(size % width for size in outputs):
-            width = whole
+        whole = width = sum(outputs)
+        large = device.type == "cpu" and dtype == torch.float32 and whole * inputs > WHOLE_WEIGHTS_MAX
+        if large and not any(size % TILE_OUTPUTS for size in outputs):
+            width = TILE_OUTPUTS
         self.tiles = whole // width
         self._weights = torch.empty(self.tiles, inputs, width, device=device, dtype=dtype)
 

@@ -59,8 +59,8 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 whose matrices are cut into tiles; the queries of a head fill two."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 256}
+    """A Qwen3 whose fused matrices are cut into tiles."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 256}
     config = Qwen3Config(**(SIZES | sizes), tie_word_embeddings=True)
     return make_other_policy(tmp_path_factory.mktemp("wide"), config, dtype=torch.float32)
 

@@ -6,13 +6,14 @@ import torch
 from swarm_node.engine.matrix import TILE_OUTPUTS, Matrix
 
 CPU = torch.device("cpu")
+INPUTS = 512
 
 
-def filled(outputs: list[int], inputs: int, dtype: torch.dtype) -> tuple[Matrix, torch.Tensor]:
+def filled(outputs: list[int], dtype: torch.dtype) -> tuple[Matrix, torch.Tensor]:
     """A matrix, and the same as torch has it: [outputs, inputs]."""
-    matrix, parts = Matrix(outputs, inputs, CPU, dtype), []
+    matrix, parts = Matrix(outputs, INPUTS, CPU, dtype), []
     for (place, shape), size in zip(matrix.places(), outputs, strict=True):
-        assert shape == (size, inputs)
+        assert shape == (size, INPUTS)
         part = torch.randn(shape, generator=torch.Generator().manual_seed(size), dtype=dtype)
         place.copy_(part.view(place.shape))
         parts.append(part)
@@ -22,22 +23,22 @@ def filled(outputs: list[int], inputs: int, dtype: torch.dtype) -> tuple[Matrix,
 @pytest.mark.parametrize(
     ("outputs", "tiles"),
     [
-        ([TILE_OUTPUTS], 1),
+        ([TILE_OUTPUTS * 2], 1),  # just small enough
+        ([TILE_OUTPUTS * 3], 3),
         ([TILE_OUTPUTS * 2, TILE_OUTPUTS, TILE_OUTPUTS], 4),
         ([TILE_OUTPUTS * 2, TILE_OUTPUTS - 1], 1),  # a tile would hold some of both
-        ([7], 1),
     ],
 )
 @pytest.mark.parametrize("rows", [(1,), (3,), (2, 5), (0,)], ids=str)
 def test_products_are_those_of_the_whole_matrix(outputs: list[int], tiles: int, rows: tuple[int, ...]) -> None:
-    matrix, whole = filled(outputs, 12, torch.float32)
-    values = torch.randn(*rows, 12)
+    matrix, whole = filled(outputs, torch.float32)
+    values = torch.randn(*rows, INPUTS)
     assert matrix.tiles == tiles
-    torch.testing.assert_close(matrix.times(values), values @ whole.t())
+    torch.testing.assert_close(matrix.times(values), values @ whole.t(), atol=1e-4, rtol=1e-4)
 
 
 def test_bf16_stays_whole() -> None:
-    matrix, whole = filled([TILE_OUTPUTS] * 2, 12, torch.bfloat16)
-    values = torch.randn(3, 12, dtype=torch.bfloat16)
+    matrix, whole = filled([TILE_OUTPUTS] * 4, torch.bfloat16)
+    values = torch.randn(3, INPUTS, dtype=torch.bfloat16)
     assert matrix.tiles == 1
     torch.testing.assert_close(matrix.times(values), values @ whole.t())

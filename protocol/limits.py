@@ -164,6 +164,9 @@ STATEMENTS_MAX = 1_000
 EARNINGS_NODES_MAX = 1_000
 """Nodes listed in one answer about earnings; the total counts them all."""
 
+TOKENS_PER_S_MAX = 1e9
+"""What a node says that it samples: far above any machine, and the sum of all nodes of an owner stays a number."""
+
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""
 

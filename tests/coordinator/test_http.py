@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -31,6 +32,7 @@ from protocol.messages import (
     Transfer,
 )
 from protocol.origin import OriginList, chunk_path
+from protocol.owner import Delegation, seal_statement
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
@@ -299,6 +301,19 @@ class TestStrangers:
         page = await served.client.get("/")
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
         assert name not in await page.text()
+
+    async def test_rates_whose_sum_is_no_number_do_not_break_the_board_for_all(self, served: Served) -> None:
+        owner = NodeKey(b"o" * 32)
+        for number in (1, 2):
+            key = NodeKey(number.to_bytes(32))
+            word = seal_statement(owner, Delegation(node_id=key.node_id, number=number))
+            joining = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word)
+            await served.call(key, "/v1/nodes", joining, HeartbeatReply)
+            boast = BEAT.model_copy(update={"tokens_per_s": 1e308})
+            await served.post("/v1/heartbeat", served.sealed(key, "/v1/heartbeat", boast))
+        assert (await served.client.get("/?view=owners")).status == 200
+        told = await (await served.client.get("/stats/owners.json")).text()
+        json.loads(told, parse_constant=pytest.fail)
 
     async def test_the_coordinator_lives_through_it_all(self, served: Served) -> None:
         assert (await served.client.get("/healthz")).status == 200

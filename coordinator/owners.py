@@ -4,6 +4,8 @@
 - An owner is known here by the first node that works for them; before that, nothing they say costs a row.
 - A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
   that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
+- So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never counts,
+  or a thief would use up the others and have the last word.
 - A statement that counts is a row here, bytes and all, and an entry of the ledger by its digest.
 """
 
@@ -78,7 +80,7 @@ def take(
                 "A delegation is sent by the node that it is for.", hint="Join with --owner and the delegation's file."
             )
     _record(connection, owner, said, envelope, now_ms, counts_from_ms)
-    return StatementReply(outcome="recorded", counts_from_ms=counts_from_ms)
+    return StatementReply(outcome="recorded", counts_from_ms=counts_from_ms or 0)
 
 
 def addresses(connection: sa.Connection, now_ms: int) -> dict[str, str]:
@@ -166,12 +168,14 @@ def _change_address(
     scheme: str,
     now_ms: int,
     delay_ms: int,
-) -> int:
-    """From when the new address counts; one that is still waiting never will."""
+) -> int | None:
+    """From when the new address counts; one that is still waiting never will, nor will the last that is taken."""
     if said.round_id != round_id:
         raise WrongAudience("The address was signed for another round.", hint="Sign it with this round's join string.")
     if not said.address.startswith(scheme):
         raise MalformedMessage(f"This round pays to addresses that begin with {scheme}", hint="Sign one of these.")
+    if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # nothing that the owner signs could follow it
+        raise StatementStale("The address was signed at a time to come.", hint="Set the clock (NTP), and sign again.")
     of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
     count, last = connection.execute(
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(statements.c.number), 0)).where(of_owner)
@@ -182,11 +186,11 @@ def _change_address(
         raise MessageTooLarge(f"This owner has changed the address {count} times.")
     waiting = of_owner & (statements.c.counts_from_ms > now_ms)
     connection.execute(sa.update(statements).where(waiting).values(counts_from_ms=None))
-    return now_ms + delay_ms
+    return now_ms + delay_ms if count + 1 < limits.STATEMENTS_MAX else None
 
 
 def _record(
-    connection: sa.Connection, owner: NodeId, said: Statement, envelope: bytes, now_ms: int, counts_from_ms: int
+    connection: sa.Connection, owner: NodeId, said: Statement, envelope: bytes, now_ms: int, counts_from_ms: int | None
 ) -> None:
     act = OwnerAct(
         owner=owner,

@@ -197,6 +197,26 @@ def test_changing_again_restarts_the_delay_and_the_last_address_that_counted_goe
     assert (found.address, found.next_address, found.next_from_ms) == ("text:mine", "", 0)
 
 
+def test_stolen_owner_key_cannot_date_its_address_so_late_that_the_owner_cannot_answer(world: World) -> None:
+    delegate(world, world.join(1))
+    for far in (world.now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S + 1, limits.STATEMENT_NUMBER_MAX):
+        with pytest.raises(StatementStale, match="clock"):
+            say(world, address(far, "text:thief"))
+    say(world, address(world.now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S))
+
+
+def test_stolen_owner_key_cannot_use_up_all_changes_and_have_the_last_word(world: World) -> None:
+    delegate(world, world.join(1))
+    say(world, address(2))
+    world.now_ms += DELAY_MS
+    for number in range(3, 2 + limits.STATEMENTS_MAX):
+        say(world, address(number, "text:thief"))
+    with pytest.raises(MessageTooLarge):
+        say(world, address(10_000))
+    world.now_ms += 10 * DELAY_MS
+    assert counts(world) == "text:mine"
+
+
 def test_replayed_old_address_is_refused(world: World) -> None:
     delegate(world, world.join(1))
     say(world, address(2, "text:old"))

@@ -4,8 +4,8 @@
 - An owner is known here by the first node that works for them; before that, nothing they say costs a row.
 - A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
   that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
-- So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never counts,
-  or a thief would use up the others and have the last word.
+- So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never
+  counts, or a thief would use up the others and have the last word.
 - A statement that counts is a row here, bytes and all, and an entry of the ledger by its digest.
 """
 

@@ -9,11 +9,13 @@
 - A statement that counts is a row here, bytes and all, and an entry of the ledger by its digest.
 """
 
+from collections import defaultdict
+
 import sqlalchemy as sa
 
 from coordinator.tables import nodes, statements
 from ledger import store
-from ledger.accounts import OF_A_NODE, Account, AccountKind
+from ledger.accounts import OF_A_NODE, AccountKind
 from ledger.book import Outcome
 from ledger.entry import OwnerAct
 from ledger.tables import balances_table
@@ -98,8 +100,11 @@ def owners_of(connection: sa.Connection) -> dict[str, str]:
 def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earnings:
     """What a node's owner has earned by all nodes, and is paid where."""
     owner = _owner_of(connection, node)
+    earned = _earned(connection, owner)
     rows = [
-        _earned(connection, row.node_id, row.name, row.revoked_ms is not None)
+        NodeEarnings(
+            node_id=row.node_id, name=row.name, revoked=row.revoked_ms is not None, **_NOTHING | earned[row.node_id]
+        )
         for row in connection.execute(sa.select(nodes).where(nodes.c.owner == owner))
     ]
     rows.sort(key=lambda row: -sum(_amounts(row).values()))
@@ -123,19 +128,23 @@ def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earning
 
 
 _AMOUNTS = [f"{kind}_micros" for kind in AccountKind if kind in OF_A_NODE]
+_NOTHING = dict.fromkeys(_AMOUNTS, 0)
 
 
 def _amounts(row: NodeEarnings) -> dict[str, int]:
     return {name: getattr(row, name) for name in _AMOUNTS}
 
 
-def _earned(connection: sa.Connection, node: str, name: str, revoked: bool) -> NodeEarnings:
-    accounts = {str(Account(kind, NodeId(node))): f"{kind}_micros" for kind in OF_A_NODE}
-    names = balances_table.c.account.in_(accounts)
-    found = {
-        accounts[account]: micros for account, micros in connection.execute(sa.select(balances_table).where(names))
-    }
-    return NodeEarnings(node_id=node, name=name, revoked=revoked, **dict.fromkeys(_AMOUNTS, 0) | found)
+def _earned(connection: sa.Connection, owner: str) -> dict[str, dict[str, int]]:
+    """Node → where its money stands → micro-units, of all nodes of an owner: however many, so many questions."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for kind in OF_A_NODE:
+        account = sa.literal(f"{kind}:") + nodes.c.node_id
+        columns = sa.select(nodes.c.node_id, balances_table.c.micros)
+        theirs = columns.join(balances_table, balances_table.c.account == account).where(nodes.c.owner == owner)
+        for node, micros in connection.execute(theirs):
+            found[node][f"{kind}_micros"] = micros
+    return found
 
 
 def _owner_of(connection: sa.Connection, node: NodeId) -> NodeId:

@@ -91,6 +91,9 @@ PARAMETERS_MAX = 16
 FRAGMENTS_MAX = 64
 """Fragments of one lease: each costs a row, and the ones before it are read again."""
 
+HANDS_MAX = 4
+"""Nodes that leave a group to the next: each is a claim of its own, and every lease of it reads them all again."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 

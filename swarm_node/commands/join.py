@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.nicknames import nickname
-from swarm_node.cli_ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
-from swarm_node.cli_options import (
+from swarm_node.commands.ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
+from swarm_node.commands.options import (
     AdvertiseOption,
     BatteryOption,
     Device,

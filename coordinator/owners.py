@@ -69,6 +69,7 @@ def take(
     known = connection.execute(sa.select(statements).where(here)).first()
     if known is not None and known.envelope == envelope:
         return StatementReply(outcome="already_recorded", counts_from_ms=known.counts_from_ms or 0)
+    counts_from_ms: int | None
     match said:
         case Revocation():
             if (revoked_ms := _revoked_ms(connection, owner, said.node_id)) is not None:

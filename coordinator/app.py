@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 75.0
+"""For the head of a request, and between two requests of a connection: longer than proxies keep theirs."""
+
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
 
@@ -89,7 +92,12 @@ def build(round_: Round) -> web.Application:
 def make_runner(round_: Round) -> web.AppRunner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
     return web.AppRunner(
-        build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=0.5, auto_decompress=False
+        build(round_),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.5,
+        auto_decompress=False,
+        keepalive_timeout=IDLE_S,
     )
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator import weights
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
+from coordinator.publishing import weights
 from protocol.errors import ConfigInvalid
 
 SAID_BY_THE_WRITER = {

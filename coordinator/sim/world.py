@@ -18,8 +18,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.fleet import Candidate, Fleet, Need, decide, measured_rate
-from coordinator.fleet import Work as Done
+from coordinator.fleet.choice import Candidate, Fleet, Need, decide, measured_rate
+from coordinator.fleet.choice import Work as Done
 from coordinator.sim import audits
 from coordinator.sim.machines import NOTHING, Group, Node, Out, make_node
 from coordinator.sim.outcome import Outcome, Step, Trace
@@ -257,11 +257,11 @@ class Simulation:
         self._buffer[update].append(accepted)
         self._buffered += 1
         if self._scenario.pool.liars and audits.is_drawn(accepted.node, self._scenario.audits, self._chance):
-            self._at(self._scenario.audit_s, self._verdict, accepted, update)
+            self._at(self._scenario.audit_s, self._verdict, accepted)
         self._form()
         self._help()
 
-    def _verdict(self, accepted: Accepted, update: int) -> None:
+    def _verdict(self, accepted: Accepted) -> None:
         node = accepted.node
         if audits.judge(node, self._scenario.audits, forged=node.lies):
             self._outcome.banned += 1

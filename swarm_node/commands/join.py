@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.nicknames import nickname
-from swarm_node.commands.ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
+from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
+    DEFAULT_HOME,
     AdvertiseOption,
     BatteryOption,
     Device,

@@ -15,6 +15,7 @@ from coordinator.state import get_fact
 from coordinator.tables import groups, leases, nodes, parts, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
+from ledger.prepared import Prepared
 from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
 from protocol.lease import State
@@ -23,15 +24,17 @@ from protocol.messages import LeaseRequest, Reason
 HOUR_MS = 3_600_000
 
 # Built once: making a statement costs more than running it, and these run for every lease.
-_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
-_unfinished = (
+_policy_update = Prepared(sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version")))
+_unfinished = Prepared(
     sa.select(sa.func.count())
     .select_from(groups)
     .where(groups.c.state.in_(("leased", "accepted")), groups.c.group_no >= 0)
 )
-_held_by = sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
-_allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
-_lately = (
+_held_by = Prepared(
+    sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
+)
+_allowance = Prepared(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node")))
+_lately = Prepared(
     sa.select(leases.c.issued_ms, leases.c.ended_ms)
     .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.ACCEPTED.value)
     .order_by(leases.c.ended_ms.desc())
@@ -60,7 +63,7 @@ def how_many(
         return 0, "standby"
     if standings.backlog(connection) >= terms.audit_backlog_max:
         return 0, "audits"
-    visible_update = connection.execute(_policy_update, {"version": message.version}).scalar()
+    visible_update = _policy_update(connection, version=message.version).scalar()
     learner_update = latest_batch(connection)
     if visible_update is None or is_stale(
         staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
@@ -98,12 +101,12 @@ def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: 
 
 
 def _unfinished_groups(connection: sa.Connection) -> int:
-    return connection.execute(_unfinished).scalar_one()
+    return int(_unfinished(connection).scalar_one())
 
 
 def _held(connection: sa.Connection, node: NodeId) -> int:
     """How many leases the node has not answered yet."""
-    return connection.execute(_held_by, {"node": node}).scalar_one()
+    return int(_held_by(connection, node=node).scalar_one())
 
 
 def free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
@@ -112,8 +115,8 @@ def free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
 
 def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
     """How many leases the node may hold by what became of those that it had."""
-    allowance = connection.execute(_allowance, {"node": node}).scalar()
-    lately = connection.execute(_lately, {"node": node}).all()
+    allowance = _allowance(connection, node=node).scalar()
+    lately = _lately(connection, node=node)
     in_time = sizing.groups_in_time(lately, timeout_ms=terms.timeout_ms)
     return min(
         terms.held_max,
@@ -124,11 +127,8 @@ def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
 
 def _share_left(connection: sa.Connection, node: NodeId, window: int, share: float) -> int:
     """How many more of the groups under way may be this owner's."""
-    if share >= 1:
-        return window
-    at_work = standings.owners_at_work(connection)
-    owner = standings.owner_of(connection, node)
-    return max(0, standings.share_of(window, share, len(at_work)) - at_work[owner])
+    most = standings.share_of(connection, window, share)
+    return window if share >= 1 else max(0, most - standings.at_work(connection, standings.owner_of(connection, node)))
 
 
 def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int, samples: int = 0) -> int:

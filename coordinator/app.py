@@ -56,8 +56,8 @@ LOOK_S = 0.25
 """How soon a process beside the leader hears of a version; nodes take longer to fetch it."""
 
 SWITCH_S = 0.0005
-"""How long a thread that reads a large board may keep the interpreter from the loop: each answer waits for it a few times,
-and 200 a second would pile up behind the usual 5 ms."""
+"""How long a thread that reads a large board may keep the interpreter from the loop: each answer waits for it a few
+times, and 200 a second would pile up behind the usual 5 ms."""
 
 CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""

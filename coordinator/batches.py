@@ -97,7 +97,7 @@ def _choose(connection: sa.Connection, size: int, share: float) -> list[tuple[st
         .where(rollouts.c.state == "buffered")
         .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
     ).all()
-    most = size if share >= 1 else standings.share_of(size, share, len(standings.owners_at_work(connection)))
+    most = standings.share_of(connection, size, share)
     chosen, of_owner = list[tuple[str, int, int]](), Counter[str]()
     for *group, owner in waiting:
         if of_owner[owner] < most and len(chosen) < size:

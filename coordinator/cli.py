@@ -12,25 +12,25 @@ from typing import Annotated
 
 import typer
 
-from coordinator import (
-    cli_appeals,
-    cli_audit,
-    cli_backup,
-    cli_config,
-    cli_eval,
-    cli_init,
-    cli_keys,
-    cli_nodes,
-    cli_payout,
-    cli_planning,
-    cli_policy,
-    cli_samples,
-    cli_status,
-    cli_task,
-    cli_upgrade,
-    logs,
+from coordinator import logs
+from coordinator.commands import (
+    appeals,
+    audit,
+    backup,
+    config,
+    evaluate,
+    init,
+    keys,
+    nodes,
+    payout,
+    planning,
+    policy,
+    samples,
+    status,
+    task,
+    upgrade,
 )
-from coordinator.cli_options import EXIT_CODES, ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.log_lines import VARIABLE
@@ -41,17 +41,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(cli_keys.app, name="keys")
-app.add_typer(cli_config.app, name="config")
-app.add_typer(cli_nodes.app, name="nodes")
-app.add_typer(cli_audit.app, name="audit")
-app.add_typer(cli_appeals.app, name="appeals")
-app.add_typer(cli_payout.app, name="payout")
-app.add_typer(cli_eval.app, name="eval")
-app.add_typer(cli_samples.app, name="samples")
-app.add_typer(cli_task.app, name="task")
-app.add_typer(cli_policy.app, name="policy")
-app.command()(cli_audit.calibrate)
+app.add_typer(keys.app, name="keys")
+app.add_typer(config.app, name="config")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(audit.app, name="audit")
+app.add_typer(appeals.app, name="appeals")
+app.add_typer(payout.app, name="payout")
+app.add_typer(evaluate.app, name="eval")
+app.add_typer(samples.app, name="samples")
+app.add_typer(task.app, name="task")
+app.add_typer(policy.app, name="policy")
+app.command()(audit.calibrate)
 
 
 def say_version(wanted: bool) -> None:
@@ -78,7 +78,7 @@ def program(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 
 
-app.command(epilog=EXIT_CODES)(cli_init.init)
+app.command(epilog=EXIT_CODES)(init.init)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -121,7 +121,7 @@ def api(
     asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
 
 
-app.command(epilog=EXIT_CODES)(cli_status.status)
+app.command(epilog=EXIT_CODES)(status.status)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -198,11 +198,11 @@ def demo(
     raise typer.Exit(asyncio.run(demonstration.run(options)))
 
 
-app.command(epilog=EXIT_CODES)(cli_upgrade.upgrade)
-app.command(epilog=EXIT_CODES)(cli_backup.backup)
-app.command(epilog=EXIT_CODES)(cli_backup.restore)
-app.command(epilog=EXIT_CODES)(cli_planning.plan)
-app.command(epilog=EXIT_CODES)(cli_planning.simulate)
+app.command(epilog=EXIT_CODES)(upgrade.upgrade)
+app.command(epilog=EXIT_CODES)(backup.backup)
+app.command(epilog=EXIT_CODES)(backup.restore)
+app.command(epilog=EXIT_CODES)(planning.plan)
+app.command(epilog=EXIT_CODES)(planning.simulate)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from coordinator.tables import fragments, leases, parts, rollouts
 from ledger import store
 from ledger.entry import Pending, amount
+from ledger.prepared import Prepared
 from protocol import chunks, limits
 from protocol.errors import FragmentMismatch, LeaseClosed
 from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
@@ -26,7 +27,7 @@ from protocol.rollout import PolicyBounds
 from protocol.signing import open_envelope
 
 # Built once: making a statement costs more than running it, and this runs for every rollout.
-_forget = sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True)))
+_forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def left_by(connection: sa.Connection, lease_id: str, *, sound: bool) -> str | N
 
 def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
     """Nobody will go on from what was told of these leases."""
-    connection.execute(_forget, {"leases": list(lease_ids)})
+    _forget(connection, leases=list(lease_ids))
 
 
 def credit(connection: sa.Connection, whole: ClaimId, told: Sequence[Told], now_ms: int) -> None:

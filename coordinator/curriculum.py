@@ -17,6 +17,7 @@ from coordinator.prompts import TRAIN, Source
 from coordinator.selection import Candidate, Outcome, Rules, choose
 from coordinator.state import get_fact, set_fact
 from coordinator.tables import groups, outcomes
+from ledger.prepared import Prepared
 from protocol import chunks
 from protocol.rollout import pack_tokens
 
@@ -27,14 +28,16 @@ Prompt = Callable[[Source], list[int]]
 """The tokens of a problem's prompt."""
 
 # Built once: making a statement costs more than running it, and these run for every lease and every rollout.
-_newest = sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0)
-_known = sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("names", expanding=True)))
-_change = (
+_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
+_known = Prepared(sa.select(outcomes).where(outcomes.c.prompt.in_(sa.bindparam("names", expanding=True))))
+_change = Prepared(
     sa.update(outcomes)
     .where(outcomes.c.prompt == sa.bindparam("name"))
     .values({name: sa.bindparam(f"new_{name}") for name in Outcome.__dataclass_fields__})
 )
-_total = sa.select(sa.func.coalesce(sa.func.sum(outcomes.c.groups), 0))
+_begin_prompt = Prepared(sa.insert(outcomes))
+_make = Prepared(sa.insert(groups))
+_total = Prepared(sa.select(sa.func.coalesce(sa.func.sum(outcomes.c.groups), 0)))
 
 
 def note(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> None:
@@ -48,7 +51,7 @@ def note(connection: sa.Connection, prompt: bytes, rewards: Sequence[float]) -> 
 
 def come_up(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt) -> list[tuple[int, int]]:
     """Numbers for so many groups more, each with the place in the train split that it is about."""
-    newest = connection.execute(_newest).scalar()
+    newest = _newest(connection).scalar()
     first = 0 if newest is None else newest + 1
     return list(enumerate(_places(connection, count, first, rules, prompt), first))
 
@@ -59,7 +62,7 @@ def make(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt) ->
         return []
     made = come_up(connection, count, rules, prompt)
     rows = [{"group_no": number, "state": "leased", "split": TRAIN, "prompt": place} for number, place in made]
-    connection.execute(sa.insert(groups), rows)
+    _make.each(connection, rows)
     return [number for number, _ in made]
 
 
@@ -108,7 +111,7 @@ def _look(connection: sa.Connection, stands: dict[str, Any], rules: Rules, promp
     names: dict[int, str] = {place: chunks.digest(pack_tokens(prompt(Source(TRAIN, place)))) for place in window}
     known = _outcomes(connection, names.values())
     candidates = [Candidate(place, name, known.get(name, Outcome())) for place, name in names.items()]
-    taken, left = choose(candidates, int(connection.execute(_total).scalar_one()), rules)
+    taken, left = choose(candidates, int(_total(connection).scalar_one()), rules)
     after = {names[place]: known.get(names[place], Outcome()).left() for place in left}
     after |= {names[place]: known[names[place]].taken() for place in taken if names[place] in known}
     _keep(connection, known, after)
@@ -120,8 +123,9 @@ def _look(connection: sa.Connection, stands: dict[str, Any], rules: Rules, promp
 
 
 def _outcomes(connection: sa.Connection, names: Iterable[str]) -> dict[str, Outcome]:
-    found = connection.execute(_known, {"names": list(names)}).mappings()
-    return {row["prompt"]: Outcome(**{name: row[name] for name in Outcome.__dataclass_fields__}) for row in found}
+    fields = Outcome.__dataclass_fields__
+    found = _known(connection, names=list(names))
+    return {row.prompt: Outcome(**{name: getattr(row, name) for name in fields}) for row in found}
 
 
 def _keep(connection: sa.Connection, known: dict[str, Outcome], after: dict[str, Outcome]) -> None:
@@ -134,7 +138,5 @@ def _keep(connection: sa.Connection, known: dict[str, Outcome], after: dict[str,
         if name in known and one != known[name]
     ]
     new = [{"prompt": name, **values[name]} for name in after if name not in known]
-    if changed:
-        connection.execute(_change, changed)
-    if new:
-        connection.execute(sa.insert(outcomes), new)
+    _change.each(connection, changed)
+    _begin_prompt.each(connection, new)

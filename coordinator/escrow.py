@@ -34,6 +34,7 @@ from coordinator.tables import trust as trust_table
 from ledger import store
 from ledger.book import BookBroken, Outcome
 from ledger.entry import Post, Verdict, Void
+from ledger.prepared import Prepared
 from ledger.tables import claims_table
 from protocol import chunks
 from protocol.errors import OwnerBanned
@@ -54,12 +55,12 @@ PROVEN: tuple[Finding, ...] = ("pass", "soft")
 UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.settled
 """What waits for its window to close."""
 
-_admit = sa.insert(audits)
+_admit = Prepared(sa.insert(audits))
 
 _NO_PLACE = 2**62
 """Behind every claim."""
 
-_unseen = (
+_unseen = Prepared(
     sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
     .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
     .where(audits.c.owner == sa.bindparam("of"), audits.c.place < sa.bindparam("before"), UNSEEN)
@@ -94,7 +95,7 @@ def admit(
         "rate_ppm": rate,
         "why": "drawn" if drawn else "",
     }
-    connection.execute(_admit, claimed)
+    _admit(connection, **claimed)
     lottery.turn(connection, terms, now_ms)
 
 
@@ -110,7 +111,7 @@ def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> 
     """The owner's last so many unpaid groups before a place that nobody looked at, the latest first."""
     found: list[Any] = []
     if groups:
-        for row in connection.execute(_unseen, {"of": owner, "before": before}):
+        for row in _unseen(connection, of=owner, before=before):
             found.append(row)
             groups -= row.groups
             if groups <= 0:

@@ -16,15 +16,16 @@ from coordinator.prompts import TRAIN, Source
 from coordinator.selection import Rules
 from coordinator.sizing import MEASURED_MAX
 from coordinator.tables import groups, leases, lengths, rollouts
+from ledger.prepared import Prepared
 from protocol import chunks
 from protocol.ids import NodeId
 from protocol.lease import State
 from protocol.rollout import pack_tokens
 
 # Built once: making a statement costs more than running it, and these run for every lease.
-_known = sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True)))
-_newest = sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0)
-_unbegun = (
+_known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))))
+_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
+_unbegun = Prepared(
     sa.select(groups.c.group_no, groups.c.expected)
     .where(
         groups.c.state == "open",
@@ -34,6 +35,29 @@ _unbegun = (
     .order_by(groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
+_change = Prepared(
+    sa.update(lengths)
+    .where(lengths.c.prompts == sa.bindparam("name"))
+    .values(mean=sa.bindparam("new_mean"), groups=sa.bindparam("new_groups"))
+)
+_begin = Prepared(sa.insert(lengths))
+_make = Prepared(sa.insert(groups))
+
+
+def _lately(*of: sa.ColumnElement[bool]) -> Prepared:
+    """How long the last accepted answers took, and their tokens."""
+    last = (
+        sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
+        .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
+        .where(leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0, *of)
+        .order_by(leases.c.ended_ms.desc())
+        .limit(MEASURED_MAX)
+        .subquery()
+    )
+    return Prepared(sa.select(sa.func.sum(last.c.ms), sa.func.sum(last.c.tokens)))
+
+
+_pace_of_all, _pace_of_one = _lately(), _lately(leases.c.node_id == sa.bindparam("node"))
 
 
 def note(connection: sa.Connection, prompt: bytes, longest: int) -> None:
@@ -42,11 +66,10 @@ def note(connection: sa.Connection, prompt: bytes, longest: int) -> None:
     known = _seen(connection, names)
     for name in names:
         after = known.get(name, Seen()).after(longest)
-        row = {"mean": after.mean, "groups": after.groups}
         if name in known:
-            connection.execute(sa.update(lengths).where(lengths.c.prompts == name).values(row))
+            _change(connection, name=name, new_mean=after.mean, new_groups=after.groups)
         else:
-            connection.execute(sa.insert(lengths).values(prompts=name, **row))
+            _begin(connection, prompts=name, mean=after.mean, groups=after.groups)
 
 
 def foreseen(connection: sa.Connection, prompt: bytes) -> float | None:
@@ -61,10 +84,10 @@ def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Promp
 
     What one node has begun is left for whoever can go on, until many newer groups have overtaken it.
     """
-    newest = connection.execute(_newest).scalar()
+    newest = _newest(connection).scalar()
     newest = -1 if newest is None else newest
     found = {"overtaken": newest - OVERTAKEN_MAX * least, "count": least}
-    waiting = [Waiting(row.group_no, row.expected or 0.0) for row in connection.execute(_unbegun, found)]
+    waiting = [Waiting(row.group_no, row.expected or 0.0) for row in _unbegun(connection, **found)]
     if len(waiting) >= least:
         return waiting
     fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
@@ -73,7 +96,7 @@ def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Promp
         {"group_no": number, "state": "open", "split": TRAIN, "prompt": place, "expected": tokens}
         for (number, place), tokens in zip(fresh, lasts, strict=True)
     ]
-    connection.execute(sa.insert(groups), rows)
+    _make.each(connection, rows)
     return waiting + [Waiting(number, tokens or 0.0) for (number, _), tokens in zip(fresh, lasts, strict=True)]
 
 
@@ -85,18 +108,7 @@ def speed(connection: sa.Connection, node: NodeId) -> float:
 
 def _pace(connection: sa.Connection, node: NodeId | None) -> float | None:
     """Milliseconds for a token of the last accepted answers, of one node or of all."""
-    here = (leases.c.state == State.ACCEPTED.value) & (leases.c.group_no >= 0)
-    if node is not None:
-        here &= leases.c.node_id == node
-    lately = (
-        sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
-        .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-        .where(here)
-        .order_by(leases.c.ended_ms.desc())
-        .limit(MEASURED_MAX)
-        .subquery()
-    )
-    took_ms, tokens = connection.execute(sa.select(sa.func.sum(lately.c.ms), sa.func.sum(lately.c.tokens))).one()
+    took_ms, tokens = (_pace_of_all(connection) if node is None else _pace_of_one(connection, node=node)).one()
     return float(took_ms) / float(tokens) if took_ms and tokens else None
 
 
@@ -106,4 +118,4 @@ def _names(prompt: bytes) -> tuple[str, str]:
 
 
 def _seen(connection: sa.Connection, names: Iterable[str]) -> dict[str, Seen]:
-    return {row.prompts: Seen(row.mean, row.groups) for row in connection.execute(_known, {"names": list(names)})}
+    return {row.prompts: Seen(row.mean, row.groups) for row in _known(connection, names=list(names))}

@@ -34,6 +34,7 @@ from coordinator.tables import leases, rejections, rollouts, versions
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
+from ledger.prepared import Prepared
 from protocol import chunks
 from protocol.errors import (
     BudgetExhausted,
@@ -65,12 +66,14 @@ class Judge:
 
 
 # Built once: making a statement costs more than running it, and these run for every rollout.
-_lease = sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease"))
-_answer = sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
-    rollouts.c.lease_id == sa.bindparam("lease")
+_lease = Prepared(sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease")))
+_answer = Prepared(
+    sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
+        rollouts.c.lease_id == sa.bindparam("lease")
+    )
 )
-_accepted = sa.insert(rollouts)
-_policy_update = sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version"))
+_accepted = Prepared(sa.insert(rollouts))
+_policy_update = Prepared(sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version")))
 
 
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
@@ -98,25 +101,25 @@ def _accept(
     judge: Judge,
     now_ms: int,
 ) -> Verdict:
-    row = connection.execute(_lease, {"lease": claim.lease_id}).mappings().first()
+    row = _lease(connection, lease=claim.lease_id).first()
     if row is None:
         raise UnknownLease("No such lease was given out in this round.")
-    if row["node_id"] != node:  # (3)
+    if row.node_id != node:  # (3)
         raise LeaseOfAnother("This lease belongs to another node.")
-    before = connection.execute(_answer, {"lease": claim.lease_id}).mappings().first()
+    before = _answer(connection, lease=claim.lease_id).first()
     if before is not None:  # (4)
-        if before["claim_id"] != claim_id:
+        if before.claim_id != claim_id:
             raise LeaseConflict("This lease was already answered, with another rollout.")
-        return _verdict("already_accepted", claim.lease_id, before["tokens"], before["credit_micros"])
-    if row["state"] not in OPEN or row["expires_ms"] <= now_ms:  # (5)
+        return _verdict("already_accepted", claim.lease_id, before.tokens, before.credit_micros)
+    if row.state not in OPEN or row.expires_ms <= now_ms:  # (5)
         raise LeaseClosed(
             "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
         )
-    lease = Lease.from_bytes(row["offer"])
-    policy_update = connection.execute(_policy_update, {"version": lease.version}).scalar_one()
+    lease = Lease.from_bytes(row.offer)
+    policy_update = _policy_update(connection, version=lease.version).scalar_one()
     learner_update = lease_table.latest_batch(connection)
     bound = judge.terms.staleness
-    is_extra = row["surplus"] or row["group_no"] < 0  # the learner does not wait for it
+    is_extra = row.surplus or row.group_no < 0  # the learner does not wait for it
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
     if late and not is_extra:  # (6)
         raise StaleVersion(
@@ -124,10 +127,10 @@ def _accept(
             hint="Sample faster or take smaller leases.",
         )
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
-    whole, source = whole_tokens(lease, completions), prompts.source_of(connection, row["group_no"])
+    whole, source = whole_tokens(lease, completions), prompts.source_of(connection, row.group_no)
     rewards = _rewards(completions, whole, source, judge)  # (9)
     tokens = sum(item.paid_tokens for item in completions)
-    told = continuation.chain(connection, row["continues"])
+    told = continuation.chain(connection, row.continues)
     credit = _credit(connection, node, claim_id, lease, tokens, told, now_ms)
     accepted = {
         "claim_id": claim_id,
@@ -145,8 +148,8 @@ def _accept(
     _enter(connection, node, claim_id, lease, credit, told, judge, now_ms)
     if is_extra:
         escrow.used(connection, [claim_id], terms=judge.audits, now_ms=now_ms)
-    if row["group_no"] < 0:
-        evaluations.note(connection, row["group_no"], now_ms)
+    if row.group_no < 0:
+        evaluations.note(connection, row.group_no, now_ms)
     return _verdict("accepted", claim.lease_id, tokens, credit)
 
 
@@ -165,19 +168,17 @@ def _rewards(
     return marks.stored(rewards)
 
 
-def _store(
-    connection: sa.Connection, lease: sa.RowMapping, accepted: dict[str, Any], judge: Judge, now_ms: int
-) -> None:
+def _store(connection: sa.Connection, lease: Any, accepted: dict[str, Any], judge: Judge, now_ms: int) -> None:
     """Keep a rollout for the learner; one whose group was answered by another before is only paid."""
-    surplus, lease_id = lease["surplus"], lease["lease_id"]
-    place = {"lease_id": lease_id, "group_no": lease["group_no"], "node_id": lease["node_id"]}
-    scored = evaluations.MEASURED if lease["group_no"] < 0 else "buffered"
+    surplus, lease_id = lease.surplus, lease.lease_id
+    place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
+    scored = evaluations.MEASURED if lease.group_no < 0 else "buffered"
     state = "surplus" if surplus else scored if judge.reward else marks.UNSCORED
-    connection.execute(_accepted, {"state": state, **place, **accepted})
+    _accepted(connection, state=state, **place, **accepted)
     lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
     continuation.forget(connection, [lease_id])
     if not surplus:
-        lease_table.answered(connection, lease_id, lease["group_no"])
+        lease_table.answered(connection, lease_id, lease.group_no)
 
 
 def _remember(

@@ -17,6 +17,7 @@ from coordinator.config import Config
 from coordinator.selection import OFF, Rules
 from coordinator.tables import batches, groups, leases, nodes
 from ledger.entry import amount
+from ledger.prepared import Prepared
 from protocol.ids import NodeId
 from protocol.lease import OPEN, TRANSITIONS, Event, Lease, State
 from protocol.messages import ReturnLeases
@@ -31,21 +32,28 @@ AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
 IS_OPEN = leases.c.state.in_([sa.literal(state.value, literal_execute=True) for state in OPEN])
 
 # Built once: making a statement costs more than running it, and these run for every lease.
-_over = sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
-    IS_OPEN, leases.c.expires_ms <= sa.bindparam("now")
+_over = Prepared(
+    sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
+        IS_OPEN, leases.c.expires_ms <= sa.bindparam("now")
+    )
 )
-_where = sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == sa.bindparam("lease"))
-_move = (
+_where = Prepared(sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == sa.bindparam("lease")))
+_move = Prepared(
     sa.update(leases)
     .where(leases.c.lease_id == sa.bindparam("lease"), leases.c.state == sa.bindparam("before"))
     .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("ended"))
 )
-_set_group = sa.update(groups).where(groups.c.group_no == sa.bindparam("group")).values(state=sa.bindparam("new"))
+_set_group = Prepared(
+    sa.update(groups).where(groups.c.group_no == sa.bindparam("group")).values(state=sa.bindparam("new"))
+)
 _others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
-_in_vain = sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true())
-_allowance = sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node"))
-_reserved = sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN)
-_latest_batch = sa.select(sa.func.max(batches.c.batch))
+_in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
+_allowance = Prepared(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node")))
+_allow = Prepared(
+    sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
+)
+_reserved = Prepared(sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN))
+_latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
 
 
 @dataclass(frozen=True)
@@ -91,17 +99,17 @@ class Terms:
 
 def reserved_micros(connection: sa.Connection) -> int:
     """What the open leases may cost at their dearest."""
-    return int(connection.execute(_reserved).scalar_one())
+    return int(_reserved(connection).scalar_one())
 
 
 def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
     """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
-    row = connection.execute(_where, {"lease": lease_id}).first()
+    row = _where(connection, lease=lease_id).first()
     after = TRANSITIONS.get((State(row.state), event)) if row else None
     if row is None or after is None:
         return False
     change = {"lease": lease_id, "before": row.state, "after": after.value, "ended": None if after in OPEN else now_ms}
-    if not connection.execute(_move, change).rowcount:
+    if not _move(connection, **change).rowcount:
         return False
     if terms is not None and after not in OPEN:
         _learn(connection, row.node_id, event, terms)
@@ -137,7 +145,7 @@ def rules_of(config: Config) -> Rules:
 
 def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
     """End the leases whose time is over and open their groups again."""
-    over = connection.execute(_over, {"now": now_ms}).all()
+    over = _over(connection, now=now_ms)
     for row in over:
         end_unanswered(connection, row, Event.EXPIRE, terms, now_ms)
     return len(over)
@@ -169,7 +177,7 @@ def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Ter
 
 def answered(connection: sa.Connection, lease_id: str, group_no: int) -> None:
     """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
-    connection.execute(_in_vain, {"group": group_no, "lease": lease_id})
+    _in_vain(connection, group=group_no, lease=lease_id)
     set_group(connection, group_no, "accepted")
 
 
@@ -182,18 +190,18 @@ def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -
 
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
-    connection.execute(_set_group, {"group": group_no, "new": state})
+    _set_group(connection, group=group_no, new=state)
 
 
 def latest_batch(connection: sa.Connection) -> int:
     """The update that the newest batch leads to: where the learner stands or is about to stand."""
-    return connection.execute(_latest_batch).scalar() or 0
+    return _latest_batch(connection).scalar() or 0
 
 
 def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:
     """A lease ended: its node may hold more from now on, or fewer."""
-    allowance = connection.execute(_allowance, {"node": node}).scalar()
+    allowance = _allowance(connection, node=node).scalar()
     before = terms.newcomer_leases if allowance is None else allowance
     after = sizing.allowance_after(before, event, most=terms.held_max)
     if after != allowance:
-        connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(lease_allowance=after))
+        _allow(connection, node=node, leases=after)

@@ -15,6 +15,7 @@ from coordinator.audit.trust import Rules
 from coordinator.tables import audits, epochs
 from ledger import store
 from ledger.entry import Commitment, Reveal
+from ledger.prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,10 @@ class AuditTerms:
 
 
 # Built once: making a statement costs more than running it, and these run for every rollout.
-_drawing = sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing")
-_count = (
+_drawing = Prepared(
+    sa.select(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims).where(epochs.c.state == "drawing")
+)
+_count = Prepared(
     sa.update(epochs)
     .where(epochs.c.state == "drawing")
     .values(claims=epochs.c.claims + 1)
@@ -50,7 +53,7 @@ def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
 
 def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool]:
     """The epoch of a claim, and whether it is drawn."""
-    epoch, secret_digest = connection.execute(_count).one()
+    epoch, secret_digest = _count(connection).one()
     return epoch, drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
 
 
@@ -84,7 +87,7 @@ def is_over(connection: sa.Connection, epoch: int) -> bool:
 
 
 def _open(connection: sa.Connection) -> tuple[int, str, int]:
-    return tuple(connection.execute(_drawing).one())
+    return tuple(_drawing(connection).one())
 
 
 def _next(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:

@@ -18,8 +18,18 @@ import sqlalchemy as sa
 from coordinator.evaluations import FIRST
 from coordinator.leases import IS_OPEN, set_group
 from coordinator.tables import evaluations, groups, leases
+from ledger.prepared import Prepared
 from protocol.ids import NodeId
 from protocol.messages import Reason
+
+_open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, groups.c.state == "open")
+# Built once: making a statement costs more than running it, and this runs for every lease.
+_running = Prepared(
+    sa.select(evaluations.c.number, evaluations.c.samples, evaluations.c.why)
+    .where(evaluations.c.state == "running", evaluations.c.version == sa.bindparam("version"), _open_ones.exists())
+    .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
+    .limit(1)
+)
 
 NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
 """Why the learner needs no more groups of a version."""
@@ -42,15 +52,7 @@ def part(
     connection: sa.Connection, node: NodeId, version: int, asked: int, reason: Reason, share: float
 ) -> Part | None:
     """The node's part in what is measured of its version, when it asks for so many groups."""
-    open_ones = sa.select(groups.c.group_no).where(
-        groups.c.evaluation == evaluations.c.number, groups.c.state == "open"
-    )
-    found = connection.execute(
-        sa.select(evaluations.c.number, evaluations.c.samples, evaluations.c.why)
-        .where(evaluations.c.state == "running", evaluations.c.version == version, open_ones.exists())
-        .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
-        .limit(1)
-    ).first()
+    found = _running(connection, version=version).first()
     if found is None:
         return None
     at_work, measuring = _at_work(connection)

@@ -29,6 +29,7 @@ from coordinator.leases import Terms, expire, reopen, set_group
 from coordinator.prompts import Source
 from coordinator.tables import groups, leases
 from ledger.entry import amount
+from ledger.prepared import Prepared
 from protocol import limits
 from protocol.episode import Episode
 from protocol.ids import NodeId
@@ -54,16 +55,18 @@ _is_trained_on = groups.c.group_no >= 0
 _fits = sa.case(
     (groups.c.begun_version == sa.bindparam("version", type_=sa.Integer), 0), (groups.c.begun.is_(None), 1), else_=2
 )
-_waiting = (
+_waiting = Prepared(
     sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
     .where(groups.c.state == "open", _is_trained_on)
     .order_by(_fits, groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
-_these = sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(
-    groups.c.group_no.in_(sa.bindparam("numbers", expanding=True))
+_these = Prepared(
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(
+        groups.c.group_no.in_(sa.bindparam("numbers", expanding=True))
+    )
 )
-_begun_here = (
+_begun_here = Prepared(
     sa.select(groups.c.group_no)
     .where(
         groups.c.state == "open", _is_trained_on, groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
@@ -71,7 +74,7 @@ _begun_here = (
     .order_by(groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
-_give_lease = sa.insert(leases)
+_give_lease = Prepared(sa.insert(leases))
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,9 @@ def _take_groups(
         return []
     if terms.lookahead:
         numbers = _fitting(connection, count, version, node, terms, draw)
-        found = connection.execute(_these, {"numbers": numbers})
+        found = _these(connection, numbers=numbers)
     else:
-        found = connection.execute(_waiting, {"version": version, "count": count})
+        found = _waiting(connection, version=version, count=count)
     taken = [(row.group_no, row.begun, row.begun_version) for row in found]
     for group_no, _, _ in taken:
         set_group(connection, group_no, "leased")
@@ -203,7 +206,7 @@ def _fitting(
     connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw
 ) -> list[int]:
     """So many open groups: those that this node can go on with, then those that suit its pace."""
-    begun = list(connection.execute(_begun_here, {"version": version, "count": count}).scalars())
+    begun = _begun_here(connection, version=version, count=count).scalars()
     left = count - len(begun)
     if not left:
         return begun
@@ -264,4 +267,4 @@ def _store(
         "issued_ms": now_ms,
         "expires_ms": lease.expires_ms,
     }
-    connection.execute(_give_lease, given)
+    _give_lease(connection, **given)

@@ -7,6 +7,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 
 from coordinator.chat import ChatTemplate
 from coordinator.prompts import TRAIN, Source, problem_of
@@ -18,6 +19,8 @@ from protocol.tasks import ChatMessage, Episodes, Game, Judging, Problem, Prompt
 
 ReadFile = Callable[[str], bytes]
 """A file of the policy by its name; raises if there is none."""
+
+PROBLEMS_KEPT = 64
 
 
 class Coder:
@@ -41,15 +44,14 @@ class PolicyText(Coder):
     def __init__(self, read_file: ReadFile, task: Task, max_new_tokens: int) -> None:
         super().__init__(read_file)
         self._task = task
+        self.problem: Callable[[Source], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
+        """One of the task; each sample of a group is judged by the same one."""
         self.bounds = replace(policy_bounds(read_file, max_new_tokens), codec=self.codec)
 
     @property
     def judges(self) -> bool:
         """Whether the task judges right here, as only what is built in may."""
         return isinstance(self._task, Judging)
-
-    def problem(self, source: Source) -> Problem:
-        return problem_of(self._task, source)
 
     def prompt(self, source: Source) -> list[int]:
         """The tokens of a problem's prompt."""

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.tables import groups
+from ledger.prepared import Prepared
 from protocol.tasks import Problem, Split, Task
 
 TRAIN: Literal["train"] = "train"
@@ -29,9 +30,9 @@ def problem_of(task: Task, source: Source) -> Problem:
 
 
 # Built once: making a statement costs more than running it, and this one runs for every lease and every rollout.
-_source = sa.select(groups.c.split, groups.c.prompt).where(groups.c.group_no == sa.bindparam("group"))
+_source = Prepared(sa.select(groups.c.split, groups.c.prompt).where(groups.c.group_no == sa.bindparam("group")))
 
 
 def source_of(connection: sa.Connection, group_no: int) -> Source:
     """The problem that a group is about."""
-    return Source(*connection.execute(_source, {"group": group_no}).one())
+    return Source(*_source(connection, group=group_no).one())

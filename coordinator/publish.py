@@ -24,6 +24,7 @@ from coordinator.signed_metadata import SignedMetadata, utc_now
 from coordinator.tables import versions
 from ledger import store
 from ledger.entry import Version
+from ledger.prepared import Prepared
 from protocol import chunks, delta
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
@@ -255,10 +256,10 @@ def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, 
     )
 
 
-_newest = sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1)
+_newest = Prepared(sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
 
 
 def newest_version(connection: sa.Connection) -> tuple[int, int]:
     """The newest version and its update; (0, 0) before the first."""
-    row = connection.execute(_newest).first()
+    row = _newest(connection).first()
     return (row[0], row[1]) if row else (0, 0)

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from coordinator import owners
 from coordinator.tables import blames, fleet, nodes, nonces, transfers
+from ledger.prepared import Prepared
 from protocol import limits
 from protocol.errors import KeyRevoked, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
@@ -19,29 +20,35 @@ BLAMES_MAX = 100
 
 
 # Built once: making a statement costs more than running it, and these run for every request.
-_spend = sa.insert(nonces)
-_price = sa.select(nodes.c.price_micros_per_mtok, nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node"))
-_works = (
+_spend = Prepared(sa.insert(nonces))
+_price = Prepared(
+    sa.select(nodes.c.price_micros_per_mtok, nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node"))
+)
+_works = Prepared(
     sa.select(fleet.c.works, nodes.c.paused_ms)
     .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
     .where(nodes.c.node_id == sa.bindparam("node"))
 )
-_beat = (
+_beat = Prepared(
     sa.update(nodes)
     .where(nodes.c.node_id == sa.bindparam("node"))
     .values({name: sa.bindparam(f"new_{name}") for name in ("last_seen_ms", "version", "phase", "tokens_per_s")})
 )
-_moved = (
+_moved = Prepared(
     sa.update(transfers)
     .where(transfers.c.node_id == sa.bindparam("node"), transfers.c.session == sa.bindparam("of"))
     .values({name: sa.bindparam(f"new_{name}") for name in Transfer.model_fields})
 )
+_sessions = Prepared(
+    sa.select(sa.func.count()).select_from(transfers).where(transfers.c.node_id == sa.bindparam("node"))
+)
+_begin = Prepared(sa.insert(transfers))
 
 
 def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int) -> None:
     """Use a nonce up."""
     try:
-        connection.execute(_spend, {"node_id": node, "nonce": nonce, "sent_ms": sent_ms})
+        _spend(connection, node_id=node, nonce=nonce, sent_ms=sent_ms)
     except sa.exc.IntegrityError:
         raise NonceReplayed("This signed request was used before.", hint="Sign a new one for every attempt.") from None
 
@@ -84,7 +91,7 @@ def register(
 
 def require_node(connection: sa.Connection, node: NodeId) -> int:
     """The price of a registered node whose key was not revoked."""
-    row = connection.execute(_price, {"node": node}).first()
+    row = _price(connection, node=node).first()
     if row is None:
         raise UnknownNode(
             "This node has not registered in this round.", hint="Join again: registering is the first step."
@@ -98,7 +105,7 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
 
 def works(connection: sa.Connection, node: NodeId) -> bool:
     """Whether the node is wanted for work, or stands by or is paused; before anything was decided, it may work."""
-    row = connection.execute(_works, {"node": node}).first()
+    row = _works(connection, node=node).first()
     return row is None or (row.works is not False and row.paused_ms is None)
 
 
@@ -110,20 +117,19 @@ def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, no
         "new_phase": message.phase,
         "new_tokens_per_s": message.tokens_per_s,
     }
-    if not connection.execute(_beat, {"node": node, **seen}).rowcount:
+    if not _beat(connection, node=node, **seen).rowcount:
         require_node(connection, node)
     moved = message.transfer.model_dump()
-    session = {"node": node, "of": message.session}
-    if not connection.execute(_moved, session | {f"new_{name}": count for name, count in moved.items()}).rowcount:
+    counted = {f"new_{name}": count for name, count in moved.items()}
+    if not _moved(connection, node=node, of=message.session, **counted).rowcount:
         _begin_session(connection, node, message.session, moved)
     if message.blames:
         _note_blames(connection, node, message.blames, now_ms)
 
 
 def _begin_session(connection: sa.Connection, node: NodeId, session: str, moved: dict[str, int]) -> None:
-    sessions = sa.select(sa.func.count()).select_from(transfers).where(transfers.c.node_id == node)
-    if connection.execute(sessions).scalar_one() < SESSIONS_MAX:
-        connection.execute(sa.insert(transfers).values(node_id=node, session=session, **moved))
+    if _sessions(connection, node=node).scalar() < SESSIONS_MAX:
+        _begin(connection, node_id=node, session=session, **moved)
 
 
 def _note_blames(connection: sa.Connection, node: NodeId, said: Sequence[Blame], now_ms: int) -> None:

@@ -1,8 +1,8 @@
 """What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from math import ceil
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,58 +10,84 @@ import sqlalchemy as sa
 from coordinator import marks, orders
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Level, Rules, Standing
+from coordinator.leases import IS_OPEN
 from coordinator.tables import WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
+from ledger.prepared import Prepared
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
-from protocol.lease import OPEN
 
 SMALL_ROUND = 2
 """Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
 
 
 # Built once: making a statement costs more than running it, and these run for every lease or rollout.
-_owner = sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node"))
-_trust = sa.select(trust).where(trust.c.owner == sa.bindparam("of"))
-_count = (
+_owner = Prepared(sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")))
+_trust = Prepared(sa.select(trust).where(trust.c.owner == sa.bindparam("of")))
+_count = Prepared(
     sa.update(trust)
     .where(trust.c.owner == sa.bindparam("of"))
     .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
     .returning(trust.c.accepted)
 )
-_banned = (
+_put = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.bindparam("of"))
+    .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(Standing)})
+)
+_begin = Prepared(sa.insert(trust))
+_banned = Prepared(
     sa.select(trust.c.hard, trust.c.owner)
     .join_from(trust, nodes, nodes.c.owner == trust.c.owner)
     .where(nodes.c.node_id == sa.bindparam("node"), trust.c.banned_ms.is_not(None))
 )
-_backlog = sa.select(sa.func.count()).select_from(audits).where(WAITS)
+_leased = IS_OPEN & (leases.c.group_no >= 0)
+_buffered = rollouts.c.state.in_(marks.WAITING) & (rollouts.c.group_no >= 0)
+_theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
+_at_work = Prepared(
+    sa.select(
+        sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery(),
+        sa.select(sa.func.count()).where(_buffered, rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
+    )
+)
+_under_way = sa.union_all(
+    sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),
+    sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),
+).subquery()
+# No more owners are counted than are asked for: there may be thousands.
+_owners_at_work = Prepared(
+    sa.select(sa.func.count()).select_from(
+        sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer)).subquery()
+    )
+)
+_backlog = Prepared(sa.select(sa.func.count()).select_from(audits).where(WAITS))
 
 
 def owner_of(connection: sa.Connection, node: NodeId) -> str:
-    return str(connection.execute(_owner, {"node": node}).scalar_one())
+    return str(_owner(connection, node=node).scalar_one())
 
 
 def of(connection: sa.Connection, owner: str) -> Standing:
     """An owner's standing; nobody's before the first claim."""
-    row = connection.execute(_trust, {"of": owner}).mappings().first()
+    row = _trust(connection, of=owner).first()
     return _standing(row) if row else Standing()
 
 
 def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
-    connection.execute(sa.update(trust).where(trust.c.owner == owner).values(**asdict(standing)))
+    _put(connection, of=owner, **{f"new_{name}": count for name, count in asdict(standing).items()})
 
 
 def count(connection: sa.Connection, owner: str, groups: int) -> int:
     """The place of an owner's next claim, which counts for so many groups."""
-    place = connection.execute(_count, {"of": owner, "more": groups}).scalar()
+    place = _count(connection, of=owner, more=groups).scalar()
     if place is None:
-        connection.execute(sa.insert(trust).values(owner=owner, accepted=1, **asdict(Standing(claims=groups))))
+        _begin(connection, owner=owner, accepted=1, **asdict(Standing(claims=groups)))
     return int(place or 1)
 
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:
     """Refuse the nodes of a banned owner."""
-    row = connection.execute(_banned, {"node": node}).first()
+    row = _banned(connection, node=node).first()
     if row is None:
         return
     if (given := orders.standing_ban(connection, row.owner)) is not None:
@@ -147,7 +173,7 @@ def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[s
 
 def backlog(connection: sa.Connection) -> int:
     """How many claims wait for an auditor."""
-    return connection.execute(_backlog).scalar_one()
+    return int(_backlog(connection).scalar_one())
 
 
 def oldest_waiting(connection: sa.Connection) -> int | None:
@@ -155,21 +181,18 @@ def oldest_waiting(connection: sa.Connection) -> int | None:
     return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS)).scalar()
 
 
-def owners_at_work(connection: sa.Connection) -> Counter[str]:
-    """Groups of each owner that are leased, or accepted and not yet trained on."""
-    leased = sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
-    buffered = sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
-    under_way = sa.union_all(
-        leased.where(leases.c.state.in_(OPEN), leases.c.group_no >= 0),
-        buffered.where(rollouts.c.state.in_(marks.WAITING), rollouts.c.group_no >= 0),
-    ).subquery()
-    found = sa.select(under_way.c.owner, sa.func.count()).group_by(under_way.c.owner)
-    return Counter({owner: int(groups) for owner, groups in connection.execute(found)})
+def at_work(connection: sa.Connection, owner: str) -> int:
+    """The owner's groups that are leased, or accepted and not yet trained on."""
+    return sum(_at_work(connection, of=owner).one())
 
 
-def share_of(groups: int, share: float, owners: int) -> int:
+def share_of(connection: sa.Connection, groups: int, share: float) -> int:
     """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait."""
-    return groups if owners < SMALL_ROUND / share else max(1, int(share * groups))
+    if share >= 1:
+        return groups
+    enough = ceil(SMALL_ROUND / share)
+    few = _owners_at_work(connection, enough=enough).scalar_one() < enough
+    return groups if few else max(1, int(share * groups))
 
 
 def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
@@ -201,35 +224,35 @@ def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
             .group_by(audits.c.owner)
         )
     }
-    return [_shown(row, rules, escrow.get(row["owner"], (0, 0))) for row in _every(connection)]
+    return [_shown(row, rules, escrow.get(row.owner, (0, 0))) for row in _every(connection)]
 
 
 def levels(connection: sa.Connection, rules: Rules) -> dict[str, Level]:
     """How far each owner is trusted; who is not in it has brought nothing yet."""
-    return {row["owner"]: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
+    return {row.owner: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
 
 
 def _every(connection: sa.Connection) -> list[Any]:
-    return list(connection.execute(sa.select(trust).order_by(trust.c.owner)).mappings())
+    return list(connection.execute(sa.select(trust).order_by(trust.c.owner)))
 
 
 def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
     standing = _standing(row)
     return {
-        "owner": row["owner"],
+        "owner": row.owner,
         "level": rules_of_trust.level(standing, rules),
         "rate": rules_of_trust.rate_ppm(standing, rules) / 1e6,
-        "accepted_groups": row["accepted"],
-        "validated_groups": row["groups"],
-        "soft_faults": row["soft"],
-        "hard_faults": row["hard"],
+        "accepted_groups": row.accepted,
+        "validated_groups": row.groups,
+        "soft_faults": row.soft,
+        "hard_faults": row.hard,
         "escrow_groups": escrow[0],
         "escrow_micros": escrow[1],
     }
 
 
-def _standing(row: sa.RowMapping) -> Standing:
-    return Standing(**{field.name: row[field.name] for field in fields(Standing)})
+def _standing(row: Any) -> Standing:
+    return Standing(**{field.name: getattr(row, field.name) for field in fields(Standing)})
 
 
 def audited(connection: sa.Connection) -> dict[str, Any]:

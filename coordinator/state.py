@@ -28,6 +28,7 @@ import sqlalchemy as sa
 
 from coordinator import schema
 from coordinator.tables import facts
+from ledger.prepared import Prepared, say
 from protocol.errors import ConfigInvalid, Overloaded
 
 P = ParamSpec("P")
@@ -178,39 +179,34 @@ class Database:
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._engine.connect() as connection:
             try:
-                _say(connection, *self._dialect.begin)
+                say(connection, *self._dialect.begin)
                 yield connection
-                _say(connection, "COMMIT")
+                say(connection, "COMMIT")
             except BaseException:  # raised again
                 with suppress(sa.exc.DBAPIError):  # SQLite has rolled back by itself where the disk was full
-                    _say(connection, "ROLLBACK")
+                    say(connection, "ROLLBACK")
                 raise
 
     def _read_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._engine.connect() as connection:
-            _say(connection, *self._dialect.begin_reading)
+            say(connection, *self._dialect.begin_reading)
             try:
                 return effect(connection, *args, **kwargs)
             finally:
-                _say(connection, *self._dialect.end_reading)
-
-
-def _say(connection: sa.Connection, *statements: str) -> None:
-    for statement in statements:
-        connection.exec_driver_sql(statement)
+                say(connection, *self._dialect.end_reading)
 
 
 def _do(connection: sa.Connection, call: _Call) -> None:
     """One effect of a group; if it fails, it has not happened, and the others go on."""
     if call.answer.done():
         return  # whoever asked has gone
-    _say(connection, "SAVEPOINT effect")
+    say(connection, "SAVEPOINT effect")
     try:
         call.outcome = call.effect(connection)
     except Exception as failure:  # told to whoever asked
         call.failure = failure
-        _say(connection, "ROLLBACK TO SAVEPOINT effect")
-    _say(connection, "RELEASE SAVEPOINT effect")
+        say(connection, "ROLLBACK TO SAVEPOINT effect")
+    say(connection, "RELEASE SAVEPOINT effect")
 
 
 def _settle(group: list[_Call]) -> None:
@@ -246,16 +242,19 @@ def _tune_sqlite(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-_fact = sa.select(facts.c.value).where(facts.c.name == sa.bindparam("wanted"))
+_fact = Prepared(sa.select(facts.c.value).where(facts.c.name == sa.bindparam("wanted")))
+_change_fact = Prepared(
+    sa.update(facts).where(facts.c.name == sa.bindparam("wanted")).values(value=sa.bindparam("new"))
+)
+_begin_fact = Prepared(sa.insert(facts))
 
 
 def get_fact(connection: sa.Connection, name: str, default: Any = None) -> Any:
     """A single remembered value."""
-    row = connection.execute(_fact, {"wanted": name}).first()
+    row = _fact(connection, wanted=name).first()
     return row[0] if row else default
 
 
 def set_fact(connection: sa.Connection, name: str, value: Any) -> None:
-    changed = connection.execute(sa.update(facts).where(facts.c.name == name).values(value=value)).rowcount
-    if not changed:
-        connection.execute(sa.insert(facts).values(name=name, value=value))
+    if not _change_fact(connection, wanted=name, new=value).rowcount:
+        _begin_fact(connection, name=name, value=value)

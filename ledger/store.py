@@ -27,6 +27,7 @@ from ledger.checkpoint import sign as sign_checkpoint
 from ledger.entry import Entry, OnceEntry, Payout, PayoutEntry, Pending, Reinstate, Reveal, Ruling, parse
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
+from ledger.prepared import Prepared
 from ledger.proof import Proven
 from ledger.tables import (
     balances_table,
@@ -50,23 +51,27 @@ NAMES_AT_ONCE = 500
 
 # Built once: making a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
-_move_head = sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
-_effects = sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
-_claims = sa.select(claims_table).where(claims_table.c.claim_id.in_(_names))
-_accounts = sa.select(balances_table).where(balances_table.c.account.in_(_names))
-_set_balance = (
+_move_head = Prepared(
+    sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
+)
+_effects = Prepared(
+    sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
+)
+_claims = Prepared(sa.select(claims_table).where(claims_table.c.claim_id.in_(_names)))
+_accounts = Prepared(sa.select(balances_table).where(balances_table.c.account.in_(_names)))
+_set_balance = Prepared(
     sa.update(balances_table)
     .where(balances_table.c.account == sa.bindparam("name"), balances_table.c.micros == sa.bindparam("was"))
     .values(micros=sa.bindparam("now"))
 )
-_set_state = (
+_set_state = Prepared(
     sa.update(claims_table)
     .where(claims_table.c.claim_id == sa.bindparam("claim"), claims_table.c.state == sa.bindparam("was"))
     .values(state=sa.bindparam("now"))
 )
 _place = (tiles_table.c.level == sa.bindparam("at_level"), tiles_table.c.number == sa.bindparam("at"))
-_tile = sa.select(tiles_table.c.hashes).where(*_place)
-_widen_tile = (
+_tile = Prepared(sa.select(tiles_table.c.hashes).where(*_place))
+_widen_tile = Prepared(
     sa.update(tiles_table)
     .where(*_place, tiles_table.c.width == sa.bindparam("was"))
     .values(width=sa.bindparam("now"), hashes=sa.bindparam("data"))
@@ -184,7 +189,7 @@ def size(conn: sa.Connection) -> int:
 
 def balance(conn: sa.Connection, account: Account) -> int:
     """What one account holds; nothing before it ever moved."""
-    return sum(row.micros for row in conn.execute(_accounts, {"names": [str(account)]}))
+    return sum(row.micros for row in _accounts(conn, names=[str(account)]))
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:
@@ -240,7 +245,7 @@ def rebuild(conn: sa.Connection, *, locked: bool = True) -> list[Difference]:
 
 def _head(conn: sa.Connection, by: int) -> int:
     """Lock the log until the caller's transaction ends; its size after the move."""
-    size: int | None = conn.execute(_move_head, {"by": by}).scalar_one_or_none()
+    size: int | None = _move_head(conn, by=by).scalar()
     if size is None:
         raise BookBroken("The ledger has no head row: `store.create` has not run, or the store is damaged.")
     return size
@@ -270,11 +275,11 @@ def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     return State({by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}, claims, once)
 
 
-def _rows(conn: sa.Connection, statement: sa.Select[Any], names: Collection[str]) -> Iterator[Any]:
+def _rows(conn: sa.Connection, statement: Prepared, names: Collection[str]) -> Iterator[Any]:
     """The rows of many names, some names at a time."""
     waiting = list(names)
     for start in range(0, len(waiting), NAMES_AT_ONCE):
-        yield from conn.execute(statement, {"names": waiting[start : start + NAMES_AT_ONCE]})
+        yield from statement(conn, names=waiting[start : start + NAMES_AT_ONCE])
 
 
 def _write_entries(conn: sa.Connection, size: int, applied: list[Entry], now_ms: int) -> None:
@@ -334,7 +339,7 @@ def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
 
 def _read_tile(conn: sa.Connection, tile: Tile) -> bytes:
     """So many hashes of a tile; it may have grown since."""
-    data = conn.execute(_tile, {"at_level": tile.level, "at": tile.number}).scalar()
+    data = _tile(conn, at_level=tile.level, at=tile.number).scalar()
     wanted = tile.width * HASH_BYTES
     if data is None or len(data) < wanted:
         raise NotFound(f"The log does not reach to the end of tile {tile.name}.")
@@ -359,9 +364,9 @@ def _insertion(table: sa.Table, dialect: sa.Dialect) -> str:
     return f"INSERT INTO {table.name} ({names}) VALUES ({', '.join(mark for _ in table.columns)})"
 
 
-def _replace(conn: sa.Connection, statement: sa.Update, rows: Sequence[Mapping[str, Any]]) -> None:
+def _replace(conn: sa.Connection, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
     """Compare and set: each row must still be the one that the decision was made on."""
-    if rows and conn.execute(statement, rows).rowcount != len(rows):
+    if statement.each(conn, rows) != len(rows):
         raise BookBroken("A ledger row changed under the append lock: something else writes to the ledger's tables.")
 
 

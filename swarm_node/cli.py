@@ -12,9 +12,10 @@ import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.log_lines import VARIABLE
-from swarm_node import cli_agent, cli_appeal, cli_doctor, cli_join, cli_keys, cli_ledger, locks, logs
-from swarm_node.cli_ledger import DEFAULT_HOME
-from swarm_node.cli_options import (
+from swarm_node import locks, logs
+from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
+from swarm_node.commands.ledger import DEFAULT_HOME
+from swarm_node.commands.options import (
     Device,
     DeviceOption,
     Dtype,
@@ -33,14 +34,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command(epilog=cli_join.EXIT_CODES)(cli_join.join)
-app.command(epilog=cli_join.EXIT_CODES)(cli_join.mirror)
-app.command(epilog=cli_doctor.EXIT_CODES)(cli_doctor.doctor)
-cli_agent.add_to(app)
-app.add_typer(cli_ledger.app, name="ledger")
-app.add_typer(cli_keys.app, name="keys")
-app.command(epilog=cli_keys.EXIT_CODES)(cli_keys.earnings)
-app.command(epilog=cli_appeal.EXIT_CODES)(cli_appeal.appeal)
+app.command(epilog=join.EXIT_CODES)(join.join)
+app.command(epilog=join.EXIT_CODES)(join.mirror)
+app.command(epilog=doctor.EXIT_CODES)(doctor.doctor)
+agent.add_to(app)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.app, name="keys")
+app.command(epilog=keys.EXIT_CODES)(keys.earnings)
+app.command(epilog=appeal.EXIT_CODES)(appeal.appeal)
 
 
 def say_version(wanted: bool) -> None:

@@ -5,7 +5,8 @@
                                                    └───────────────────────────────────────────┘
 
 - A lease is answered with the policy it names: a newer version waits until the last group of the old one has ended.
-- The engine never runs dry in between: when half of its groups have ended, others are leased in their place.
+- The engine never runs dry in between: others are leased in place of groups that have ended, when half have, or with
+  every one that ends where they take long.
 - A finished group is signed and on the disk before the next is awaited; sending is the `sender`'s task.
 - What the engine says of groups that take long is told by the `teller`; what the coordinator needs no more is dropped.
 - A version that is measured stays in the engine until the coordinator has no more of it for this node.
@@ -33,6 +34,7 @@ from protocol.signing import NodeKey
 from protocol.tasks import environments
 from swarm_node.activity import NO_WORK, Gate, Phase
 from swarm_node.api_client import Coordinator
+from swarm_node.appetite import Appetite
 from swarm_node.engine.client import EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
 from swarm_node.feasible import Pace, sort_out
@@ -95,7 +97,7 @@ class Worker:
         self._gate = gate
         self._key = key
         self._round_id = round_id
-        self._groups_per_request = groups_per_request
+        self._appetite = Appetite(groups_per_request)
         self._price_floor = price_floor
         self._loaded: Policy | None = None
         self._open: dict[str, Lease] = {}
@@ -107,7 +109,6 @@ class Worker:
         """Whether the engine can go on where another stopped."""
         self._plays = False
         """Whether it can play environments."""
-        self._ask_at = 0.0
         self._failures = 0
         self._trouble = ""
         self._samples_done = self._tokens_done = 0
@@ -149,26 +150,25 @@ class Worker:
                 except DiskFull as error:
                     self._say_once(error, "work stopped")
                     await self._give_up()
-                    self._pause(FULL_DISK_PAUSE_S)
+                    self._appetite.pause(FULL_DISK_PAUSE_S)
                 except Unreachable:  # the heartbeat tells the owner
-                    self._pause(1.0)
+                    self._appetite.pause(1.0)
                 except OwnerBanned:
                     raise
                 except SwarmError as error:
                     self._say_once(error, "no work")
-                    self._pause(1.0)
+                    self._appetite.pause(1.0)
         finally:
             await self._give_back(list(self._open))
 
     def _is_hungry(self) -> bool:
-        """Whether to ask for work: nothing is left, or little, and more of the same version may be added to it."""
+        """Whether to ask for work: nothing is left, or there is room for more of the same version."""
         if not self._open:
             return True
         return (
             self._gate.decision.may_work
-            and len(self._open) <= self._groups_per_request // 2
             and len(self._outbox) < OUTBOX_MAX
-            and trio.current_time() >= self._ask_at
+            and self._appetite.is_due(len(self._open))
             and self._next_now() == self._loaded
         )
 
@@ -177,17 +177,13 @@ class Worker:
         newest = self._policies.usable_now()
         return self._loaded if newest is not None and self._stays else newest
 
-    def _pause(self, seconds: float) -> None:
-        """Ask for no work for so long; what is being sampled goes on."""
-        self._ask_at = trio.current_time() + seconds
-
     async def _take_work(self) -> None:
         """Lease groups and put them into the engine, beside those that it still samples from the same version."""
         if not self._open:
             if not self._gate.decision.may_work:
                 return await self._rest()
             self.phase = Phase.IDLE if self._loaded else Phase.OFFLINE
-            await first_of(partial(trio.sleep_until, self._ask_at), self._gate.closed)
+            await first_of(partial(trio.sleep, self._appetite.pause_s), self._gate.closed)
         policy = self._next_now() or await first_of(self._policies.usable, self._gate.closed)  # see `_is_hungry`
         if policy is None:
             return None
@@ -198,7 +194,7 @@ class Worker:
                 self._count_failure(error)
                 await self._wait_for_newer(policy, LOAD_AGAIN_S)
         elif len(self._outbox) >= OUTBOX_MAX:
-            self._pause(1.0)
+            self._appetite.pause(1.0)
         elif policy == self._loaded and (leases := await self._lease(policy)):
             self.phase = Phase.GENERATING
             self._open |= {lease.lease_id: lease for lease in leases}
@@ -270,7 +266,7 @@ class Worker:
                 f"The engine failed {self._failures} times in a row; the last time: {error.message}",
                 hint=f"{error.hint} `swarm-node doctor` tries every engine.".strip(),
             ) from error
-        self._pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
+        self._appetite.pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
 
     def _say_once(self, error: SwarmError, what: str) -> None:
         """Tell the owner of a trouble when it begins, not each time it is met again."""
@@ -305,12 +301,13 @@ class Worker:
     async def _lease(self, policy: Policy) -> tuple[Lease, ...]:
         request = LeaseRequest(
             version=policy.manifest.version,
-            groups=self._groups_per_request - len(self._open),
+            groups=self._appetite.room(len(self._open)),
             continues=self._continues,
             numerics=self._numerics,
             environments=environments.names() if self._plays else (),
         )
         reply = await self._coordinator.lease(request)
+        self._appetite.asked()
         self._policies.hint(reply.newest_version)
         self._stays = reply.stays
         new = {lease.lease_id for lease in reply.leases} - self._open.keys()
@@ -325,7 +322,7 @@ class Worker:
             self._say_why(reply.reason)
             patience_s = min(max(reply.retry_s, 0.05), 30.0)
             if self._open:
-                self._pause(patience_s)
+                self._appetite.refused(patience_s)
             else:
                 await self._wait_for_newer(policy, patience_s)
         return await self._begin(reply.leases)
@@ -343,7 +340,7 @@ class Worker:
             if not self.idle_for:
                 log.warning("leases declined count=%d: %s", len(found.declined), found.why)
             await self._give_back(list(found.declined))
-            self._pause(DECLINED_PAUSE_S)
+            self._appetite.pause(DECLINED_PAUSE_S)
         self.idle_for = "" if found.begun else found.why
         return found.begun
 

@@ -83,7 +83,7 @@ def judge_headline(bench: Bench) -> None:
     for line in lines.values():
         bench.measure(f"headline, {line.way}: $/step, {line.workers} workers", line.cost, unit="$")
         bench.measure(f"headline, {line.way}: saved against sync", 100 * line.saved, unit="%")
-    for line in headline.rough(1 if bench.quick else 2):
+    for line in headline.rough(1 if bench.quick else 6):
         bench.measure(f"volunteers, {line.way}: $/step, {line.workers} workers", line.cost, unit="$")
         bench.measure(f"volunteers, {line.way}: saved against sync", 100 * line.saved, unit="%")
         bench.measure(f"volunteers, {line.way}: learner idle", 100 * line.bubble, unit="%")

@@ -101,7 +101,7 @@ ROUGH: dict[str, dict[str, Any]] = {
 POOLS = range(4, 41)
 
 
-def rough(seeds: int = 2) -> list[Line]:
+def rough(seeds: int) -> list[Line]:
     """Volunteers, with more and more of what we add: the cheapest pool of each."""
     return [_cheapest(way, replace(VOLUNTEERS, **change), seeds) for way, change in ROUGH.items()]
 

@@ -6,7 +6,7 @@ With μ the version that sampled, π_old the policy before the update, π_θ the
     bypass      r_t = π_θ / μ        ρ_t = 1
     none        r_t = π_θ / π_old    ρ_t = 1, and nothing is dropped
 
-    loss = − Σ_t share_t · keep · ρ_t · gain(r_t, A) + β · k3(π_ref, π_θ)
+    loss = − Σ_t share_t · keep · (ρ_t · gain(r_t, A) − β · k3(π_ref, π_θ))
 
 - share_t adds up to one over all tokens of the batch, dropped ones included: otherwise dropping samples would scale the
   others' gradient up. It is known before the first forward pass, so the losses of micro-batches simply add.
@@ -81,9 +81,9 @@ def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tu
     metrics = diagnostics.of_distance(distance, mask, weight, keep)
     metrics |= diagnostics.of_clipping(clipped, terms.advantages[:, None], mask)
     if terms.reference is not None:
-        away = (terms.reference - current) * mask
+        away = ((terms.reference - current) * mask).clamp(-NATS_MAX, NATS_MAX)
         divergence = away.expm1() - away
-        loss = loss + algorithm.beta * (terms.shares * divergence).sum()
+        loss = loss + algorithm.beta * (terms.shares * keep * divergence).sum()
         metrics["kl/ref"] = diagnostics.mean(divergence.detach(), mask)
     return loss, metrics | {"loss": float(loss.detach())}
 

@@ -90,11 +90,8 @@ class Node:
 
     @property
     def free(self) -> int:
-        """Groups that it would take, as the real agent does: it asks for more when half of what it had has ended, and
-        for nothing while what it samples keeps a newer version out of its engine."""
-        if self.fetched > self.update or len(self.out) > self.hands // 2:
-            return 0
-        return min(self.hands, self.allowance) - len(self.out)
+        """Groups that it would take: none while what it samples keeps a newer version out of its engine."""
+        return 0 if self.fetched > self.update else min(self.hands, self.allowance) - len(self.out)
 
     @property
     def claimed(self) -> float:

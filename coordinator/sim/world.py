@@ -3,9 +3,9 @@
 - Every decision is the coordinator's own: `dispatch` admits and refuses, `lengths` and `stragglers` choose groups,
   `sizing` bounds leases, `capacity` says what is needed, `fleet` who works, `topology` who feeds whom, `trust` who is
   audited and banned. Only time is made up.
-- A node asks for groups when half of what it had has ended. A newer version waits until all has, and then its loading
-  takes time. Groups that are lost with their node keep their place until their lease has run out, or until it gave
-  them back.
+- A node asks for a group when one has ended; the real one may wait a second for others. A newer version waits until all
+  that it samples has ended, and then its loading takes time. Groups that are lost with their node keep their place
+  until their lease has run out, or until it gave them back.
 - The learner takes the oldest versions first. A batch is formed as soon as there are enough groups and it is free.
 - A node is paid by the hour while it works, idle or not; the learner always.
 """

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator import cli_eval, evaluations, tables
+from coordinator import evaluations, tables
 from coordinator.audit.trust import Rules
+from coordinator.commands import evaluate
 from coordinator.evaluations import EvaluationTerms
 from protocol.errors import NotFound, OutOfOrder, Unreachable
 from protocol.lease import Lease
@@ -282,9 +283,9 @@ def test_waiting_for_an_evaluation_that_no_coordinator_ends_has_an_end(
 ) -> None:
     world.join(1)
     publish(world, 1, 0)
-    monkeypatch.setattr(cli_eval, "ENDS_WITHIN_S", -1.0)
+    monkeypatch.setattr(evaluate, "ENDS_WITHIN_S", -1.0)
     with pytest.raises(Unreachable, match="Nobody has ended evaluation 1"):
-        cli_eval._await(world.database, 1, 0.0)
+        evaluate._await(world.database, 1, 0.0)
     assert world.run(evaluations.is_running), "it goes on when the round is launched"
 
 

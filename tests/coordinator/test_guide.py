@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator import cli, cli_init, guide
+from coordinator import cli, guide
+from coordinator.commands import init
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
 
@@ -98,11 +99,11 @@ def test_a_wrong_setting_leaves_no_file(elsewhere: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(elsewhere: Path) -> None:
     (elsewhere / "no").touch()
     with pytest.raises(ConfigInvalid, match="Cannot write"):
-        cli_init._write(elsewhere / "no" / "new.toml", [])
+        init._write(elsewhere / "no" / "new.toml", [])
 
 
 def test_whatever_is_chosen_is_read_back(elsewhere: Path) -> None:
     rewards = "reward.functions=['a.py:f', 'b.py:g']"
     settings = ["task.name=data", "task.parameters={boxes = 1, free = true}", rewards, "data.suffix=é\t"]
-    cli_init._write(elsewhere / "new.toml", settings)
+    init._write(elsewhere / "new.toml", settings)
     assert load(elsewhere / "new.toml", []) == load(None, settings)

@@ -15,13 +15,15 @@ import sqlalchemy as sa
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
-from coordinator import payout_tables, schema, tables, upgrading
+from coordinator import payout_tables, schema, standings, tables, upgrading
 from coordinator.schema import numbered, stamp
 from coordinator.state import Database, engine
 from ledger import store
 from ledger import tables as ledger_tables
 from protocol.errors import ConfigInvalid
 from tests.coordinator.old_stores import make_old, rows_of_the_round, schema_of, wipe
+
+AUDIT, TRUST = ("claim_id", "finding", "judged_ms", "fault"), ("owner", "banned_ms", "hard")
 
 FORGOTTEN = """
 The tables have changed, and no step brings an older store there. Stores out there would be refused or misread.
@@ -122,6 +124,47 @@ def test_an_upgraded_store_has_every_row_and_a_sound_ledger(old: Path | str) -> 
     rows = rows_of_the_round()
     assert {name: database.run_now(counted, name) for name in rows} == {name: len(rows[name]) for name in rows}
     assert database.run_now(store.rebuild) == []
+    database.close()
+
+
+def test_step_8_finds_old_faults_and_what_old_bans_took(old: Path | str) -> None:
+    """Of two faults the earlier is the first; a ban took what is void by no fault of its own, and nothing else."""
+    first, second, by_window, by_ban, *sound = (row["claim_id"] for row in rows_of_the_round()["audits"])
+    owner = rows_of_the_round()["audits"][0]["owner"]
+    audits, trust = sa.table("audits", *map(sa.column, (*AUDIT, "owner"))), sa.table("trust", *map(sa.column, TRUST))
+    claims = sa.table("ledger_claims", sa.column("claim_id"), sa.column("state"))
+
+    def judged(connection: sa.Connection) -> None:
+        def say(claim_id: str, **values: object) -> None:
+            connection.execute(sa.update(audits).where(audits.c.claim_id == claim_id).values(**values))
+
+        connection.execute(sa.update(audits).values(owner=owner))
+        say(first, finding="hard", judged_ms=1_000)
+        say(second, finding="hard", judged_ms=2_000)
+        say(by_window, finding=None, judged_ms=None, fault=first)
+        say(by_ban, finding=None, judged_ms=None)
+        void = claims.c.claim_id.in_([first, second, by_window, by_ban])
+        connection.execute(sa.update(claims).where(void).values(state="voided"))
+        connection.execute(sa.update(trust).where(trust.c.owner == owner).values(banned_ms=2_000, hard=2))
+
+    database = Database(old, any_schema=True)
+    for step in database.run_now(upgrading.pending):
+        if step.revision == numbered(8):
+            database.run_now(judged)
+        database.run_now(upgrading.take, step)
+    found = database.run_now(lambda connection: connection.execute(sa.select(tables.faults)).mappings().all())
+    taken = sa.select(tables.audits.c.claim_id, tables.audits.c.ban_ms)
+    bans = database.run_now(lambda connection: {claim: ban for claim, ban in connection.execute(taken)})
+    database.close()
+    before = {"owner": owner, "claims": 0, "groups": 0, "lifted": False}
+    assert [dict(row) for row in found] == [
+        {"number": 1, "claim_id": first, "judged_ms": 1_000, **before},
+        {"number": 2, "claim_id": second, "judged_ms": 2_000, **before},
+    ]
+    assert bans == {by_ban: 2_000} | dict.fromkeys((first, second, by_window, *sound))
+    database = Database(old)
+    assert database.run_now(standings.without_fault, second).hard == 1, "an appeal against an old fault lifts it"
+    assert database.run_now(standings.banned_ms, owner) == 2_000
     database.close()
 
 

@@ -63,9 +63,9 @@ class Watched(Simulation):
     """Looks at every lease that is begun, as the real agent's loop would have it."""
 
     def _start(self, node: Node) -> int:
-        before = len(node.out)
+        held, behind = {lease.update for lease in node.out}, node.fetched > node.update
         begun = super()._start(node)
-        assert not begun or before <= node.hands // 2, "it asks when half of what it samples has ended"
+        assert not (begun and held and behind), "nothing is added to what keeps a newer version out of the engine"
         assert len({lease.update for lease in node.out}) <= 1, "an engine holds one version"
         return begun
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import cli_task
 from coordinator.children import script
+from coordinator.commands import task
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
 from coordinator.task_check import Finding, check
@@ -126,7 +126,7 @@ def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> Non
 
 
 def test_every_task_is_listed_with_what_it_is_and_takes() -> None:
-    told = cli_task.every()
+    told = task.every()
     assert set(told) == {*BUILT_IN, *SHIPPED}
     assert len(set(told.values())) == len(told), "each by words of its own"
     for name in environments.names():

@@ -1,10 +1,13 @@
 """The worker, between a coordinator and an engine that record what they are asked."""
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from protocol.errors import DiskFull, EngineFailed, Unreachable
+from swarm_node.appetite import ASK_AGAIN_S
 from swarm_node.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S
 from tests.swarm_node.worker_world import World, answered, policy
 
@@ -19,6 +22,15 @@ async def test_more_is_leased_when_half_of_the_groups_have_ended() -> None:
     assert log[15:] == [*answered(4, 5), "lease v1", *answered(6), "back 7"], "what is left at the end helps nobody"
 
 
+async def test_groups_that_take_long_are_replaced_one_by_one(mock_clock: MockClock) -> None:
+    world = World(leases=6)
+    world.before_end = partial(mock_clock.jump, ASK_AGAIN_S)
+    log = await world.run()
+    assert log[:3] == ["load v1", "lease v1", "submit 0 1 2 3"]
+    assert log[3:7] == [*answered(0), "lease v1", "submit 4"]
+    assert log[7:11] == [*answered(1), "lease v1", "submit 5"]
+
+
 async def test_a_newer_version_waits_for_the_groups_of_the_old_one_and_nothing_more_is_leased_for_that() -> None:
     world = World(leases=8)
 
@@ -29,6 +41,23 @@ async def test_a_newer_version_waits_for_the_groups_of_the_old_one_and_nothing_m
     log = await world.run()
     assert log[:13] == ["load v1", "lease v1", "submit 0 1 2 3", *answered(0, 1, 2, 3), "load v2", "lease v2"]
     assert log[13] == "submit 4 5 6 7"
+
+
+async def test_a_newer_version_does_not_wait_because_there_was_no_more_work_for_the_old_one(
+    mock_clock: MockClock,
+) -> None:
+    mock_clock.autojump_threshold = 1.0  # what waits for the clock gets it; what waits for a thread does not
+    world = World(leases=8)
+
+    def refuse_and_publish() -> None:
+        world.standby = {1}
+        if world.log[-1] == "store 2":
+            world.ready = policy(2)
+
+    world.before_end = refuse_and_publish
+    log = await world.run()
+    assert log[3:14] == [*answered(0, 1), "lease v1", *answered(2, 3), "load v2", "lease v2"]
+    assert trio.current_time() == 0
 
 
 async def test_a_version_that_is_measured_stays_until_there_is_no_more_of_it() -> None:

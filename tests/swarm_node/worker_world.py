@@ -21,6 +21,7 @@ from swarm_node.policies import Policy
 from swarm_node.worker import Worker
 
 DEADLINE_S = 300.0
+STANDBY_S = 10.0
 FILE = FileEntry(path="config.json", size_bytes=0, digest="0" * 64, chunks=())
 
 
@@ -59,6 +60,8 @@ class World:
         self.proof_ended = False
         self.measures_until = 0
         """Replies say that more of the version is measured, as long as fewer groups were given."""
+        self.standby: set[int] = set()
+        """Versions for which there is no work, by the coordinator's word."""
         self._offered_version, self.at_least, self._repeat = offered_version, at_least, repeat
         self.expires_ms = 60_000
         self.decision = Decision()
@@ -132,6 +135,8 @@ class World:
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         count = min(max(request.groups, self.at_least), self.finished_after - self.given)
         self.note(f"lease v{request.version}")
+        if request.version in self.standby:
+            return LeaseReply(leases=(), newest_version=1, reason="standby", retry_s=STANDBY_S)
         numbers = [0] * count if self._repeat else range(self.given, self.given + count)
         self.given += count
         version = self._offered_version or request.version

@@ -172,6 +172,21 @@ def test_the_divergence_from_the_start_is_k3() -> None:
     assert gradient[0] == pytest.approx([0.5 * (1 - 0.5) / 2, 0.0])
 
 
+def test_tokens_that_the_policy_would_never_say_cannot_make_the_divergence_infinite() -> None:
+    algorithm = replace(WIDE, beta=0.1, correction=Correction(mode="none"))
+    never = torch.tensor([[-200.0, -0.5]])
+    loss, gradient, metrics = judged(never, never, [1.0], algorithm, reference=logs(0.5, 0.5))
+    assert all(value == value and abs(value) < 1e30 for value in (loss, *gradient[0], *metrics.values()))
+
+
+def test_a_sample_that_is_dropped_pulls_towards_the_start_no_more() -> None:
+    algorithm = replace(WIDE, beta=0.5)
+    claimed, said = logs(0.9, 0.9), logs(1e-3, 1e-3)  # a lie: dropped by the bound on sequences
+    loss, gradient, metrics = judged(said, claimed, [1.0], algorithm, reference=logs(0.5, 0.5))
+    assert metrics["is/masked_frac"] == pytest.approx(1.0)
+    assert (loss, gradient) == (0.0, [[0.0, 0.0]])
+
+
 def test_a_sample_that_drifted_is_dropped_but_still_counted() -> None:
     near, far = [0.5, 0.5], [0.9, 0.9]  # the far one's geometric mean ratio is 9, over the bound of 2
     behaviour = torch.tensor([[0.5, 0.5], [0.1, 0.1]]).log()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli_options import ConfigFile, Settings
+from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load, manual
 from protocol.errors import ConfigInvalid
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli_options import Settings
+from coordinator.commands.options import Settings
 from coordinator.config import Config, load, manual, parse
 from coordinator.config.reading import with_settings
 from protocol.errors import ConfigInvalid

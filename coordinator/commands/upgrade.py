@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import sqlalchemy as sa
 import typer
 
-from coordinator.cli_options import ConfigFile, Settings
+from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from coordinator import overview
-from coordinator.cli_options import AsJson, ConfigFile, Settings
+from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
 

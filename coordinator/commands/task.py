@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli_options import AsJson, Settings
+from coordinator.commands.options import AsJson, Settings
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
 from protocol.tasks import BUILT_IN, environments

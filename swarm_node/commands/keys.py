@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
-from swarm_node.cli_ledger import DEFAULT_HOME
+from swarm_node.commands.ledger import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from protocol.owner import Earnings, Statement, StatementReply

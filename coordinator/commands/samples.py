@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator import terminal
-from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.web.words import line, readable
 from protocol.errors import ConfigInvalid

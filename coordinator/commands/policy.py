@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.publish import newest_version
 from protocol.errors import OutOfOrder

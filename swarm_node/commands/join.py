@@ -9,8 +9,8 @@ import typer
 
 from protocol.nicknames import nickname
 from swarm_node import logs
-from swarm_node.cli_ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
-from swarm_node.cli_options import (
+from swarm_node.commands.ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
+from swarm_node.commands.options import (
     AdvertiseOption,
     BatteryOption,
     Device,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli_options import AsJson, Settings
+from coordinator.commands.options import AsJson, Settings
 from coordinator.config import Config, load
 from protocol.errors import NotFound, Unreachable
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from coordinator.asking import ask, read_store, stopped_line, stopped_since_ms
-from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator import cli_audit
 from coordinator.asking import ask, read_store
-from coordinator.cli_nodes import when
-from coordinator.cli_options import EXIT_CODES, AsJson, ConfigFile, Settings
+from coordinator.commands import audit
+from coordinator.commands.nodes import when
+from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
 
@@ -72,7 +72,7 @@ def show(
     else:
         _print(row, config_file)
     if replay:
-        cli_audit.replay(config_file, settings, row["claim_id"], tolerance=config.audit.tolerance, as_json=as_json)
+        audit.replay(config_file, settings, row["claim_id"], tolerance=config.audit.tolerance, as_json=as_json)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli_options import ConfigFile, Settings
+from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
 

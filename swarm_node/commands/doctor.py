@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from swarm_node import logs
-from swarm_node.cli_ledger import DEFAULT_HOME
-from swarm_node.cli_options import (
+from swarm_node.commands.ledger import DEFAULT_HOME
+from swarm_node.commands.options import (
     AgentHome,
     AsJson,
     Device,

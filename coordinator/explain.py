@@ -64,8 +64,9 @@ def _explained(
     void = row["money"] == ClaimState.VOIDED.value
     taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
     reason = taken if void else ""
-    forfeited = f"It went with the fault in claim {row['fault']}, before which it waited unpaid."
-    named = forfeited if reason == FORFEITED else ""
+    named = (
+        f"It went with the fault in claim {row['fault']}, before which it waited unpaid." if reason == FORFEITED else ""
+    )
     waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
     return Explanation(
         lease_id=row["lease_id"],

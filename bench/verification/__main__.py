@@ -50,6 +50,8 @@ MODEL = "a Qwen3 of 5.3 million parameters on worksheets of sums, replayed in fl
 FP32, BF16 = "torch/fp32/cpu", "torch/bf16/cpu"
 LLAMA = {"llama/fp32/cpu": "float32", "llama/fp16/cpu": "float16", "llama/q8_0/cpu": "q8_0"}
 CLASSES = (FP32, BF16, *LLAMA)
+BACK = (1, 2, 4)
+"""How far back the versions lie that auditors compare with."""
 PARTS = ("honest", "cheats", "stale", "cost")
 QUICK_SHAPE = Shape(hidden=64, layers=2, heads=2, intermediate=128)
 
@@ -107,11 +109,14 @@ def honest_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     plain, rough = scores(claimed), scores(claimed, torch.bfloat16)
     honest = generate(load(claimed), groups, trial.text)
     bf16 = generate(load(claimed, torch.bfloat16), groups, trial.text)
-    before = {plain: scores(trial.chain[-2]), rough: scores(trial.chain[-2], torch.bfloat16)}
+    before = {
+        scorer: {back: scores(trial.chain[-1 - back], dtype) for back in BACK}
+        for scorer, dtype in ((plain, torch.float32), (rough, torch.bfloat16))
+    }
     engine = shipped(TorchEngine(), claimed, groups, trial.text)
 
     def cell(name: str, said: Said, scorer: Scorer, tolerance: str) -> tuple[str, Cell]:
-        other = {-1: replayed(before[scorer], groups, said)}
+        other = {-back: replayed(older, groups, said) for back, older in before[scorer].items()}
         return printed(tolerance, judged(name, replayed(scorer, groups, said), trial.tolerances[tolerance], other))
 
     return [
@@ -193,13 +198,14 @@ def cheating_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
 
 
 def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
-    """Older versions; the auditor compares with the one before the claimed one."""
+    """Older versions, compared as auditors do."""
     found = []
     for rate, chain, steps in (("1e-5", trial.chain, (1, 2, 5)), ("1e-6", trial.slow, (1, 5))):
-        plain, before = scores(chain[-1]), scores(chain[-2])
+        plain, before = scores(chain[-1]), {back: scores(chain[-1 - back]) for back in BACK}
         for step in steps:
             said = generate(load(chain[-1 - step]), groups, trial.text)
-            measured, other = replayed(plain, groups, said), {-1: replayed(before, groups, said)}
+            measured = replayed(plain, groups, said)
+            other = {-back: replayed(scorer, groups, said) for back, scorer in before.items()}
             name = f"version v−{step} at {rate}"
             found += both(trial, name, measured, neighbours=other)
             found += both(trial, f"{name}, prefilled", [*map(prefilled, measured)], neighbours=other)

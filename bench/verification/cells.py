@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 from bench.verification.model import Text
 from bench.verification.sampler import Group, sample
 from coordinator.audit.calibration import Tolerance
+from coordinator.audit.check import look_closer
 from coordinator.audit.replay import Measured, Prefill, joined, measure
 from coordinator.audit.scorer import Scorer
-from coordinator.audit.verdict import Outcome, judge
+from coordinator.audit.verdict import Outcome, Report, judge
 from protocol.rollout import Completion
 
 GROUPS_AT_ONCE = 16
@@ -82,32 +83,43 @@ def judged(
     neighbours: Mapping[int, Sequence[Measured]] | None = None,
     cheats: Mask | None = None,
 ) -> Cell:
-    """The verdicts on a cell; `cheats` says which rollouts of a group are none of the seed's, by default all."""
+    """The verdicts on a cell; `cheats` says which rollouts of a group are none of the seed's, by default all.
+
+    The first neighbour is the nearest.
+    """
     others = neighbours or {}
     alone: list[Outcome] = []
     for place, group in enumerate(measured):
         for number in np.unique(group.sample):
             if cheats is None or cheats[place][int(number)]:
                 here = {version: only(found[place], int(number)) for version, found in others.items()}
-                alone.append(judge(only(group, int(number)), tolerance, 1, here).outcome)
+                alone.append(verdict(only(group, int(number)), tolerance, here).outcome)
     reports = [
-        judge(group, tolerance, 1, {version: found[place] for version, found in others.items()})
+        verdict(group, tolerance, {version: found[place] for version, found in others.items()})
         for place, group in enumerate(measured)
         if cheats is None or any(cheats[place])
     ]
     rules = [finding.rule for report in reports for finding in report.findings if finding.outcome is Outcome.HARD]
     pools = [range(start, start + POOL) for start in range(0, len(measured) - POOL + 1, POOL)]
     pooled = [
-        judge(
+        verdict(
             joined([measured[place] for place in pool]),
             tolerance,
-            1,
             {version: joined([found[place] for place in pool]) for version, found in others.items()},
         ).outcome
         for pool in pools
     ]
     grouped = [report.outcome for report in reports]
     return Cell(name, len(alone), len(reports), _count(alone), _count(grouped), _count(pooled), _count(rules))
+
+
+def verdict(measured: Measured, tolerance: Tolerance, others: Mapping[int, Measured]) -> Report:
+    """As an auditor comes to it."""
+
+    def compare(_: Sequence[int], versions: Sequence[int]) -> list[Report]:
+        return [judge(measured, tolerance, 1, {version: others[version] for version in versions})]
+
+    return look_closer(1, list(others), compare)[0]
 
 
 def prefilled(measured: Measured) -> Measured:

@@ -24,8 +24,8 @@ import httpx
 
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
-from coordinator.audit.case import Case, RoundArchive, opened
-from coordinator.audit.check import audit
+from coordinator.audit.case import Case, RoundArchive, earlier, opened
+from coordinator.audit.check import audit, look_closer
 from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.trust import Finding
 from coordinator.audit.verdict import VALIDATOR, Outcome, Report
@@ -155,11 +155,14 @@ class Auditor:
     def _replay(self, version: int, taken: Sequence[AuditCase], tolerances: Calibration) -> list[Judged]:
         if self._policies.folder(version) is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
-        before = range(max(1, version - self._config.audit.neighbours), version)
-        neighbours = [other for other in before if self._policies.folder(other) is not None]
-        cases = [self._open(version, case, neighbours) for case in taken]
-        reports = audit(cases, self._policies.score, tolerances, self._config.audit.tolerance)
-        return [self._judged(case, report) for case, report in zip(cases, reports, strict=True)]
+
+        def compare(places: Sequence[int], others: Sequence[int]) -> list[Report]:
+            kept = [other for other in others if self._policies.folder(other) is not None]
+            cases = [self._open(version, taken[place], kept) for place in places]
+            return audit(cases, self._policies.score, tolerances, self._config.audit.tolerance)
+
+        reports = look_closer(len(taken), earlier(version, self._config.audit.neighbours), compare)
+        return [self._judged(case, report) for case, report in zip(taken, reports, strict=True)]
 
     def _replay_alone(self, version: int, case: AuditCase, tolerances: Calibration) -> Judged:
         try:
@@ -182,7 +185,7 @@ class Auditor:
         )
         return opened(file, policy, neighbours)
 
-    def _judged(self, case: Case, report: Report) -> Judged:
+    def _judged(self, case: AuditCase, report: Report) -> Judged:
         command = f"swarm-coordinator audit replay ROUND.toml {case.claim_id} --tolerance {report.tolerance}"
         evidence = json.dumps({**report.to_json(), "command": command}).encode()
         return Judged(

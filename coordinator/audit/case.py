@@ -147,12 +147,12 @@ class RoundArchive:
         return opened(file, policy, [])
 
     def export(self, claim_id: str, folder: Path, *, neighbours: int) -> None:
-        """Write the folder of a case, with up to so many versions before the claimed one, and the one after it."""
+        """Write the folder of a case, with `earlier` versions, as many as asked for, and the one after it."""
         file = self.file(claim_id)
         version = Lease.from_bytes(file.lease).version
         if self.write_policy(version, folder / POLICIES / str(version)) is None:
             raise AuditFailed(f"The weights of version {version} are not kept any more.")
-        for other in _around(version, neighbours):
+        for other in [*earlier(version, neighbours), *([version + 1] if neighbours else [])]:
             self.write_policy(other, folder / POLICIES / str(other))
         tolerances = calibration.load(self._folder, self.metadata.root())
         (folder / calibration.FILE).write_text(tolerances.model_dump_json(indent=2))
@@ -221,5 +221,6 @@ def _signed(file: CaseFile) -> tuple[Signed, RolloutClaim | tuple[bytes, ...]]:
     return told[-1], tuple(one.payload for one in told)
 
 
-def _around(version: int, neighbours: int) -> list[int]:
-    return [*range(max(1, version - neighbours), version), *([version + 1] if neighbours else [])]
+def earlier(version: int, count: int) -> list[int]:
+    """So many versions before this one, the nearest first, each twice as far back as the last: few that reach far."""
+    return [version - (1 << power) for power in range(count) if version > 1 << power]

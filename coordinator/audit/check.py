@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case
 from coordinator.audit.replay import Measured, Prefill, Scored, measure
-from coordinator.audit.verdict import Report, judge, malformed
+from coordinator.audit.verdict import Outcome, Report, judge, malformed
 from protocol.errors import SwarmError, TokensInvalid
 from protocol.rollout import Completion, unpack_tokens, whole_tokens
 
 Score = Callable[[int, Sequence[Prefill]], list[list[Scored]]]
 """(version, claims) → for every claim, its completions under that version."""
+
+Compare = Callable[[Sequence[int], Sequence[int]], list[Report]]
+"""(places of claims, other versions) → a report on each of these claims, compared with those versions."""
 
 Replay = dict[int, Measured]
 """What the claimed version and each neighbour make of one claim."""
@@ -32,6 +35,19 @@ def audit(cases: Sequence[Case], score: Score, calibration: Calibration, toleran
         else:
             claimed = found.pop(case.lease.version)
             reports.append(judge(claimed, allowed, calibration.version, found))
+    return reports
+
+
+def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[Report]:
+    """A report on so many claims: compared with the first of the other versions, and what fails softly with all.
+
+    Each version costs a prefill, and hardly any honest claim comes to those farther back.
+    """
+    reports = compare(range(claims), others[:1])
+    unsure = [place for place, report in enumerate(reports) if report.outcome is Outcome.SOFT]
+    if unsure and others[1:]:
+        for place, report in zip(unsure, compare(unsure, others), strict=True):
+            reports[place] = report
     return reports
 
 

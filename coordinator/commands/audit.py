@@ -32,7 +32,9 @@ EXIT_OF_OUTCOME = (0, 3, 4)
 DEFAULT_CLASS = "torch/fp32/cpu"
 """What the shipped engine computes with."""
 
-Neighbours = Annotated[int, typer.Option(min=0, max=16, help="How many earlier versions to compare with; 0: none.")]
+Neighbours = Annotated[
+    int, typer.Option(min=0, max=16, help="How many earlier versions to compare with: 1, 2, 4, … before; 0: none.")
+]
 
 
 @app.command(epilog="Exit codes: 0 pass, 3 soft fail, 4 hard fail, 1 no verdict, 2 a setting is wrong.")
@@ -43,7 +45,7 @@ def replay(
     tolerance: Annotated[
         str, typer.Option(help="Class to judge by, where the lease names none: engine/dtype/device.")
     ] = DEFAULT_CLASS,
-    neighbours: Neighbours = 2,
+    neighbours: Neighbours = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report, for scripts.")] = False,
 ) -> None:
     """Run one claim through the version it names, and say whether the seed dictates what was claimed."""
@@ -67,7 +69,7 @@ def export(
     claim: Annotated[str, typer.Argument(help="The claim's id.")],
     folder: Annotated[Path, typer.Argument(help="Where to put the case; made if it is not there.")],
     settings: Settings,
-    neighbours: Neighbours = 2,
+    neighbours: Neighbours = 3,
 ) -> None:
     """Write all that a replay of one claim needs into a folder, for a machine that has nothing else of the round."""
     from coordinator.audit.case import RoundArchive

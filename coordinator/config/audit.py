@@ -17,7 +17,12 @@ class AuditSection(Section):
         max_length=CLASSES_MAX,
         description="engine/dtype/device that nodes may compute with; each is judged as such",
     )
-    neighbours: int = Field(1, ge=0, le=16, description="how many earlier versions a claim is compared with")
+    neighbours: int = Field(
+        3,
+        ge=0,
+        le=16,
+        description="compare a claim with the version before; what fails softly with so many: 1, 2, 4, … before",
+    )
     first_groups: int = Field(10, ge=0, description="an owner's groups that are all audited; then this many in n")
     floor: float = Field(0.05, ge=0, le=1, description="share that is always audited; 0 with first_groups = 0: none")
     trusted_groups: int = Field(1000, ge=1, description="validated groups until trusted_floor holds")

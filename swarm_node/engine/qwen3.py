@@ -1,9 +1,8 @@
 """Qwen3 in plain torch: fused weights, a preallocated key-value cache, and no copy of what is already there.
 
 - Each row of the cache belongs to one sample, and live rows are the first ones: a step works on slices.
-- Matrices lie in memory as products read them, input by input: for the few rows of a step that is up to twice as fast.
-- Query, key and value are one product, gate and up another. The checkpoint's names lead to slices of the fused tensors,
-  so the first load and every swap are the same copy into place.
+- Query, key and value are one product, gate and up another, see `matrix`. The checkpoint's names lead to slices of the
+  fused tensors, so the first load and every swap are the same copy into place.
 - Grouped queries stand beside each other as if they were positions; keys and values are not repeated for them.
 - The head, and with tied weights the embedding, is kept in float32 in any dtype: rounded logits would cost more
   precision than all layers together.
@@ -18,6 +17,7 @@ import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from swarm_node.engine import weights
+from swarm_node.engine.matrix import Matrix
 from swarm_node.engine.qwen3_shape import Shape
 from swarm_node.engine.sampler import TorchLogits
 
@@ -29,12 +29,12 @@ class Layer(NamedTuple):
     """The weights of one layer."""
 
     norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [(heads + 2 kv_heads) · head, hidden]
+    qkv: Matrix  # [(heads + 2 kv_heads) · head, hidden]
     qk_norm: torch.Tensor  # [heads + kv_heads, head]: that of the queries for every head, then that of the keys
-    out: torch.Tensor  # [hidden, heads · head]
+    out: Matrix  # [hidden, heads · head]
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 · intermediate, hidden]
-    down: torch.Tensor  # [hidden, intermediate]
+    gate_up: Matrix  # [2 · intermediate, hidden]
+    down: Matrix  # [hidden, intermediate]
 
 
 class Qwen3:
@@ -50,7 +50,8 @@ class Qwen3:
             weights.CANARY_TOLERANCE_NATS[dtype],
         )
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
-        self._head = self._matrix(shape.vocabulary, shape.hidden, dtype=torch.float32)
+        # Input by input in memory, as products read it.
+        self._head = self._empty(shape.hidden, shape.vocabulary, dtype=torch.float32).t()
         self._embedding = self._head if shape.tied else self._empty(shape.vocabulary, shape.hidden)
         self._norm = self._empty(shape.hidden)
         self._layers = [self._layer() for _ in range(shape.layers)]
@@ -141,7 +142,7 @@ class Qwen3:
         """Queries, keys and values [..., heads of each, head], positions turned in."""
         shape = self._shape
         turned = shape.heads + shape.kv_heads
-        flat = linear(self._normed(hidden, layer.norm), layer.qkv)
+        flat = layer.qkv.times(self._normed(hidden, layer.norm))
         every = flat.view(*flat.shape[:-1], -1, shape.head)
         both = self._normed(every[..., :turned, :], layer.qk_norm)
         left, right = both.chunk(2, dim=-1)
@@ -149,9 +150,9 @@ class Qwen3:
         return both[..., : shape.heads, :], both[..., shape.heads :, :], every[..., turned:, :]
 
     def _finish(self, layer: Layer, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + linear(mixed, layer.out)
-        gate, up = linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden + linear(silu(gate).mul_(up), layer.down)
+        hidden = hidden + layer.out.times(mixed)
+        gate, up = layer.gate_up.times(self._normed(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        return hidden + layer.down.times(silu(gate).mul_(up))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return linear(self._normed(hidden, self._norm).float(), self._head)
@@ -191,46 +192,42 @@ class Qwen3:
     def _empty(self, *sizes: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype or self.dtype, device=self.device)
 
-    def _matrix(self, outputs: int, inputs: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """[outputs, inputs], a column after the other in memory."""
-        return self._empty(inputs, outputs, dtype=dtype).t()
-
     def _layer(self) -> Layer:
         shape = self._shape
+
+        def matrix(outputs: Sequence[int], inputs: int) -> Matrix:
+            return Matrix(outputs, inputs, self.device, self.dtype)
+
+        queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
         return Layer(
             norm=self._empty(shape.hidden),
-            qkv=self._matrix((shape.heads + 2 * shape.kv_heads) * shape.head, shape.hidden),
+            qkv=matrix([queries, keys, keys], shape.hidden),
             qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head),
-            out=self._matrix(shape.hidden, shape.heads * shape.head),
+            out=matrix([shape.hidden], queries),
             mlp_norm=self._empty(shape.hidden),
-            gate_up=self._matrix(2 * shape.intermediate, shape.hidden),
-            down=self._matrix(shape.hidden, shape.intermediate),
+            gate_up=matrix([shape.intermediate] * 2, shape.hidden),
+            down=matrix([shape.hidden], shape.intermediate),
         )
 
     def _named(self) -> dict[str, tuple[torch.Tensor, torch.Size]]:
         """Where each tensor of the checkpoint belongs, and the shape that it must have."""
-        places = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
-        if not self._shape.tied:
-            places["lm_head.weight"] = self._head
+        shape = self._shape
+        plain = {"model.embed_tokens": self._embedding, "model.norm": self._norm}
+        if not shape.tied:
+            plain["lm_head"] = self._head
+        places = dict[str, tuple[torch.Tensor, torch.Size]]()
         for number, layer in enumerate(self._layers):
-            sizes = [size * self._shape.head for size in (self._shape.heads, *[self._shape.kv_heads] * 2)]
-            query, key, value = torch.split(layer.qkv, sizes)
-            gate, up = layer.gate_up.chunk(2)
-            inner = {
-                "input_layernorm": layer.norm,
-                "self_attn.q_proj": query,
-                "self_attn.k_proj": key,
-                "self_attn.v_proj": value,
-                "self_attn.o_proj": layer.out,
-                "post_attention_layernorm": layer.mlp_norm,
-                "mlp.gate_proj": gate,
-                "mlp.up_proj": up,
-                "mlp.down_proj": layer.down,
+            prefix = f"model.layers.{number}."
+            plain |= {f"{prefix}input_layernorm": layer.norm, f"{prefix}post_attention_layernorm": layer.mlp_norm}
+            norms = torch.split(layer.qk_norm, [shape.heads, shape.kv_heads])  # one for all heads of a kind
+            parts = {
+                "self_attn.q_norm": (norms[0], norms[0].shape[1:]),
+                "self_attn.k_norm": (norms[1], norms[1].shape[1:]),
+                "self_attn.o_proj": layer.out.places()[0],
+                "mlp.down_proj": layer.down.places()[0],
             }
-            places |= {f"model.layers.{number}.{name}.weight": place for name, place in inner.items()}
-        named = {name: (place, place.shape) for name, place in places.items()}
-        for number, layer in enumerate(self._layers):  # one norm for all heads of a kind
-            queries, keys = torch.split(layer.qk_norm, [self._shape.heads, self._shape.kv_heads])
-            for name, norms in (("q_norm", queries), ("k_norm", keys)):
-                named[f"model.layers.{number}.self_attn.{name}.weight"] = (norms, norms.shape[1:])
-        return named
+            parts |= zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv.places(), strict=True)
+            parts |= zip(("mlp.gate_proj", "mlp.up_proj"), layer.gate_up.places(), strict=True)
+            places |= {prefix + name: place for name, place in parts.items()}
+        places |= {name: (tensor, tensor.shape) for name, tensor in plain.items()}
+        return {f"{name}.weight": place for name, place in places.items()}

@@ -18,7 +18,8 @@ from swarm_node.engine.policy_files import read_adapter, tensor_files
 
 Tensors = dict[str, torch.Tensor]
 Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
-"""Where a tensor of this name belongs, and the shape that it must have."""
+"""Where a tensor of this name belongs, and the shape that it must have: the place's own, or of as many values, or one
+that the place repeats."""
 
 
 CANARY_TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -91,5 +92,6 @@ def fill(places: Places, folder: Path, ignored: frozenset[str]) -> list[str]:
         wrong |= {name for name, (_, shape) in places.items() if name in tensors and tensors.shapes[name] != shape}
         if not wrong:
             for name, (place, _) in places.items():
-                place.copy_(tensors.on(name, place.device))
+                given = tensors.on(name, place.device)
+                place.copy_(given.view(place.shape) if given.numel() == place.numel() else given)
         return sorted(wrong)

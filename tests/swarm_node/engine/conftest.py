@@ -58,6 +58,14 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 whose fused matrices are cut into tiles."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 256}
+    config = Qwen3Config(**(SIZES | sizes), tie_word_embeddings=True)
+    return make_other_policy(tmp_path_factory.mktemp("wide"), config, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An architecture that only transformers knows."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=False)
@@ -65,7 +73,10 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(
-    params=[("torch", "policy"), ("torch", "grouped"), ("torch", "foreign"), ("llama", "policy"), ("llama", "grouped")],
+    params=[
+        *(("torch", policy) for policy in ("policy", "grouped", "wide", "foreign")),
+        *(("llama", policy) for policy in ("policy", "grouped")),
+    ],
     ids="-".join,
 )
 def pair(request: pytest.FixtureRequest) -> tuple[Make, Path]:

@@ -1,0 +1,56 @@
+"""Claims are compared with the nearest version, and with those farther back only where that leaves a doubt."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from coordinator.audit.case import earlier
+from coordinator.audit.check import look_closer
+from coordinator.audit.verdict import Finding, Outcome, Report
+
+
+def report(*outcomes: Outcome) -> Report:
+    return Report("a class", 1, findings=tuple(Finding("version", outcome, "", "") for outcome in outcomes))
+
+
+PASSED, SOFT, HARD = report(), report(Outcome.SOFT), report(Outcome.HARD)
+
+
+@pytest.mark.parametrize(
+    ("version", "count", "others"),
+    [
+        (9, 0, []),
+        (9, 1, [8]),
+        (9, 3, [8, 7, 5]),
+        (9, 16, [8, 7, 5, 1]),  # there is no version 0
+        (5, 3, [4, 3, 1]),
+        (4, 3, [3, 2]),
+        (1, 3, []),
+    ],
+)
+def test_earlier_versions_lie_twice_as_far_back_each(version: int, count: int, others: list[int]) -> None:
+    assert earlier(version, count) == others
+
+
+def test_only_what_fails_softly_is_compared_with_versions_farther_back() -> None:
+    asked = []
+
+    def compare(places: Sequence[int], others: Sequence[int]) -> list[Report]:
+        asked.append((list(places), list(others)))
+        first = [PASSED, SOFT, HARD, SOFT]
+        return [first[place] for place in places] if len(others) == 1 else [HARD, PASSED]
+
+    assert look_closer(4, [8, 7, 5], compare) == [PASSED, HARD, HARD, PASSED]
+    assert asked == [([0, 1, 2, 3], [8]), ([1, 3], [8, 7, 5])]
+
+
+@pytest.mark.parametrize("others", [[], [8]])
+def test_without_versions_farther_back_a_soft_fail_stays_one(others: list[int]) -> None:
+    asked = []
+
+    def compare(places: Sequence[int], versions: Sequence[int]) -> list[Report]:
+        asked.append(list(versions))
+        return [SOFT for _ in places]
+
+    assert look_closer(2, others, compare) == [SOFT, SOFT]
+    assert asked == [others]

@@ -128,6 +128,20 @@ def test_the_compose_file_uses_settings_that_exist() -> None:
     assert {services[name]["build"]["target"] for name in ("coordinator", "node")} <= set(stages)
 
 
+def test_lists_are_named_from_the_folder_in_which_they_are_used() -> None:
+    """`COPY` puts them into /build; a stage that works elsewhere must say so."""
+    folders: dict[str, str] = {}
+    stage = ""
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if found := re.match(r"FROM (\S+) AS (\w+)$", line):
+            stage = found[2]
+            folders[stage] = folders.get(found[1], "/")
+        elif found := re.match(r"WORKDIR (\S+)$", line):
+            folders[stage] = found[1]
+        for name in re.findall(r" -[cr] (\S+)", line):
+            assert name.startswith("/build/") or folders[stage] == "/build", line
+
+
 def test_the_container_copies_only_what_exists_and_is_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert all((ROOT / name).exists() for name in kept)

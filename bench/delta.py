@@ -30,8 +30,8 @@ from bench.harness import Bench, quick_from_environment
 from coordinator.learner.embedded import Shape, make_model, make_tokenizer
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
-from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from protocol import chunks, delta
 from protocol.learning import Publication, TrainingGroup, TrainingSample, Upload
 from protocol.limits import CHUNK_MAX_BYTES

@@ -23,7 +23,7 @@ import trio
 from sqlalchemy import Engine, create_engine
 
 from bench.harness import Bench, quick_from_environment
-from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from ledger import store, tiles, tree
 from ledger.book import Outcome
 from ledger.checkpoint import Checkpoint, ledger_key, sign

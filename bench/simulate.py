@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from bench.harness import Bench, quick_from_environment
-from coordinator.fleet import Rules
+from coordinator.fleet.choice import Rules
 from coordinator.sim.outcome import Outcome
 from coordinator.sim.report import figures
 from coordinator.sim.scenario import Links, Pool, Scenario

@@ -3,7 +3,7 @@
 - The staleness bound counts by the version that the node holds (`coordinator.dispatch`).
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
-- A node that stands by (`coordinator.activation`) gets none; nor does anybody while auditors are too far behind.
+- A node that stands by (`coordinator.fleet.activation`) gets none; nor does anybody while auditors are too far behind.
 """
 
 import sqlalchemy as sa

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator import activation, evaluations, leases, local_nodes, opening, registry, tls
+from coordinator import evaluations, leases, local_nodes, opening, registry, tls
 from coordinator.api import (
     appeals,
     auditor,
@@ -36,6 +36,7 @@ from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.data.kinds import reward_spec
+from coordinator.fleet import activation
 from coordinator.prompts import problem_of
 from coordinator.rewards.scorer import Scorer
 from coordinator.round import Round, join_string, now_ms
@@ -45,7 +46,7 @@ from protocol.messages import Peer
 from protocol.tasks import Judging
 
 if TYPE_CHECKING:
-    from coordinator.screen import Show
+    from coordinator.figures.screen import Show
 
 log = logging.getLogger(__name__)
 

@@ -96,7 +96,7 @@ def launch(
     of the leaderboard. On a terminal, what `status` says stands below the log and is kept up to date.
     """
     from coordinator import app as coordinator
-    from coordinator import screen
+    from coordinator.figures import screen
 
     logs.to_stderr(quiet)
     config = load(config_file, settings)

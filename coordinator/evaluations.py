@@ -18,9 +18,10 @@ from typing import Any, Literal
 import numpy as np
 import sqlalchemy as sa
 
-from coordinator import marks, publish, scores, standings
+from coordinator import marks, scores, standings
 from coordinator.config import Config
 from coordinator.leases import IS_OPEN
+from coordinator.publishing import publish
 from coordinator.tables import batches, evaluations, groups, leases, nodes, parts, rollouts, versions
 from protocol import limits
 from protocol.errors import NotFound, OutOfOrder

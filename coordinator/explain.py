@@ -64,16 +64,14 @@ def _explained(
     void = row["money"] == ClaimState.VOIDED.value
     taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
     reason = taken if void else ""
-    named = (
-        f"It went with the fault in claim {row['fault']}, before which it waited unpaid." if reason == FORFEITED else ""
-    )
+    by_fault = f"It went with the fault in claim {row['fault']}, before which it waited unpaid."
     waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
     return Explanation(
         lease_id=row["lease_id"],
         claim_id=row["claim_id"] or "",
         state=row["money"] or row["state"],
         code=row["code"] or reason,
-        said=row["said"] or named,
+        said=by_fault if reason == FORFEITED else row["said"],
         finding="waiting" if waits else row["finding"] or "",
         appeal=appeal[0],
         ruling=appeal[1],

@@ -10,7 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import escrow, history, orders, standings, summary
+from coordinator import escrow, orders, standings
+from coordinator.figures import history, summary
 from coordinator.lottery import AuditTerms
 from coordinator.orders import Action
 from coordinator.tables import nodes, trust

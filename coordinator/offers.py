@@ -19,7 +19,6 @@ from coordinator import (
     lengths,
     measuring,
     prompts,
-    publish,
     registry,
     standings,
     stragglers,
@@ -27,6 +26,7 @@ from coordinator import (
 from coordinator.continuation import Told
 from coordinator.leases import Terms, expire, reopen, set_group
 from coordinator.prompts import Source
+from coordinator.publishing import publish
 from coordinator.tables import groups, leases
 from ledger.entry import amount
 from ledger.prepared import Prepared

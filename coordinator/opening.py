@@ -21,7 +21,7 @@ from coordinator.data.child import prepare
 from coordinator.data.importing import FOLDER, copy_digest, needs_data
 from coordinator.files import write_durably
 from coordinator.lottery import AuditTerms
-from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.state import get_fact, set_fact
 from ledger import store
 from ledger.entry import Deposit

@@ -19,23 +19,26 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, evaluations, local_nodes, lottery, opening, publish, replacing, summary
+from coordinator import evaluations, local_nodes, lottery, opening
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
-from coordinator.best import Best
 from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.data.task import open_task
 from coordinator.evaluations import EvaluationTerms
+from coordinator.figures import summary
 from coordinator.intake import Judge
 from coordinator.leases import terms_of
-from coordinator.mirror import open_mirror
 from coordinator.offers import Draw
-from coordinator.plans import Plans
 from coordinator.policy_text import PolicyText
-from coordinator.publish import Publisher
-from coordinator.replacing import Replacement
-from coordinator.signed_metadata import utc_now
+from coordinator.publishing import publish, replacing
+from coordinator.publishing.best import Best
+from coordinator.publishing.mirror import open_mirror
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.replacing import Replacement
+from coordinator.publishing.signed_metadata import utc_now
+from coordinator.spreading import broadcasts
+from coordinator.spreading.plans import Plans
 from coordinator.state import Database, get_fact
 from ledger import store
 from ledger.checkpoint import ledger_key

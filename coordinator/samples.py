@@ -15,11 +15,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, marks, moderation, publish, schema, scoring
+from coordinator import batches, marks, moderation, schema, scoring
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config
 from coordinator.learner.settings import algorithm
 from coordinator.policy_text import policy_bounds
+from coordinator.publishing import publish
 from coordinator.tables import leases, nodes, rollouts
 from protocol.codec import PolicyCodec
 from protocol.errors import ConfigInvalid

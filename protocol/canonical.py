@@ -33,6 +33,23 @@ _COUNTED = {
 """Header byte → what it announces, and how many bytes its length takes."""
 
 
+def _step(first: int) -> tuple[int, int] | None:
+    """How far a value of this header byte reaches, and how many child values follow; None if more must be read."""
+    if first <= 0x7F or first >= 0xE0:
+        return 1, 0
+    if first <= 0x8F:
+        return 1, 2 * (first & 0x0F)
+    if first <= 0x9F:
+        return 1, first & 0x0F
+    if first <= 0xBF:
+        return 1 + (first & 0x1F), 0
+    return (1 + _FIXED[first], 0) if first in _FIXED else None
+
+
+_STEPS = [_step(first) for first in range(256)]
+"""Most headers are one byte, and every message of every node is walked."""
+
+
 def encode(value: Value) -> bytes:
     """The canonical bytes of a value."""
     try:
@@ -101,7 +118,11 @@ def _measure(data: bytes) -> int:
         items += 1
         if items > limits.MESSAGE_MAX_ITEMS:
             raise MessageTooLarge(f"The message has more than {limits.MESSAGE_MAX_ITEMS} values.")
-        position, children = _header(data, position)
+        step = _STEPS[data[position]] if position < len(data) else None
+        if step is None:
+            position, children = _counted(data, position)
+        else:
+            position, children = position + step[0], step[1]
         if position > len(data) or children > len(data) - position:
             raise MalformedMessage("The message ends in the middle of a value.")
         if children:
@@ -111,21 +132,11 @@ def _measure(data: bytes) -> int:
     return position
 
 
-def _header(data: bytes, position: int) -> tuple[int, int]:
-    """Read one header: where its value ends, and how many child values follow."""
+def _counted(data: bytes, position: int) -> tuple[int, int]:
+    """Read a header with a length: where its value ends, and how many child values follow."""
     if position >= len(data):
         raise MalformedMessage("The message ends in the middle of a value.")
     first, position = data[position], position + 1
-    if first <= 0x7F or first >= 0xE0:
-        return position, 0
-    if first <= 0x8F:
-        return position, 2 * (first & 0x0F)
-    if first <= 0x9F:
-        return position, first & 0x0F
-    if first <= 0xBF:
-        return position + (first & 0x1F), 0
-    if first in _FIXED:
-        return position + _FIXED[first], 0
     if first not in _COUNTED:
         raise NotCanonical(f"MessagePack type 0x{first:02x} is not part of this protocol.")
     kind, width = _COUNTED[first]

@@ -14,8 +14,8 @@ from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.log_lines import VARIABLE
 from swarm_node import locks, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
-from swarm_node.commands.ledger import DEFAULT_HOME
 from swarm_node.commands.options import (
+    DEFAULT_HOME,
     Device,
     DeviceOption,
     Dtype,
@@ -23,6 +23,8 @@ from swarm_node.commands.options import (
     Engine,
     EngineOption,
     GpuLayersOption,
+    Home,
+    JoinText,
     ThreadsOption,
     VllmPythonOption,
 )
@@ -116,9 +118,9 @@ def bench(
 
 @app.command(epilog="Exit codes: 0 told, 1 failed, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.")
 def why(
-    join_string: Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")],
+    join_string: JoinText,
     lease: Annotated[str, typer.Argument(help="A lease or claim of this node; without, its last ones.")] = "",
-    home: Annotated[Path, typer.Option(help="The node's folder.")] = DEFAULT_HOME,
+    home: Home = DEFAULT_HOME,
     replay: Annotated[bool, typer.Option("--replay", help="Repeat the audit of this lease here; needs torch.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

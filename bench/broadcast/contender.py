@@ -6,7 +6,7 @@
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -38,9 +38,6 @@ class Outcome:
     @property
     def mean_s(self) -> float:
         return fmean(self.seconds.values())
-
-
-Midway = Callable[[], None]
 
 
 class Contender(Protocol):

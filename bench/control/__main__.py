@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -33,6 +34,11 @@ from tests.processes.programs import free_address, script
 CONNECTIONS = 64
 FLOOD_CONNECTIONS = 400
 BATCH = 64
+SIGNED_AT_ONCE = 1_000
+"""Requests: what was signed too long ago is refused."""
+
+FLOODING = 2_500
+"""Nodes whose heartbeats, twice, are the flood."""
 
 SETTINGS = {
     "audit.backlog_max": 1_000_000,  # nobody audits here: the time of an auditor would be counted, too
@@ -92,41 +98,44 @@ class Round:
         write_policy(policy)
         self.learner.publish(1, 0, policy)
         round_id = httpx.get(f"http://{address}/v1/status").json()["round_id"]
-        self.fleet = Fleet(round_id, size)
+        self.fleet = Fleet.of(round_id, size)
 
 
 @contextmanager
-def counted(server: Server, requests: int) -> Iterator[list[float]]:
-    """Microseconds of the server's processor for each request, when it is over."""
-    spent: list[float] = []
+def counted(server: Server, spent_s: list[float]) -> Iterator[None]:
+    """Note what the server's processor takes meanwhile."""
     before = server.cpu_s()
-    yield spent
-    spent.append((server.cpu_s() - before) / requests * 1e6)
+    yield
+    spent_s.append(server.cpu_s() - before)
 
 
-def compare(bench: Bench, kind: str, here: Round, bare: Server, prepared: Prepared) -> list[Reply]:
-    """The same bodies to the coordinator and to the bare handler."""
-    with counted(here.server, len(prepared)) as ours:
-        replies = asyncio.run(drive(here.server.address, prepared, connections=CONNECTIONS))
-    wrong = [reply for reply in replies if reply.status != 200]
-    assert not wrong, (kind, len(wrong), wrong[0])
-    size = int(median(len(reply.body) for reply in replies))
-    plain = [(f"{path}?reply={size}", body) for path, body in prepared]
-    with counted(bare, len(plain)) as theirs:
-        asyncio.run(drive(bare.address, plain, connections=CONNECTIONS))
-    bench.measure(kind, ours[0], unit="µs of processor")
-    bench.measure(f"bare handler, {kind}", theirs[0], unit="µs of processor")
+def compare(bench: Bench, kind: str, here: Round, bare: Server, say: Callable[[Fleet], Prepared]) -> list[Reply]:
+    """The same bodies of all nodes to the coordinator and to the bare handler, in turn."""
+    replies, ours, theirs = list[Reply](), list[float](), list[float]()
+    for part in here.fleet.parts(SIGNED_AT_ONCE):
+        prepared = say(part)
+        with counted(here.server, ours):
+            heard = asyncio.run(drive(here.server.address, prepared, connections=CONNECTIONS))
+        wrong = [reply for reply in heard if reply.status != 200]
+        assert not wrong, (kind, len(wrong), wrong[0])
+        size = int(median(len(reply.body) for reply in heard))
+        plain = [(f"{path}?reply={size}", body) for path, body in prepared]
+        with counted(bare, theirs):
+            asyncio.run(drive(bare.address, plain, connections=CONNECTIONS))
+        replies += heard
+    bench.measure(kind, sum(ours) / len(replies) * 1e6, unit="µs of processor")
+    bench.measure(f"bare handler, {kind}", sum(theirs) / len(replies) * 1e6, unit="µs of processor")
     return replies
 
 
 def measure_requests(bench: Bench, here: Round, bare: Server, rounds: int) -> None:
     resident = []
     for _ in range(rounds):
-        compare(bench, "heartbeat", here, bare, here.fleet.heartbeats())
-        offered = compare(bench, "lease", here, bare, here.fleet.lease_requests())
+        compare(bench, "heartbeat", here, bare, Fleet.heartbeats)
+        offered = compare(bench, "lease", here, bare, Fleet.lease_requests)
         leases = [one for reply in offered for one in LeaseReply.from_bytes(reply.body).leases]
         assert len(leases) == len(here.fleet.keys), "not every node got a lease"
-        judged = compare(bench, "submission", here, bare, here.fleet.submissions(leases))
+        judged = compare(bench, "submission", here, bare, partial(Fleet.submissions, leases=leases))
         verdicts = [one for reply in judged for one in SubmissionReply.from_bytes(reply.body).verdicts]
         assert {verdict.outcome for verdict in verdicts} == {"accepted"}
         resident.append(here.server.resident_mib())
@@ -159,11 +168,12 @@ async def flood(here: Round, prepared: Prepared, batches: int) -> tuple[list[Rep
 
 
 def measure_saturation(bench: Bench, here: Round, batches: int) -> None:
-    calm = here.fleet.heartbeats()
+    few = next(here.fleet.parts(FLOODING))
+    calm = few.heartbeats()
     started = time.perf_counter()
     asyncio.run(drive(here.server.address, calm, connections=CONNECTIONS))
     calm_rate = len(calm) / (time.perf_counter() - started)
-    replies, learner_s, took_s = asyncio.run(flood(here, here.fleet.heartbeats() + here.fleet.heartbeats(), batches))
+    replies, learner_s, took_s = asyncio.run(flood(here, few.heartbeats() + few.heartbeats(), batches))
     served = [reply for reply in replies if reply.status == 200]
     refused = [reply for reply in replies if reply.status != 200]
     bench.measure("heartbeats answered, calm", calm_rate, unit="/s")
@@ -193,7 +203,7 @@ def main() -> int:
         bare = Server(command, address, folder / "bare.log")
         stack.callback(bare.end)
         here = Round(folder, stack, nodes)
-        compare(bench, "registration", here, bare, here.fleet.registrations())
+        compare(bench, "registration", here, bare, Fleet.registrations)
         measure_requests(bench, here, bare, rounds)
         measure_saturation(bench, here, batches)
     return bench.finish()

@@ -1,7 +1,8 @@
-"""Ten thousand nodes as their signatures: everything they would say, signed before the clock runs."""
+"""Ten thousand nodes as their signatures: everything they would say, signed shortly before it is sent."""
 
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 
 from protocol import limits
 from protocol.lease import Lease
@@ -19,9 +20,20 @@ PRICE = 1_000
 class Fleet:
     """So many nodes of one round."""
 
-    def __init__(self, round_id: str, size: int) -> None:
+    def __init__(self, round_id: str, keys: Sequence[NodeKey], first: int = 0) -> None:
         self._round_id = round_id
-        self.keys = [NodeKey(number.to_bytes(32)) for number in range(1, size + 1)]
+        self.keys = keys
+        self._first = first
+        """The place of its first node in the whole fleet."""
+
+    @classmethod
+    def of(cls, round_id: str, size: int) -> "Fleet":
+        return cls(round_id, [NodeKey(number.to_bytes(32)) for number in range(1, size + 1)])
+
+    def parts(self, size: int) -> Iterator["Fleet"]:
+        """Its nodes, so many at a time."""
+        for first in range(0, len(self.keys), size):
+            yield Fleet(self._round_id, self.keys[first : first + size], first)
 
     def registrations(self) -> Prepared:
         return [
@@ -30,7 +42,7 @@ class Fleet:
                 "/v1/nodes",
                 Register(name=f"n{n}", price_micros_per_mtok=PRICE, addresses=(), shares=False, agent="bench"),
             )
-            for n, key in enumerate(self.keys)
+            for n, key in enumerate(self.keys, self._first)
         ]
 
     def heartbeats(self) -> Prepared:
@@ -44,10 +56,11 @@ class Fleet:
         return [self._signed(key, "/v1/leases", LeaseRequest(version=1, groups=1)) for key in self.keys]
 
     def submissions(self, leases: list[Lease]) -> Prepared:
-        """Each node's answer to its lease."""
+        """Each node's answer to its lease, of those of the whole fleet."""
+        own = leases[self._first : self._first + len(self.keys)]
         return [
             self._signed(key, "/v1/rollouts", Submission(rollouts=(self._answer(key, lease),)))
-            for key, lease in zip(self.keys, leases, strict=True)
+            for key, lease in zip(self.keys, own, strict=True)
         ]
 
     def _answer(self, key: NodeKey, lease: Lease) -> bytes:

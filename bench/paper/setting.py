@@ -4,8 +4,8 @@
 - Implied by Table 2: κ = 2; what nine and ten machines give (from the waits), what they cost (from the costs per step).
 """
 
-from coordinator.capacity import Load
-from coordinator.fleet import Candidate
+from coordinator.fleet.capacity import Load
+from coordinator.fleet.choice import Candidate
 
 HOUR_S = 3600.0
 ROLLOUTS = 128 * 16

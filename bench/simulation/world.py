@@ -13,8 +13,8 @@ from functools import partial
 from random import Random
 
 from bench.simulation.links import Links
-from coordinator import topology
-from coordinator.topology import SOURCE, NodeLinks, Topology
+from coordinator.spreading import topology
+from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.p2p.serve import ServeLimits

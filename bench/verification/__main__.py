@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +203,11 @@ def stale_cells(trial: Trial, groups: list[Group]) -> list[tuple[str, Cell]]:
     found = []
     for rate, chain, steps in (("1e-5", trial.chain, (1, 2, 5)), ("1e-6", trial.slow, (1, 5))):
         plain, before = scores(chain[-1]), {back: scores(chain[-1 - back]) for back in BACK}
-        for step in steps:
-            said = generate(load(chain[-1 - step]), groups, trial.text)
+        for step, (dtype, by) in product(steps, ((torch.float32, ""), (torch.bfloat16, ", by a bf16 node"))):
+            said = generate(load(chain[-1 - step], dtype), groups, trial.text)
             measured = replayed(plain, groups, said)
             other = {-back: replayed(scorer, groups, said) for back, scorer in before.items()}
-            name = f"version v−{step} at {rate}"
+            name = f"version v−{step} at {rate}{by}"
             found += both(trial, name, measured, neighbours=other)
             found += both(trial, f"{name}, prefilled", [*map(prefilled, measured)], neighbours=other)
     return found

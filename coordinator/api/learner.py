@@ -8,9 +8,11 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import activation, batches, escrow, evaluations, lottery, publish, replacing
+from coordinator import batches, escrow, evaluations, lottery
 from coordinator.api.http import ROUND, body, pieces, reply, require_operator
 from coordinator.files import ArrivingFile
+from coordinator.fleet import activation
+from coordinator.publishing import publish, replacing
 from coordinator.round import now_ms
 from coordinator.state import get_fact, set_fact
 from ledger import store

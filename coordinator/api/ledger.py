@@ -9,7 +9,7 @@ from aiohttp import web
 
 from coordinator import witnessing
 from coordinator.api.http import MSGPACK, ROUND, body, reply
-from coordinator.mirror import IMMUTABLE
+from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.round import now_ms
 from ledger import store
 from ledger.note import NOTE_MAX_BYTES

@@ -11,9 +11,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from coordinator import metrics
 from coordinator.api.http import Handler
 from coordinator.api.public import STATUS
+from coordinator.figures import metrics
 
 routes = web.RouteTableDef()
 

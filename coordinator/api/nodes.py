@@ -5,11 +5,13 @@ import asyncio
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, broadcasts, intake, leases, links, offers, owners, publish, rails, registry
+from coordinator import batches, intake, leases, offers, owners, rails, registry
 from coordinator.api.http import ROUND, act, body, reply
 from coordinator.explain import explain
 from coordinator.intake import Judge
+from coordinator.publishing import publish
 from coordinator.round import Round, now_ms
+from coordinator.spreading import broadcasts, links
 from coordinator.state import get_fact
 from protocol import limits
 from protocol.auditing import Why

@@ -10,7 +10,7 @@ from coordinator import moderation
 from coordinator.api.http import body, reply_json, require_operator
 from coordinator.config.section import Section
 from coordinator.orders import REASON_MAX_CHARS, Action
-from coordinator.replacing import Replacement
+from coordinator.publishing.replacing import Replacement
 from coordinator.round import now_ms
 from protocol import limits
 from protocol.errors import MalformedMessage

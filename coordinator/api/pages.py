@@ -12,11 +12,11 @@ from importlib import resources
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import history
 from coordinator.api.http import ROUND
 from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
-from coordinator.ranking import Line
+from coordinator.figures import history
+from coordinator.figures.ranking import Line
 from coordinator.round import join_string
 from coordinator.web import board, entries, layout, node, training
 from coordinator.web.board import Wish
@@ -28,8 +28,6 @@ routes = web.RouteTableDef()
 
 STATIC_AGE_S = 60
 """How long a browser may go without asking whether a script or style has changed."""
-
-LAST_INDEX = 2**62
 
 
 @routes.get("/")

@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import activation
 from coordinator.api.http import reply_json, require_operator
+from coordinator.fleet import activation
 from coordinator.round import Round, now_ms
 
 routes = web.RouteTableDef()

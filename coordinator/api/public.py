@@ -8,10 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import publish, standings, summary
+from coordinator import standings
 from coordinator.api.http import ROUND, reply
 from coordinator.api.snapshot import Snapshot
-from coordinator.mirror import IMMUTABLE
+from coordinator.figures import summary
+from coordinator.publishing import publish
+from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.round import now_ms
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk

@@ -17,10 +17,11 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import curves, evaluations, history, orders, standings, summary
+from coordinator import evaluations, orders, standings
 from coordinator.api.snapshot import Snapshot
-from coordinator.curves import Curves
-from coordinator.ranking import Fold, by_node, by_owner, by_team
+from coordinator.figures import curves, history, summary
+from coordinator.figures.curves import Curves
+from coordinator.figures.ranking import Fold, by_node, by_owner, by_team
 from coordinator.round import Round, join_string, now_ms
 from coordinator.tables import versions
 from coordinator.web.board import Board

@@ -22,8 +22,8 @@ from coordinator.audit import calibration
 from coordinator.config import Config
 from coordinator.files import read_at_most
 from coordinator.policy_text import policy_bounds
-from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.state import engine
 from coordinator.tables import audits, leases, rollouts
 from protocol import chunks, limits

@@ -19,8 +19,6 @@ from protocol import canonical, chunks
 from protocol.errors import ProofInvalid
 from protocol.ids import Digest
 
-SECRET_BYTES = 32
-
 ALL_PPM = 1_000_000
 """Rates are millionths: integers, so that everybody draws the same."""
 

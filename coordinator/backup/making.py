@@ -27,8 +27,8 @@ from coordinator.backup.archive import CONTENTS, BackupInvalid, Entry, Writer, r
 from coordinator.backup.contents import SEALED, Contents
 from coordinator.backup.sealed import seal
 from coordinator.config import Config
-from coordinator.publish import newest_version
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.publish import newest_version
+from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.state import Database, get_fact
 from ledger import store
 from protocol.errors import ConfigInvalid

@@ -110,7 +110,7 @@ def calibrate(
     from coordinator.audit import calibration
     from coordinator.audit.case import RoundArchive
     from coordinator.files import write_durably
-    from coordinator.role_keys import RoleKeys
+    from coordinator.publishing.role_keys import RoleKeys
 
     config = load(config_file, settings)
     folder = config.round.directory

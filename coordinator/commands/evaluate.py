@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator import overview
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
+from coordinator.figures import overview
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Have the nodes of a running round measure the version that they hold."""
-    from coordinator import evaluations, publish
+    from coordinator import evaluations
     from coordinator.evaluations import EvaluationTerms
+    from coordinator.publishing import publish
     from coordinator.round import now_ms
 
     config = load(config_file, settings)

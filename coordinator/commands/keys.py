@@ -14,8 +14,8 @@ from coordinator.config import load
 from protocol.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from coordinator.role_keys import RoleKeys
-    from coordinator.signed_metadata import SignedMetadata
+    from coordinator.publishing.role_keys import RoleKeys
+    from coordinator.publishing.signed_metadata import SignedMetadata
 
 app = typer.Typer(help="The keys that sign what nodes trust.", no_args_is_help=True, add_completion=False)
 
@@ -35,7 +35,7 @@ PENDING = "pending.root.json"
 @app.command()
 def show(config_file: ConfigFile, settings: Settings) -> None:
     """Show each role's keys, how many must sign, and which are here. Needs no key."""
-    from coordinator.role_keys import ROLES, RoleKeys
+    from coordinator.publishing.role_keys import ROLES, RoleKeys
 
     folder = load(config_file, settings).round.directory
     metadata, found = _metadata(config_file, settings), RoleKeys(folder / "keys").all()
@@ -60,10 +60,10 @@ def rotate(
     threshold: Annotated[int, typer.Option(min=1, max=16, help="How many of them must sign.")] = 1,
 ) -> None:
     """Give a role new keys and revoke the old ones. Needs enough root keys, here or of other holders afterwards."""
-    from coordinator import rotation
     from coordinator.opening import only_coordinator
-    from coordinator.role_keys import LEDGER, ROLES, RoleKeys
-    from coordinator.signed_metadata import utc_now
+    from coordinator.publishing import rotation
+    from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
+    from coordinator.publishing.signed_metadata import utc_now
 
     if role not in (*ROLES, LEDGER):
         raise ConfigInvalid(f"There is no role {role}.", hint=f"Roles: {', '.join((*ROLES, LEDGER))}.")
@@ -82,8 +82,8 @@ def sign(
     root_keys: RootKeys,
 ) -> None:
     """Sign a prepared root with the root keys of a folder, on any machine. Needs nothing else of the round."""
-    from coordinator import rotation
     from coordinator.files import write_durably
+    from coordinator.publishing import rotation
 
     data, signatures = file.read_bytes(), 0
     for folder in root_keys:
@@ -99,7 +99,7 @@ def sign(
 def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
     from coordinator.opening import only_coordinator
-    from coordinator.role_keys import RoleKeys
+    from coordinator.publishing.role_keys import RoleKeys
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     if not (folder / PENDING).exists():
@@ -110,9 +110,9 @@ def install(config_file: ConfigFile, settings: Settings) -> None:
 
 def _finish(metadata: "SignedMetadata", keys: "RoleKeys", folder: Path, data: bytes) -> None:
     """Install a root that has enough signatures, or keep it until it has."""
-    from coordinator import rotation
     from coordinator.files import write_durably
-    from coordinator.signed_metadata import utc_now
+    from coordinator.publishing import rotation
+    from coordinator.publishing.signed_metadata import utc_now
 
     if missing := rotation.missing_signatures(metadata, data):
         write_durably(folder / PENDING, data)
@@ -127,7 +127,7 @@ def _finish(metadata: "SignedMetadata", keys: "RoleKeys", folder: Path, data: by
 
 
 def _metadata(config_file: Path, settings: list[str]) -> "SignedMetadata":
-    from coordinator.signed_metadata import SignedMetadata
+    from coordinator.publishing.signed_metadata import SignedMetadata
 
     config = load(config_file, settings)
     folder = config.round.directory

@@ -127,7 +127,7 @@ def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
 @contextmanager
 def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
     """The store of a round, and the round's id; the coordinator may be running."""
-    from coordinator.signed_metadata import SignedMetadata
+    from coordinator.publishing.signed_metadata import SignedMetadata
     from coordinator.state import Database
 
     folder = config.round.directory

@@ -35,7 +35,6 @@ Gamma = Annotated[float, _number("Throughput to keep, as a multiple of the least
 SourceMbit = Annotated[float, _number("The seeder's uplink, Mbit/s.", least=1e-3)]
 NodeMbit = Annotated[float, _number("A node's downlink, Mbit/s.", least=1e-3)]
 LoadS = Annotated[float, _number("Seconds from the last byte to the first token.")]
-Continue = Annotated[bool, typer.Option("--continue/--no-continue", help="Go on with what lost nodes have told.")]
 SpreadOption = Annotated[
     float, _number("How unlike nodes are in speed, price, links and broadcast: a log-normal's sigma.", most=3)
 ]
@@ -79,7 +78,7 @@ def plan(
 
     With `--live` nothing need be given: the running round is asked what its updates, broadcasts and nodes take.
     """
-    from coordinator import planning
+    from coordinator.fleet import planning
 
     config = load(config_file, settings)
     if live:
@@ -114,7 +113,7 @@ def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: b
     """The same from what a running coordinator has measured."""
     import httpx
 
-    from coordinator import live_plan
+    from coordinator.fleet import live_plan
 
     address = f"http://{config.round.listen}"
     try:

@@ -17,11 +17,11 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.publish import newest_version
+from coordinator.publishing.publish import newest_version
 from protocol.errors import OutOfOrder
 
 if TYPE_CHECKING:
-    from coordinator.verifying import Verification
+    from coordinator.publishing.verifying import Verification
 
 app = typer.Typer(
     help="Look at published versions, verify them, and put others in their place.",
@@ -42,10 +42,10 @@ Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of the
 @app.command("list", epilog=EXIT_CODES)
 def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json: AsJson = False) -> None:
     """List the published versions, the newest first."""
-    from coordinator import policies
     from coordinator.asking import stopped_line
     from coordinator.audit.case import RoundArchive
     from coordinator.opening import led_until_ms
+    from coordinator.publishing import policies
 
     config = load(config_file, settings)
     with closing(RoundArchive(config)) as archive:
@@ -64,8 +64,8 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
 @app.command(epilog=EXIT_CODES)
 def show(config_file: ConfigFile, version: Version, settings: Settings, as_json: AsJson = False) -> None:
     """Show one version: its manifest, its files with their digests, and whose keys signed what nodes see."""
-    from coordinator import policies
     from coordinator.audit.case import RoundArchive
+    from coordinator.publishing import policies
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
         row = archive.read(policies.shown, archive.publisher, archive.metadata, version=version)
@@ -101,9 +101,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a version from the chunks that are kept, and compare every digest and the trust metadata."""
-    from coordinator import policies
     from coordinator.audit.case import RoundArchive
-    from coordinator.verifying import Verification
+    from coordinator.publishing import policies
+    from coordinator.publishing.verifying import Verification
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
         digest = archive.read(policies.recorded, version)
@@ -149,9 +149,9 @@ def publish(
     a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
     folder.
     """
-    from coordinator import replacing
     from coordinator.asking import launched, require_round
     from coordinator.audit.case import RoundArchive
+    from coordinator.publishing import replacing
 
     config = load(config_file, settings)
     require_round(config)
@@ -177,7 +177,7 @@ def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
     """Order it, or do it where no coordinator runs; and say what came of it."""
     from coordinator.asking import ask, launched
     from coordinator.orders import whoami
-    from coordinator.replacing import Replacement
+    from coordinator.publishing.replacing import Replacement
 
     order = Replacement(**wanted, given_by=whoami())
     done = ask(config, "POST", "/v1/operator/versions", order.model_dump(), patience_s=PUBLICATION_S)

@@ -34,7 +34,7 @@ def status(
     """
     from rich.console import Console
 
-    from coordinator import screen
+    from coordinator.figures import screen
 
     config = load(config_file, settings)
     console = Console()
@@ -59,7 +59,7 @@ def look(config: Config, config_file: Path) -> dict[str, Any]:
     found: dict[str, Any] | None = asking.ask(config, "GET", "/v1/status", as_operator=False)
     if found is not None:
         return found | {"stopped_since_ms": None, "stopped": ""}
-    from coordinator import summary
+    from coordinator.figures import summary
 
     asking.require_round(config)
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
@@ -80,7 +80,7 @@ def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], 
 
 
 def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
-    from coordinator import overview
+    from coordinator.figures import overview
 
     for told, note in _looks(config, config_file):
         if note:
@@ -92,7 +92,7 @@ def _print_on(config: Config, config_file: Path, as_json: bool) -> None:
 def _draw_on(console: "Console", config: Config, config_file: Path) -> None:
     from rich.live import Live
 
-    from coordinator import screen
+    from coordinator.figures import screen
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
         for told, note in _looks(config, config_file):

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from coordinator.audit.case import RoundArchive
-from coordinator.best import FILE, kept
 from coordinator.config import Config
+from coordinator.publishing.best import FILE, kept
 from protocol import canary
 from protocol.adapter import CONFIG
 from protocol.errors import ConfigInvalid, NotFound

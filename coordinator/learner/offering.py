@@ -14,11 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from coordinator import weights
 from coordinator.learner.adapter_files import without_adapter
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
+from coordinator.publishing import weights
 from protocol import adapter
 from protocol.errors import ConfigInvalid
 

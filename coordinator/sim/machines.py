@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from coordinator.audit.trust import Standing
-from coordinator.fleet import Work
+from coordinator.fleet.choice import Work
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import draw_links
 from coordinator.sizing import MEASURED_MAX
-from coordinator.topology import NodeLinks
+from coordinator.spreading.topology import NodeLinks
 from protocol.lease import OPEN, TRANSITIONS, Event, State
 
 NOTHING = -1

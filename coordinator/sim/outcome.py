@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from coordinator.fleet import Change
+from coordinator.fleet.choice import Change
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from coordinator import plot
-from coordinator.health import percentile
+from coordinator.figures import plot
+from coordinator.figures.health import percentile
 from coordinator.sim.outcome import Outcome, Step
 from coordinator.sim.scenario import Scenario
 

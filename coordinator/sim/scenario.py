@@ -6,10 +6,10 @@ from random import Random
 from typing import Any, Literal
 
 from coordinator.audit.trust import Rules as Audits
-from coordinator.capacity import OVERLAP, VISIBLE, Load, Rule
 from coordinator.config import Config
-from coordinator.fleet import Rules
-from coordinator.topology import NodeLinks, fluid_bound_s
+from coordinator.fleet.capacity import OVERLAP, VISIBLE, Load, Rule
+from coordinator.fleet.choice import Rules
+from coordinator.spreading.topology import NodeLinks, fluid_bound_s
 
 HOUR_S = 3600.0
 BYTES_PER_MBIT = 1e6 / 8

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from coordinator.sim.scenario import BYTES_PER_MBIT, Links, around
-from coordinator.topology import SOURCE, NodeLinks, Topology, plan
+from coordinator.spreading.topology import SOURCE, NodeLinks, Topology, plan
 from protocol.chunks import fitting_size
 
 

@@ -18,8 +18,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.fleet import Candidate, Fleet, Need, decide, measured_rate
-from coordinator.fleet import Work as Done
+from coordinator.fleet.choice import Candidate, Fleet, Need, decide, measured_rate
+from coordinator.fleet.choice import Work as Done
 from coordinator.sim import audits
 from coordinator.sim.machines import NOTHING, Group, Node, Out, make_node
 from coordinator.sim.outcome import Outcome, Step, Trace

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from coordinator.ranking import SORTS, Day, Line
+from coordinator.figures.ranking import SORTS, Day, Line
 from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table

@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from coordinator.curves import thinned
+from coordinator.figures.curves import thinned
 from coordinator.web import charts, words
 from coordinator.web.html import el
 from coordinator.web.layout import Column, Screen, table

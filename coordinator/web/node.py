@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.ranking import Line
+from coordinator.figures.ranking import Line
 from coordinator.web import charts, words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, table

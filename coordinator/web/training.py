@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from coordinator.curves import REWARD, Branch, Point, Spread
-from coordinator.history import Incident
+from coordinator.figures.curves import REWARD, Branch, Point, Spread
+from coordinator.figures.history import Incident
 from coordinator.web import charts, evaluated, tree, words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from coordinator.curves import Branch
+from coordinator.figures.curves import Branch
 from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, node_link, table

@@ -55,11 +55,6 @@ class Table:
         facing = self.stakes[self.actor] < self.stakes[1 - self.actor]
         return "f" * facing + "c" + "r" * (self.raises < self.rules.raises_max)
 
-    @property
-    def dealt_open(self) -> bool:
-        """Whether the next thing to happen, or one before, laid the card open."""
-        return self.round > 0
-
     def after(self, action: str) -> "Table":
         """The table once the actor has done this, which must be legal."""
         history = self.history + action

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node.commands.ledger import DEFAULT_HOME
 from swarm_node.commands.options import (
-    AgentHome,
+    DEFAULT_HOME,
     AsJson,
     BatteryOption,
     FloorOption,
+    Home,
     HoursOption,
     IdleOption,
     PowerOption,
@@ -23,7 +23,7 @@ from swarm_node.commands.options import (
 EXIT_CODES = "Exit codes: 0 done, 1 failed or no agent is running, 2 wrong usage."
 
 
-def status(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """What the agent of this home does and has earned, and why it does nothing; without one, why the last ended."""
     import trio
 
@@ -44,28 +44,28 @@ def status(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
         raise typer.Exit(1) from None
 
 
-def pause(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def pause(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Stop at once and free the memory: leases go back, others go on with them. Chunks are still passed on."""
     _order("pause", home, as_json, "It rests until `swarm-node resume`.")
 
 
-def resume(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def resume(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Go on after `pause` or `finish`, as far as the limits allow."""
     _order("resume", home, as_json, "It works again, where the limits allow it.")
 
 
-def finish(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def finish(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Take no more work; the agent ends when what it samples has ended and is sent."""
     _order("finish", home, as_json, "It ends after the groups that are being sampled.")
 
 
-def leave(home: AgentHome = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def leave(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """End the agent now: leases go back, what is finished is sent first."""
     _order("leave", home, as_json, "It gives its leases back and ends.")
 
 
 def limits(
-    home: AgentHome = DEFAULT_HOME,
+    home: Home = DEFAULT_HOME,
     hours: HoursOption = None,
     zone: ZoneOption = None,
     idle_minutes: IdleOption = None,
@@ -109,7 +109,7 @@ def limits(
         typer.echo("vram_share and threads hold from the next start of the agent.")
 
 
-def _order(do: str, home: AgentHome, as_json: bool, said: str) -> None:
+def _order(do: str, home: Home, as_json: bool, said: str) -> None:
     import trio
 
     from swarm_node.control.client import ask

@@ -11,7 +11,7 @@ import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
 from swarm_node.commands.keys import PassphraseFd, PassphraseFile, unlocked
-from swarm_node.commands.ledger import DEFAULT_HOME, JoinText
+from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 EXIT_CODES = "Exit codes: 0 recorded, now or before; 1 failed or nothing was taken, 2 wrong usage."
 

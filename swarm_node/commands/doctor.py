@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from swarm_node import logs
-from swarm_node.commands.ledger import DEFAULT_HOME
 from swarm_node.commands.options import (
-    AgentHome,
+    DEFAULT_HOME,
     AsJson,
     Device,
     DeviceOption,
     Dtype,
     DtypeOption,
+    Home,
     ListenOption,
     ThreadsOption,
     VllmPythonOption,
@@ -25,7 +25,7 @@ EXIT_CODES = "Exit codes: 0 a node can work here, 1 something would keep it from
 
 def doctor(
     join_string: Annotated[str, typer.Argument(help="A round's join string; without, the machine alone.")] = "",
-    home: AgentHome = DEFAULT_HOME,
+    home: Home = DEFAULT_HOME,
     listen: ListenOption = "127.0.0.1:0",
     threads: ThreadsOption = 1,
     device: DeviceOption = Device.AUTO,

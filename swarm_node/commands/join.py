@@ -9,8 +9,9 @@ import typer
 
 from protocol.nicknames import nickname
 from swarm_node import logs
-from swarm_node.commands.ledger import DEFAULT_HOME, Quorum, WitnessKeys, witnesses_of
+from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
+    DEFAULT_HOME,
     AdvertiseOption,
     BatteryOption,
     Device,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
-from swarm_node.commands.ledger import DEFAULT_HOME
+from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, JoinText
 
 if TYPE_CHECKING:
     from protocol.owner import Earnings, Statement, StatementReply
@@ -26,13 +26,10 @@ app.add_typer(owner_app, name="owner")
 
 DEFAULT_OWNER_KEY = Path.home() / ".config" / "echo-swarm" / "owner.key"
 
-JoinText = Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")]
 NodeText = Annotated[str, typer.Argument(help="The node's id, as `keys show` prints it there.")]
-Home = Annotated[Path, typer.Option(help="The node's folder.")]
 OwnerKey = Annotated[Path, typer.Option(help="File of the owner's key.")]
 PassphraseFile = Annotated[Path | None, typer.Option(help="Read the passphrase from this file's first line.")]
 PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read it from this file descriptor.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
 

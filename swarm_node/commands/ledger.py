@@ -15,6 +15,7 @@ import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid
 from swarm_node import locks
+from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
     from ledger.witness import Witnesses
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Check the ledger, keep its proofs, vouch for it.", no_args_is_help=True, add_completion=False)
 
-DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
-
-JoinText = Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and no progress.")]
 WitnessKeys = Annotated[
     list[str],

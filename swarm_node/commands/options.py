@@ -36,6 +36,8 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
+DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
+
 EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
@@ -44,14 +46,14 @@ GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the
 VllmPythonOption = Annotated[
     str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")
 ]
-JoinText = Annotated[str, typer.Argument(help="What the operator gave you: http://host:port#fingerprint.")]
+JoinText = Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 ListenOption = Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")]
 AdvertiseOption = Annotated[
     str, typer.Option(help="The host:port others should dial, if not the listen address; several with commas.")
 ]
-AgentHome = Annotated[Path, typer.Option(help="The node's folder.")]
+Home = Annotated[Path, typer.Option(help="The node's folder.")]
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Tell demand, earnings and whether the model fits, and stop there.")

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import activation, registry, summary, tables
+from coordinator import registry, tables
 from coordinator.config import Config, parse
-from coordinator.fleet import Change
+from coordinator.figures import summary
+from coordinator.fleet import activation
+from coordinator.fleet.choice import Change
 from protocol.messages import Heartbeat, Transfer
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, PRICE, World, answer

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from coordinator import broadcasts, links, registry, summary, tables
+from coordinator import registry, tables
 from coordinator.config import parse
+from coordinator.figures import summary
+from coordinator.spreading import broadcasts, links
 from protocol.chunks import digest
 from protocol.messages import Fetched, Heartbeat, Reached, Receipt, Stage, Transfer, Upload
 from protocol.signing import NodeKey

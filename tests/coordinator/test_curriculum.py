@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import curriculum, scoring, summary, tables
+from coordinator import curriculum, scoring, tables
 from coordinator.config import parse
-from coordinator.metrics import exposition
-from coordinator.overview import _prompts
+from coordinator.figures import summary
+from coordinator.figures.metrics import exposition
+from coordinator.figures.overview import _prompts
 from coordinator.selection import OFF, Rules
 from protocol import chunks
 from protocol.errors import ConfigInvalid

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.fleet import (
+from coordinator.fleet.choice import (
     PROOF_S,
     TRUST,
     Candidate,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import health
-from coordinator.activation import kappa
-from coordinator.capacity import VISIBLE, Load
 from coordinator.config import parse
-from coordinator.health import alarm, percentile
+from coordinator.figures import health
+from coordinator.figures.health import alarm, percentile
+from coordinator.fleet.activation import kappa
+from coordinator.fleet.capacity import VISIBLE, Load
 from tests.coordinator.world import World, answer
 
 CALM = Load(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)

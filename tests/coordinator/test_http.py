@@ -13,7 +13,7 @@ from aiohttp import ClientConnectionError, ClientResponse, web
 from yarl import URL
 
 from coordinator.api import learner, nodes
-from coordinator.summary import leaderboard
+from coordinator.figures.summary import leaderboard
 from protocol import canonical, limits
 from protocol.chunks import chunk_id
 from protocol.errors import ERRORS

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from coordinator import leases, tables
+from coordinator.figures.summary import leaderboard
 from coordinator.state import set_fact
-from coordinator.summary import leaderboard
 from protocol.errors import UnknownNode
 from protocol.lease import Event
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens

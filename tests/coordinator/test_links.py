@@ -9,11 +9,12 @@ import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from coordinator import links, publish
-from coordinator.links import Measured
-from coordinator.plans import Plans
+from coordinator.publishing import publish
+from coordinator.spreading import links
+from coordinator.spreading.links import Measured
+from coordinator.spreading.plans import Plans
+from coordinator.spreading.topology import NodeLinks
 from coordinator.tables import versions
-from coordinator.topology import NodeLinks
 from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, WrongAudience

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from coordinator.capacity import VISIBLE, Load
 from coordinator.cli import app
-from coordinator.fleet import Candidate
-from coordinator.live_plan import MICROS, Live, advise, live, report, sensitivity, text
+from coordinator.fleet.capacity import VISIBLE, Load
+from coordinator.fleet.choice import Candidate
+from coordinator.fleet.live_plan import MICROS, Live, advise, live, report, sensitivity, text
 from protocol.errors import Unreachable
 from tests.coordinator.served import serve
 

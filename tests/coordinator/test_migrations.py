@@ -154,7 +154,7 @@ def test_step_8_finds_old_faults_and_what_old_bans_took(old: Path | str) -> None
         database.run_now(upgrading.take, step)
     found = database.run_now(lambda connection: connection.execute(sa.select(tables.faults)).mappings().all())
     taken = sa.select(tables.audits.c.claim_id, tables.audits.c.ban_ms)
-    bans = database.run_now(lambda connection: {row.claim_id: row.ban_ms for row in connection.execute(taken)})
+    bans = dict(database.run_now(lambda connection: [tuple(row) for row in connection.execute(taken)]))
     database.close()
     before = {"owner": owner, "claims": 0, "groups": 0, "lifted": False}
     assert [dict(row) for row in found] == [

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
-from coordinator.mirror import FRESH, IMMUTABLE, Mirror, make_public
-from coordinator.s3 import Target, target
-from coordinator.signed_metadata import utc_now
+from coordinator.publishing.mirror import FRESH, IMMUTABLE, Mirror, make_public
+from coordinator.publishing.s3 import Target, target
+from coordinator.publishing.signed_metadata import utc_now
 from protocol.manifest import PolicyManifest, target_path
 from tests.coordinator.served import serve
 from tests.coordinator.store import BUCKET, Store, object_store

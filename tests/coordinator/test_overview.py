@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator import overview, screen, summary
 from coordinator.config import parse
+from coordinator.figures import overview, screen, summary
 from tests.coordinator.world import World, answer
 
 ROUND = {"round_id": "a" * 64, "staleness": 2, "max_updates": 9}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.plans import PLANNED_FOR_MS, Plans
-from coordinator.topology import FAN_OUT_MAX, STRIPES, NodeLinks
+from coordinator.spreading.plans import PLANNED_FOR_MS, Plans
+from coordinator.spreading.topology import FAN_OUT_MAX, STRIPES, NodeLinks
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from coordinator.plot import HEIGHT, WIDTH, bars, lines
+from coordinator.figures.plot import HEIGHT, WIDTH, bars, lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -22,7 +22,6 @@ from tests.safetensors_files import next_file, policy_file
 STALENESS = "staleness.max_updates=1"
 """Three versions are kept."""
 
-NEWEST = 5
 FILE = "model.safetensors"
 
 

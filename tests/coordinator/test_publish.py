@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from coordinator import publish
-from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing import publish
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from protocol import chunks, limits
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
@@ -349,8 +349,8 @@ def found(press: Press, version: int) -> PolicyManifest:
 CRASHING = """
 import os, signal, sys
 from pathlib import Path
-from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.learning import Publication
 from protocol.manifest import Sampler
 

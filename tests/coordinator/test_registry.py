@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import registry, summary, tables
+from coordinator import registry, tables
 from coordinator.config import parse
+from coordinator.figures import summary
 from protocol import canonical, limits
 from protocol.errors import AgentTooOld, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId

@@ -12,10 +12,11 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from coordinator import orders, replacing
+from coordinator import orders
 from coordinator.leases import latest_batch
-from coordinator.publish import newest_version
-from coordinator.replacing import Replacement, newest_replacement
+from coordinator.publishing import replacing
+from coordinator.publishing.publish import newest_version
+from coordinator.publishing.replacing import Replacement, newest_replacement
 from coordinator.state import get_fact, set_fact
 from coordinator.tables import batches, versions
 from ledger import store

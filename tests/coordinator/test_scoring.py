@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator import health, history, marks, scoring, tables
+from coordinator import marks, scoring, tables
+from coordinator.figures import health, history
 from protocol.signing import NodeKey
 from protocol.tasks import Reward
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, rest

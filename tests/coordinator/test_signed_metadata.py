@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.role_keys import LEDGER, ROLES
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.role_keys import LEDGER, ROLES
+from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import trust
 from protocol.errors import ConfigInvalid, MetadataExpired
 from protocol.manifest import target_path

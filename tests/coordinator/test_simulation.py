@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from coordinator.audit.trust import Rules as Audits
 from coordinator.config import load
-from coordinator.fleet import Rules
+from coordinator.fleet.choice import Rules
 from coordinator.sim.machines import Node, make_node
 from coordinator.sim.outcome import Outcome
 from coordinator.sim.report import draw, figures, text
 from coordinator.sim.scenario import BYTES_PER_MBIT, Admission, Links, Pool, Scenario, scenario_of
 from coordinator.sim.spread import Spread, depths, draw_links
 from coordinator.sim.world import Simulation
-from coordinator.topology import NodeLinks, plan
+from coordinator.spreading.topology import NodeLinks, plan
 from protocol.chunks import fitting_size
 
 BOTH: tuple[Admission, ...] = ("visible", "overlap")

@@ -10,7 +10,6 @@ from coordinator.sizing import MEASURED_MIN, allowance_after, groups_in_time
 from protocol.lease import Event
 
 MOST = 16
-FAILURES = (Event.REJECT, Event.EXPIRE, Event.SKIP)
 
 
 @dataclass(frozen=True)

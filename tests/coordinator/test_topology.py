@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import topology
-from coordinator.topology import FAN_OUT_MAX, SOURCE, STRIPES, NodeLinks, Topology, fluid_bound_s, plan
+from coordinator.spreading import topology
+from coordinator.spreading.topology import FAN_OUT_MAX, SOURCE, STRIPES, NodeLinks, Topology, fluid_bound_s, plan
 
 W = 2.5e6
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import summary, waiting
 from coordinator.audit.trust import Rules
 from coordinator.config import Config, parse
+from coordinator.figures import summary, waiting
 from coordinator.state import set_fact
 from tests.coordinator.world import World
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, casework, intake, leases, lottery, offers, payout_tables, publish, registry, tables
+from coordinator import batches, casework, intake, leases, lottery, offers, payout_tables, registry, tables
 from coordinator.audit.trust import Finding, Rules
 from coordinator.intake import Judge
 from coordinator.leases import Terms
 from coordinator.lottery import AuditTerms
 from coordinator.offers import Draw
 from coordinator.prompts import Source
+from coordinator.publishing import publish
 from coordinator.selection import OFF
 from coordinator.selection import Rules as SelectionRules
 from coordinator.state import Database, engine

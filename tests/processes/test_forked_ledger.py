@@ -6,7 +6,7 @@ import httpx
 import pytest
 import trio
 
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.tree import inner_hash, leaf_hash
 from swarm_node.join_string import parse, round_folder

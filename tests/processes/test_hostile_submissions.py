@@ -36,9 +36,6 @@ SETTINGS: Settings = {
 }
 
 HUGE = 100 * limits.MIB
-MORE_PROMISED_THAN_SENT = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff")
-"""Headers that announce four thousand million values or bytes."""
-
 FLOOD_GROWTH_MAX = 32 * limits.MIB
 """What is refused may be held up to the limit for a moment; a hundred megabytes may not."""
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.opening import only_coordinator
-from coordinator.role_keys import ROLES
+from coordinator.publishing.role_keys import ROLES
 from protocol import limits
 from protocol.errors import ConfigInvalid, RolledBack, UntrustedMetadata
 from tests.processes.trust_world import ONLINE, Node, Operator, Served, forge_everything, forge_timestamp

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, Timestamp
 
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.manifest import target_path
 from tests.processes.impostor import Impostor
 from tests.processes.programs import Program, Swarm, until

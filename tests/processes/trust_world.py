@@ -15,8 +15,8 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, TargetFile, Targets, 
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.role_keys import RoleKeys
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.role_keys import RoleKeys
+from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.manifest import target_path
 from protocol.signing import NodeKey

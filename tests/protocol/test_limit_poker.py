@@ -17,7 +17,6 @@ from protocol.tasks.poker_solver import exploitability, game_value, situation, s
 from protocol.tasks.poker_tables import near_equilibrium
 
 GAMES = pytest.mark.parametrize("rules", [KUHN, LEDUC], ids=lambda rules: rules.name)
-LETTERS = {"Fold": "f", "Call": "c", "Raise": "r"}
 
 
 def even(_: str, count: int) -> list[float]:

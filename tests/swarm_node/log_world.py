@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine
 
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import store
 from ledger.checkpoint import Checkpoint, ledger_key, sign
 from ledger.entry import Entry

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator import rotation
-from coordinator.role_keys import LEDGER, RoleKeys
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing import rotation
+from coordinator.publishing.role_keys import LEDGER, RoleKeys
+from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import proof, witness
 from ledger.note import Key, Kind
 from ledger.proof import Fork, Receipt

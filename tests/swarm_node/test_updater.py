@@ -17,7 +17,7 @@ import pytest
 import trio
 from tuf.api.metadata import Snapshot, Targets, Timestamp
 
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import limits
 from protocol.errors import MessageTooLarge, MetadataExpired, SwarmError, Unreachable, UntrustedMetadata
 from protocol.manifest import target_path

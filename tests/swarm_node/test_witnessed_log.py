@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import proof, witness
 from ledger.checkpoint import Checkpoint, sign
 from ledger.witness import Cosigned, Witnesses

@@ -1,4 +1,4 @@
-"""The fleet of a running round: what is measured of it, and the decision of `coordinator.fleet` put into the store.
+"""The fleet of a running round: what is measured of it, and the decision of `fleet.choice` put into the store.
 
 - T_train is the median of the last updates; T_bcast the last broadcast's median; a node's rate comes from the leases
   that ended lately; its cost is its price today for as many tokens as groups have lately had.
@@ -19,11 +19,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts, registry
-from coordinator.capacity import VISIBLE, Load
+from coordinator import registry
 from coordinator.config import Config
-from coordinator.fleet import Candidate, Change, Fleet, Need, Rules, Work, decide, measured_rate
+from coordinator.fleet.capacity import VISIBLE, Load
+from coordinator.fleet.choice import Candidate, Change, Fleet, Need, Rules, Work, decide, measured_rate
 from coordinator.leases import AT_WORK
+from coordinator.spreading import broadcasts
 from coordinator.state import get_fact, set_fact
 from coordinator.tables import batches, fleet, leases, nodes, rollouts
 from protocol.ids import NodeId

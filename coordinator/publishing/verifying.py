@@ -18,8 +18,8 @@ from tuf.api.exceptions import LengthOrHashMismatchError, RepositoryError
 from tuf.api.metadata import Metadata, TargetFile, Targets, Timestamp
 
 from coordinator.files import read_at_most
-from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata
 from protocol import chunks, delta, limits, trust
 from protocol.errors import NotFound, PatchInvalid, SwarmError
 from protocol.ids import ChunkId

@@ -16,8 +16,8 @@ from typing import Any
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root
 
-from coordinator.role_keys import LEDGER, RoleKeys
-from coordinator.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
+from coordinator.publishing.role_keys import LEDGER, RoleKeys
+from coordinator.publishing.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
 from protocol import trust
 from protocol.errors import ConfigInvalid
 

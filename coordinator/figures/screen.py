@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from coordinator import overview
+from coordinator.figures import overview
 from protocol.log_lines import Lines
 
 log = logging.getLogger(__name__)

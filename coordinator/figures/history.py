@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator import marks
-from coordinator.ranking import DAY_MS
+from coordinator.figures.ranking import DAY_MS
 from coordinator.tables import blames, nodes, rejections, rollouts
 from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table

@@ -10,9 +10,9 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from coordinator.capacity import OVERLAP, VISIBLE, Load, least_staleness, staleness_bound
 from coordinator.config.modes import ModeName
-from coordinator.topology import NodeLinks, fluid_bound_s
+from coordinator.fleet.capacity import OVERLAP, VISIBLE, Load, least_staleness, staleness_bound
+from coordinator.spreading.topology import NodeLinks, fluid_bound_s
 
 RULES = {"visible": VISIBLE, "overlap": OVERLAP}
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from coordinator.capacity import VISIBLE, Load, least_staleness
-from coordinator.fleet import Candidate, cheapest_cover
-from coordinator.planning import LARGER, STALENESS_SHOWN
+from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
+from coordinator.fleet.choice import Candidate, cheapest_cover
+from coordinator.fleet.planning import LARGER, STALENESS_SHOWN
 
 MICROS = 1_000_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator import marks, scoring
-from coordinator.capacity import VISIBLE, Load, least_staleness
+from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
 from coordinator.tables import batches, leases, rollouts
 from protocol.errors import StaleVersion
 from protocol.lease import State

@@ -9,8 +9,8 @@
 
 from collections.abc import Mapping, Set
 
-from coordinator import topology
-from coordinator.topology import SOURCE, NodeLinks, Topology
+from coordinator.spreading import topology
+from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId

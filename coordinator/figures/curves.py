@@ -14,8 +14,8 @@ from math import ceil, isfinite
 
 import sqlalchemy as sa
 
-from coordinator import health
-from coordinator.broadcasts import ENDED_MS
+from coordinator.figures import health
+from coordinator.spreading.broadcasts import ENDED_MS
 from coordinator.tables import batches, broadcasts, nodes, receipts, rollouts, uploads, versions
 
 POINTS_MAX = 100

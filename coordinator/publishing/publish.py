@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from blake3 import blake3
 
 from coordinator.files import Batch, mapped, together
-from coordinator.patches import PATCHED, extend, write_patch
-from coordinator.signed_metadata import SignedMetadata, utc_now
+from coordinator.publishing.patches import PATCHED, extend, write_patch
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.tables import versions
 from ledger import store
 from ledger.entry import Version

@@ -1,6 +1,6 @@
 """The round's TUF repository: keys, signed metadata, and the order in which documents become visible.
 
-- Four roles, each with a key at first; `coordinator.rotation` changes the keys and how many must sign. Beside them the
+- Four roles, each with a key at first; `rotation` changes the keys and how many must sign. Beside them the
   root names the ledger's key, with which nothing but checkpoints is signed.
 - Root keys sign only root documents; take `keys/root.pem` offline after `init`.
 - A publication writes targets, then snapshot, then timestamp, each durably. Whatever crash comes between: the timestamp
@@ -16,7 +16,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp, VerificationResult
 
 from coordinator.files import write_durably
-from coordinator.role_keys import LEDGER, ROLES, RoleKeys
+from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
 from protocol import trust
 from protocol.errors import ConfigInvalid
 from protocol.manifest import target_path, version_of

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from coordinator.publish import newest_version
+from coordinator.publishing.publish import newest_version
 from coordinator.registry import require_node
+from coordinator.spreading.topology import NodeLinks
 from coordinator.tables import dials, nodes, receipts, uploads, versions
-from coordinator.topology import NodeLinks
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
 from protocol.ids import NodeId

@@ -22,7 +22,7 @@ import aiohttp
 from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
 from coordinator.files import write_durably
-from coordinator.s3 import Bucket, Target, target
+from coordinator.publishing.s3 import Bucket, Target, target
 from protocol.origin import document_path
 
 log = logging.getLogger(__name__)

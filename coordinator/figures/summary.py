@@ -7,10 +7,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import activation, broadcasts, curriculum, evaluations, health, history, publish, standings, waiting
+from coordinator import curriculum, evaluations, standings
 from coordinator.config import Config
 from coordinator.data.kinds import shown
+from coordinator.figures import health, history, waiting
+from coordinator.fleet import activation
 from coordinator.leases import latest_batch, rules_of
+from coordinator.publishing import publish
+from coordinator.spreading import broadcasts
 from coordinator.state import get_fact
 from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
 from ledger import store

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coordinator.config import Config
-from coordinator.health import IDLE_MAX, UPDATES_LATELY, verifier_alarm
+from coordinator.figures.health import IDLE_MAX, UPDATES_LATELY, verifier_alarm
 from coordinator.leases import terms_of
 
 State = Literal["starts", "works", "waits", "will wait", "finished"]

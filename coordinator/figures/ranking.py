@@ -3,7 +3,7 @@
 - The score is validated credit with a half-life of seven days: who stops sinks, who starts late can still rise.
 - It is a fold over the ledger's posts, kept in memory and continued where it stopped; a restart folds anew. Two scores
   keep their ratio as time passes, so nothing is counted twice to age it.
-- Everything else is read anew from the store's totals (`coordinator.summary`).
+- Everything else is read anew from the store's totals (`coordinator.figures.summary`).
 """
 
 from collections import Counter, defaultdict
@@ -13,8 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import summary
-from coordinator.health import percentile
+from coordinator.figures import summary
+from coordinator.figures.health import percentile
 from coordinator.scores import wilson
 from coordinator.tables import fleet, nodes, rollouts
 from coordinator.web import words

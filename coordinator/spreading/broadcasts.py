@@ -14,8 +14,9 @@ from typing import Any, get_args
 
 import sqlalchemy as sa
 
-from coordinator import publish, registry
-from coordinator.links import VERSIONS_KEPT
+from coordinator import registry
+from coordinator.publishing import publish
+from coordinator.spreading.links import VERSIONS_KEPT
 from coordinator.tables import broadcasts, nodes, receipts, uploads, versions
 from protocol.ids import NodeId
 from protocol.manifest import PolicyManifest

@@ -22,9 +22,10 @@ import sqlalchemy as sa
 from blake3 import blake3
 from pydantic import Field
 
-from coordinator import orders, publish, weights
+from coordinator import orders
 from coordinator.config.section import Section
 from coordinator.leases import latest_batch
+from coordinator.publishing import publish, weights
 from coordinator.state import get_fact, set_fact
 from protocol import limits
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
@@ -32,7 +33,7 @@ from protocol.learning import Publication, Upload
 from protocol.manifest import target_path
 
 if TYPE_CHECKING:
-    from coordinator.publish import Publisher
+    from coordinator.publishing.publish import Publisher
     from coordinator.round import Round
 
 log = logging.getLogger(__name__)

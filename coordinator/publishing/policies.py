@@ -5,9 +5,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import broadcasts
-from coordinator.publish import Publisher
-from coordinator.signed_metadata import SignedMetadata
+from coordinator.publishing.publish import Publisher
+from coordinator.publishing.signed_metadata import SignedMetadata
+from coordinator.spreading import broadcasts
 from coordinator.tables import versions
 from protocol import adapter, chunks
 from protocol.errors import NotFound, SwarmError

@@ -257,11 +257,11 @@ class Simulation:
         self._buffer[update].append(accepted)
         self._buffered += 1
         if self._scenario.pool.liars and audits.is_drawn(accepted.node, self._scenario.audits, self._chance):
-            self._at(self._scenario.audit_s, self._verdict, accepted, update)
+            self._at(self._scenario.audit_s, self._verdict, accepted)
         self._form()
         self._help()
 
-    def _verdict(self, accepted: Accepted, update: int) -> None:
+    def _verdict(self, accepted: Accepted) -> None:
         node = accepted.node
         if audits.judge(node, self._scenario.audits, forged=node.lies):
             self._outcome.banned += 1

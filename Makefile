@@ -61,8 +61,8 @@ test-install: export ECHO_SWARM_DEBIAN ?= fresh
 test-install: $(STAMP)  ## the installer in a bare Debian, with the real packages (root, debootstrap, network)
 	@$(BIN)/pytest tests/installers $(ARGS)
 
-test-trl: $(TRL)  ## our objectives against TRL's own code, in an environment of its own
-	@.venv-trl/bin/python -m pytest tests/trl $(ARGS)
+test-trl: $(TRL)  ## our objectives against TRL, and the board of Weights & Biases, in an environment of their own
+	@.venv-trl/bin/python -m pytest tests/trl tests/coordinator/learner/test_tracking.py $(ARGS)
 
 bench-llama bench-verification: $(LLAMA)
 
@@ -76,10 +76,14 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	  *) echo "There is no bench '$*'. There are: $(subst _,-,$(BENCHES))" >&2; exit 2 ;; \
 	esac
 
-lock: $(STAMP)  ## write installers/node.lock anew: what a node's installation is made of, with hashes
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+
+lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's environments are made of, with hashes
 	@grep -v '^fastecdsa==' constraints.txt >$(VENV)/pins.txt
-	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	  --override installers/overrides.txt --constraint $(VENV)/pins.txt --no-header --output-file installers/node.lock
+	@$(COMPILE) pyproject.toml --override installers/overrides.txt --constraint $(VENV)/pins.txt \
+	  --output-file installers/node.lock
+	@grep -e '^msgpack==' -e '^base58==' constraints.txt >$(VENV)/pins.txt
+	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
 
 clean:  ## remove what make, pytest and the benches made
 	rm -rf $(VENV) $(VLLM) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
@@ -120,17 +124,17 @@ $(LLAMA): $(STAMP)
 	fi; \
 	touch $(LLAMA)
 
-# TRL brings some 200 MB that nothing else here needs; what it shares with us comes from $(VENV).
+# TRL and Weights & Biases bring some 300 MB that nothing else here needs; what they share with us comes from $(VENV).
 $(TRL): $(STAMP)
 	@$(BIN)/python -m venv --clear .venv-trl
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$(.venv-trl/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
-	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0'
+	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0' wandb
 	@touch $(TRL)
 
 # constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
 # newer there than libp2p asks for (ADR 0035). Only torch finds what it brings along itself: that differs by platform.
-# Weights & Biases is left out: 100 MB for one test, which runs where it is installed.
+# Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \

@@ -135,9 +135,11 @@ def main() -> int:
 
     start = start_of(BY_NAME["arithmetic"], 0, RESULTS / "starts")
     bench = Bench("loop", inputs={"rounds": options.rounds, "updates": options.updates, "nodes": NODES}, quick=quick)
-    for _ in range(options.rounds):
-        bench.measure("the whole loop, 3 nodes", ours(start, options.updates), unit="updates/s")
-        bench.measure("TRL alone", theirs(start, options.updates), unit="updates/s")
+    for number in range(options.rounds):
+        for case, side in (("the whole loop, 3 nodes", ours), ("TRL alone", theirs)):
+            found = side(start, options.updates)
+            bench.measure(case, found, unit="updates/s")
+            print(f"{number + 1} of {options.rounds}: {case}, {found:.4g} updates/s", flush=True)
     times = bench.ratio("the whole loop ÷ TRL", "the whole loop, 3 nodes", "TRL alone")
     bench.goal("at least as many updates as TRL alone", times, at_least=1.0)
     return bench.finish()

@@ -3,6 +3,7 @@
 - `Crew` trains as it does in a round, `TorchEngine` samples. Games are played again over the tokens, as intake does it;
   rewards of shipped tasks are called as a reward process calls them.
 - A version is published every kappa updates; a batch comes from the newest one that is at least `delay` updates old.
+- Problems come in the order in which a round leases them, by its `[selection]`.
 - Versions that no batch can come from any more are removed.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.learning.prompts import Prompts
 from coordinator.config import Config
 from coordinator.data.importing import FOLDER, make_copy, needs_data
 from coordinator.data.kinds import functions_of
@@ -21,8 +23,9 @@ from coordinator.learner.crew import Crew
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import Step
 from coordinator.learner.ranks import Ranks
+from coordinator.leases import rules_of
 from coordinator.policy_text import PolicyText
-from coordinator.prompts import TRAIN, Source
+from coordinator.prompts import Source
 from coordinator.rewards import functions
 from coordinator.rewards.functions import Job
 from protocol.learning import TrainingGroup, TrainingSample
@@ -49,6 +52,7 @@ class Trial:
         start = folder / "learner" / "start"
         self.text = PolicyText(lambda name: (start / name).read_bytes(), self.task, config.sampling.max_new_tokens)
         (self.end,) = self.text.bounds.end_tokens
+        self._prompts = Prompts(rules_of(config), self.text.prompt)
         self._engine, self._loaded = TorchEngine(), 0
         self._judges = [] if self.text.judges else [functions.load(place) for place in functions_of(config)]
         self._versions: dict[int, Path] = {}
@@ -77,11 +81,13 @@ class Trial:
         update = max(version for version in self._versions if version <= due)
         for old in [version for version in self._versions if version < update]:
             shutil.rmtree(self._versions.pop(old))
-        size = self._config.learner.groups_per_update
-        sources = [Source(TRAIN, number) for number in range(self.update * size, (self.update + 1) * size)]
+        sources = self._prompts.next(self._config.learner.groups_per_update)
         self._load(self._versions[update], update)
         sampled = self._sampled(sources, self._config.sampling.samples_per_group)
-        return [self._group(source, done) for source, done in zip(sources, sampled, strict=True)]
+        groups = [self._group(source, done) for source, done in zip(sources, sampled, strict=True)]
+        for group in groups:
+            self._prompts.note(group.prompt, [sample.reward for sample in group.samples])
+        return groups
 
     def train(self, groups: Sequence[TrainingGroup]) -> Step:
         """One update."""

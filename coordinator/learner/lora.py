@@ -1,7 +1,7 @@
 """LoRA: small matrices beside frozen ones, y = W x + (α / r) · B A x, that alone are trained.
 
 - The model keeps its own modules and names: adapters listen at its linear layers and add to what they give.
-- B starts at zero, so the policy starts as the base; A starts at random, by the seed.
+- B starts at zero, so the policy starts as the base; A starts at random, the same on every rank.
 - What is published are the matrices in the policy's own type, beside a base that never changes (`protocol.adapter`); or
   else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """

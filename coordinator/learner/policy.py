@@ -4,6 +4,7 @@
   small for a bf16 weight is not lost, but shows once enough of them have come together.
 - An update is computed in pieces whose gradients add up to that of the whole. Samples that teach nothing, since their
   advantage is zero, are scored without a gradient.
+- A step whose gradient is not finite is not made: one absurd reward must not turn every weight into NaN.
 - After a restore the next update is bit for bit the one that would have followed.
 - Where several ranks train it (see `ranks`), each computes some of the pieces, holds its shard of all weights, and
   knows every log-probability and every metric afterwards. All of them call the same methods in the same order.
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ class Policy:
         entropy = torch.zeros_like(data.mask)
         before = table = torch.zeros_like(data.mask)  # [N, T] log π_old, log π_θ
         rate = self._settings.rate(self.update)
-        norm = 0.0
+        norm, skipped = 0.0, 0
         for iteration in range(self._settings.num_iterations):
             self._optimizer.zero_grad()
             table = self._gradient(data, terms, entropy if iteration == 0 else None)
@@ -116,11 +118,15 @@ class Policy:
             norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
-            self._optimizer.step()
+            if isfinite(norm):  # else every weight were NaN from here on, and the next checkpoint, too
+                self._optimizer.step()
+            else:
+                skipped += 1
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm)
         metrics |= {
             "learner/grad_norm": norm,
+            "learner/skipped": float(skipped),
             "learner/learning_rate": rate,
             "entropy": float((entropy * data.mask).sum() / data.mask.sum()),
             "reward/mean": float(data.rewards.mean()),

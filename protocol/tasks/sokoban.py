@@ -63,9 +63,9 @@ class Sokoban:
         return self._made(seed)[0]
 
     def demonstration(self, seed: int) -> tuple[str, ...]:
-        """One time in four the way back of who made the room, else a walk about it."""
+        """Three times in five the way back of who made the room, else a walk about it."""
         room, way = self._made(seed)
-        if chance.below(4, "sokoban", seed, "careless"):
+        if chance.below(5, "sokoban", seed, "careless") < 2:
             way = "".join("udlr"[chance.below(4, "sokoban", seed, "walk", step)] for step in range(len(way)))
         turns = list[str]()
         for start in range(0, len(way), self.moves):

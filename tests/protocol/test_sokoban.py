@@ -37,6 +37,16 @@ def test_nothing_leaves_the_room_or_stands_on_something_else(game: Sokoban, seed
     assert 0.0 <= room.reward().score <= 1.0
 
 
+def test_the_player_to_imitate_knows_the_way_more_often_than_not_and_not_always() -> None:
+    game, found = Sokoban(pulls=3, turns=2, moves=2), 0
+    for seed in range(400):
+        room = game.reset(seed)
+        over = [room.step(turn) is None for turn in game.demonstration(seed)]
+        assert not any(over[:-1])
+        found += room.solved
+    assert 0.6 < found / 400 < 0.75  # three times in five, and by chance
+
+
 def test_a_push_moves_a_box_and_a_wall_or_a_second_box_stops_it() -> None:
     game = Sokoban(boxes=2)
     room = type(game.reset(0))(game, (3, 1), frozenset({(3, 2), (2, 1)}), frozenset({(3, 4), (1, 4)}))

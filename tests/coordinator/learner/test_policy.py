@@ -71,6 +71,24 @@ def test_a_claim_with_invented_logprobs_stands_out(policy_folder: Path) -> None:
     assert max(distances.values()) < 1e-4
 
 
+def _with_rewards_times(factor: float, one: TrainingGroup) -> TrainingGroup:
+    samples = tuple(sample.model_copy(update={"reward": factor * sample.reward}) for sample in one.samples)
+    return one.model_copy(update={"samples": samples})
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_the_next_one_does(policy_folder: Path) -> None:
+    policy = Policy(policy_folder, replace(SETTINGS, algorithm=Algorithm(scale_rewards="none")))
+    before = [tensor.clone() for tensor in policy.model.parameters()]
+    groups = fresh(policy, UNEQUAL)
+    step = policy.train_step([_with_rewards_times(3e38, one) for one in groups])
+    assert step.metrics["learner/skipped"] == 1.0
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
+    assert policy.update == 1
+    step = policy.train_step(groups)
+    assert step.metrics["learner/skipped"] == 0.0
+    assert not all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
+
+
 def test_a_batch_without_signal_changes_no_weight(policy_folder: Path) -> None:
     policy = Policy(policy_folder, SETTINGS)
     before = [tensor.clone() for tensor in policy.model.parameters()]

@@ -1,0 +1,31 @@
+"""Which problems come next: the round's own selection, on a store in memory."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from coordinator import curriculum, tables
+from coordinator.curriculum import Prompt
+from coordinator.prompts import Source, source_of
+from coordinator.selection import Rules
+
+
+class Prompts:
+    """The train problems in the order in which a round leases them."""
+
+    def __init__(self, rules: Rules, prompt: Prompt) -> None:
+        self._rules, self._prompt = rules, prompt
+        self._store = sa.create_engine("sqlite://")
+        tables.metadata.create_all(self._store)
+
+    def next(self, count: int) -> list[Source]:
+        """What so many groups more are about."""
+        with self._store.begin() as connection:
+            made = curriculum.make(connection, count, self._rules, self._prompt)
+            return [source_of(connection, number) for number in made]
+
+    def note(self, prompt: bytes, rewards: Sequence[float]) -> None:
+        """A group of this prompt earned this."""
+        if self._rules.chooses:
+            with self._store.begin() as connection:
+                curriculum.note(connection, prompt, rewards)

@@ -28,7 +28,7 @@ CMD ["--help"]
 
 FROM node AS coordinator
 USER root
-RUN pip install -c constraints.txt 'psycopg[binary]'
+RUN pip install -c /build/constraints.txt 'psycopg[binary]'
 USER swarm
 EXPOSE 8700 8701
 ENTRYPOINT ["swarm-coordinator"]

@@ -76,10 +76,14 @@ bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small r
 	  *) echo "There is no bench '$*'. There are: $(subst _,-,$(BENCHES))" >&2; exit 2 ;; \
 	esac
 
-lock: $(STAMP)  ## write installers/node.lock anew: what a node's installation is made of, with hashes
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+
+lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's environments are made of, with hashes
 	@grep -v '^fastecdsa==' constraints.txt >$(VENV)/pins.txt
-	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	  --override installers/overrides.txt --constraint $(VENV)/pins.txt --no-header --output-file installers/node.lock
+	@$(COMPILE) pyproject.toml --override installers/overrides.txt --constraint $(VENV)/pins.txt \
+	  --output-file installers/node.lock
+	@grep -e '^msgpack==' -e '^base58==' constraints.txt >$(VENV)/pins.txt
+	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
 
 clean:  ## remove what make, pytest and the benches made
 	rm -rf $(VENV) $(VLLM) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results

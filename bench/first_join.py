@@ -102,7 +102,8 @@ def install(folder: Path, wheels: Path) -> float:
     began = time.monotonic()
     place = ["--prefix", str(folder / "prefix"), "--bin", str(folder / "bin"), "--find-links", str(wheels)]
     command = ["sh", str(ROOT / "installers" / "install.sh"), *place, "--engine", "none"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"HOME": str(folder)})
+    here = {"HOME": str(folder), "PIP_CACHE_DIR": str(wheels.with_name("cache"))}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | here)
     return time.monotonic() - began
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -49,11 +50,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 75.0
+"""For the head of a request, and between two requests of a connection: longer than proxies keep theirs."""
+
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
 
 LOOK_S = 0.25
 """How soon a process beside the leader hears of a version; nodes take longer to fetch it."""
+
+SWITCH_S = 0.0005
+"""How long a thread that reads a large board may keep the interpreter from the loop: each answer waits for it a few
+times, and 200 a second would pile up behind the usual 5 ms."""
 
 CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""
@@ -90,7 +98,12 @@ def build(round_: Round) -> web.Application:
 def make_runner(round_: Round) -> web.AppRunner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
     return web.AppRunner(
-        build(round_), access_log=None, handler_cancellation=True, shutdown_timeout=0.5, auto_decompress=False
+        build(round_),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.5,
+        auto_decompress=False,
+        keepalive_timeout=IDLE_S,
     )
 
 
@@ -103,6 +116,7 @@ async def run(
     show: "Show | None" = None,
 ) -> None:
     """Serve the round until it is told to stop, and show it where somebody looks."""
+    sys.setswitchinterval(SWITCH_S)
     round_ = Round(config)
     stop = _told_to_stop()
     await round_.settle_orders()
@@ -149,6 +163,7 @@ async def run(
 
 async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -> None:
     """Serve nodes of a round that another process leads, until told to stop."""
+    sys.setswitchinterval(SWITCH_S)
     round_ = Round.beside(folder)
     stop = _told_to_stop()
     runner = make_runner(round_)

@@ -33,6 +33,7 @@ from coordinator.commands import (
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.log_lines import VARIABLE
 
 app = typer.Typer(
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
@@ -71,7 +72,7 @@ def program(
 ) -> None:
     """Options of all commands."""
     if log_json:
-        os.environ[logs.VARIABLE] = "json"  # learner and auditor inherit it
+        os.environ[VARIABLE] = "json"  # learner and auditor inherit it
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]

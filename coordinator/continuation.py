@@ -3,7 +3,7 @@
 - A node's fragments of an open lease are kept as it signed them; nothing is credited for them yet.
 - A lease that expires or is skipped leaves them to its group. The next node that holds the same version, and whose
   engine can go on, gets a lease of the same seed with what is done as its prefixes. Anybody else starts afresh, and
-  what was told is forgotten; so is what a rejected lease has told.
+  what was told is forgotten; so is what a rejected lease has told, and what comes after `HANDS_MAX` nodes.
 - When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
   rollout, each earlier one for its part: the claim that its fragments make, audited and settled as any other.
 - A lease makes one claim at the most: a rollout, or the fragments that it left.
@@ -24,10 +24,19 @@ from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Lease, Prefix
 from protocol.rollout import PolicyBounds
-from protocol.signing import open_envelope
+from protocol.signing import Envelope, open_envelope
 
 # Built once: making a statement costs more than running it, and this runs for every rollout.
 _forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
+
+
+@dataclass(frozen=True)
+class Word:
+    """A fragment whose signature was checked."""
+
+    fragment: Fragment
+    digest: str
+    envelope: bytes
 
 
 @dataclass(frozen=True)
@@ -59,23 +68,30 @@ class Told:
         )
 
 
-def take(connection: sa.Connection, node: NodeId, envelope: bytes, *, round_id: str, bounds: PolicyBounds) -> LeaseId:
-    """Keep a fragment of an open lease of this node, once; which lease it is."""
+def read(node: NodeId, envelope: bytes) -> Word:
+    """What a node says of a lease, if it is this node's word."""
     signed = open_envelope("fragment", envelope)
-    fragment = Fragment.from_bytes(signed.payload)
+    if signed.signer != node:
+        raise LeaseClosed("The fragment is signed by another node than the one that sends it.")
+    return Word(Fragment.from_bytes(signed.payload), chunks.digest(signed.payload), envelope)
+
+
+def take(connection: sa.Connection, node: NodeId, word: Word, *, round_id: str, bounds: PolicyBounds) -> LeaseId:
+    """Keep a fragment of an open lease of this node, once; which lease it is."""
+    fragment = word.fragment
     mine = (leases.c.lease_id == fragment.lease_id) & (leases.c.node_id == node) & leases.c.state.in_(OPEN)
     offer = connection.execute(sa.select(leases.c.offer).where(mine)).scalar()
-    if offer is None or signed.signer != node:
+    if offer is None:
         raise LeaseClosed("This lease has ended, or is another node's.")
     before = _payloads(connection, fragment.lease_id)
     head = chunks.digest(before[-1]) if before else ""
-    if chunks.digest(signed.payload) != head:
+    if word.digest != head:
         if len(before) == limits.FRAGMENTS_MAX:
             raise FragmentMismatch(f"{limits.FRAGMENTS_MAX} fragments of one lease are enough.")
         lease = Lease.from_bytes(offer)
         known = begun(lease, [Fragment.from_bytes(payload) for payload in before])
         check_fragment(fragment, lease, round_id, bounds, before=known, head=head)
-        row = {"lease_id": fragment.lease_id, "number": len(before), "envelope": envelope}
+        row = {"lease_id": fragment.lease_id, "number": len(before), "envelope": word.envelope}
         connection.execute(sa.insert(fragments).values(row))
     return LeaseId(fragment.lease_id)
 
@@ -97,12 +113,28 @@ def chain(connection: sa.Connection, lease_id: str | None) -> list[Told]:
 def left_by(connection: sa.Connection, lease_id: str, *, sound: bool) -> str | None:
     """The lease to go on from after this one has ended: itself, the one that it continued, or none."""
     told = connection.execute(sa.select(fragments.c.number).where(fragments.c.lease_id == lease_id).limit(1)).first()
-    if told and sound:
+    before = _before(connection, lease_id)
+    if told and sound and _hands(connection, before) < limits.HANDS_MAX:
         return lease_id
     if told:
         forget(connection, [lease_id])
-    row = connection.execute(sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)).one()
-    return None if row.continues is None else str(row.continues)
+    return before
+
+
+def _hands(connection: sa.Connection, lease_id: str | None) -> int:
+    """How many leases left what is told up to and with this one, as far as it matters."""
+    count = 0
+    while lease_id is not None and count < limits.HANDS_MAX:
+        count, lease_id = count + 1, _before(connection, lease_id)
+    return count
+
+
+def _before(connection: sa.Connection, lease_id: str) -> str | None:
+    """The lease that this one goes on from."""
+    before: str | None = connection.execute(
+        sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)
+    ).scalar_one()
+    return before
 
 
 def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
@@ -145,7 +177,8 @@ def signed(connection: sa.Connection, lease_id: str) -> tuple[bytes, tuple[bytes
 
 
 def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:
-    return [open_envelope("fragment", envelope).payload for envelope in _envelopes(connection, lease_id)]
+    """What was signed; the signatures were checked when it was taken."""
+    return [Envelope.from_bytes(envelope).payload for envelope in _envelopes(connection, lease_id)]
 
 
 def _envelopes(connection: sa.Connection, lease_id: str) -> Sequence[bytes]:

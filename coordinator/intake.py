@@ -213,7 +213,10 @@ def _enter(
 def take_progress(
     connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
 ) -> LeaseProgressReply:
-    """Note what a node says of the leases that it has, and keep what it has sampled for whoever may have to go on."""
+    """Note what a node says of the leases that it has, and keep what it has sampled for whoever may have to go on.
+
+    Of each lease one fragment is taken at a time: to check it, those before it are read again.
+    """
     held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, lease_table.IS_OPEN)
     open_ids = set()
     for lease_id, surplus in connection.execute(held).all():
@@ -223,10 +226,15 @@ def take_progress(
             open_ids.add(lease_id)
     for lease_id in open_ids.intersection(message.held):
         lease_table.move(connection, lease_id, Event.HOLD, judge.terms, now_ms)
-    taken = []
+    words: dict[str, continuation.Word] = {}
     for envelope in message.fragments:
         with suppress(SwarmError):
-            lease_id = continuation.take(connection, node, envelope, round_id=judge.round_id, bounds=judge.bounds)
+            word = continuation.read(node, envelope)
+            words.setdefault(word.fragment.lease_id, word)
+    taken = []
+    for word in words.values():
+        with suppress(SwarmError):
+            lease_id = continuation.take(connection, node, word, round_id=judge.round_id, bounds=judge.bounds)
             lease_table.move(connection, lease_id, Event.BEGIN, judge.terms, now_ms)
             taken.append(lease_id)
     return LeaseProgressReply(gone=tuple(sorted(set(message.held) - open_ids)), taken=tuple(taken))

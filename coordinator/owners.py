@@ -4,14 +4,18 @@
 - An owner is known here by the first node that works for them; before that, nothing they say costs a row.
 - A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
   that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
+- So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never
+  counts, or a thief would use up the others and have the last word.
 - A statement that counts is a row here, bytes and all, and an entry of the ledger by its digest.
 """
+
+from collections import defaultdict
 
 import sqlalchemy as sa
 
 from coordinator.tables import nodes, statements
 from ledger import store
-from ledger.accounts import OF_A_NODE, Account, AccountKind
+from ledger.accounts import OF_A_NODE, AccountKind
 from ledger.book import Outcome
 from ledger.entry import OwnerAct
 from ledger.tables import balances_table
@@ -65,6 +69,7 @@ def take(
     known = connection.execute(sa.select(statements).where(here)).first()
     if known is not None and known.envelope == envelope:
         return StatementReply(outcome="already_recorded", counts_from_ms=known.counts_from_ms or 0)
+    counts_from_ms: int | None
     match said:
         case Revocation():
             if (revoked_ms := _revoked_ms(connection, owner, said.node_id)) is not None:
@@ -78,7 +83,7 @@ def take(
                 "A delegation is sent by the node that it is for.", hint="Join with --owner and the delegation's file."
             )
     _record(connection, owner, said, envelope, now_ms, counts_from_ms)
-    return StatementReply(outcome="recorded", counts_from_ms=counts_from_ms)
+    return StatementReply(outcome="recorded", counts_from_ms=counts_from_ms or 0)
 
 
 def addresses(connection: sa.Connection, now_ms: int) -> dict[str, str]:
@@ -96,8 +101,11 @@ def owners_of(connection: sa.Connection) -> dict[str, str]:
 def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earnings:
     """What a node's owner has earned by all nodes, and is paid where."""
     owner = _owner_of(connection, node)
+    earned = _earned(connection, owner)
     rows = [
-        _earned(connection, row.node_id, row.name, row.revoked_ms is not None)
+        NodeEarnings(
+            node_id=row.node_id, name=row.name, revoked=row.revoked_ms is not None, **_NOTHING | earned[row.node_id]
+        )
         for row in connection.execute(sa.select(nodes).where(nodes.c.owner == owner))
     ]
     rows.sort(key=lambda row: -sum(_amounts(row).values()))
@@ -121,19 +129,23 @@ def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earning
 
 
 _AMOUNTS = [f"{kind}_micros" for kind in AccountKind if kind in OF_A_NODE]
+_NOTHING = dict.fromkeys(_AMOUNTS, 0)
 
 
 def _amounts(row: NodeEarnings) -> dict[str, int]:
     return {name: getattr(row, name) for name in _AMOUNTS}
 
 
-def _earned(connection: sa.Connection, node: str, name: str, revoked: bool) -> NodeEarnings:
-    accounts = {str(Account(kind, NodeId(node))): f"{kind}_micros" for kind in OF_A_NODE}
-    names = balances_table.c.account.in_(accounts)
-    found = {
-        accounts[account]: micros for account, micros in connection.execute(sa.select(balances_table).where(names))
-    }
-    return NodeEarnings(node_id=node, name=name, revoked=revoked, **dict.fromkeys(_AMOUNTS, 0) | found)
+def _earned(connection: sa.Connection, owner: str) -> dict[str, dict[str, int]]:
+    """Node → where its money stands → micro-units, of all nodes of an owner: however many, so many questions."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for kind in OF_A_NODE:
+        account = sa.literal(f"{kind}:") + nodes.c.node_id
+        columns = sa.select(nodes.c.node_id, balances_table.c.micros)
+        theirs = columns.join(balances_table, balances_table.c.account == account).where(nodes.c.owner == owner)
+        for node, micros in connection.execute(theirs):
+            found[node][f"{kind}_micros"] = micros
+    return found
 
 
 def _owner_of(connection: sa.Connection, node: NodeId) -> NodeId:
@@ -166,12 +178,14 @@ def _change_address(
     scheme: str,
     now_ms: int,
     delay_ms: int,
-) -> int:
-    """From when the new address counts; one that is still waiting never will."""
+) -> int | None:
+    """From when the new address counts; one that is still waiting never will, nor will the last that is taken."""
     if said.round_id != round_id:
         raise WrongAudience("The address was signed for another round.", hint="Sign it with this round's join string.")
     if not said.address.startswith(scheme):
         raise MalformedMessage(f"This round pays to addresses that begin with {scheme}", hint="Sign one of these.")
+    if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # nothing that the owner signs could follow it
+        raise StatementStale("The address was signed at a time to come.", hint="Set the clock (NTP), and sign again.")
     of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
     count, last = connection.execute(
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(statements.c.number), 0)).where(of_owner)
@@ -182,11 +196,11 @@ def _change_address(
         raise MessageTooLarge(f"This owner has changed the address {count} times.")
     waiting = of_owner & (statements.c.counts_from_ms > now_ms)
     connection.execute(sa.update(statements).where(waiting).values(counts_from_ms=None))
-    return now_ms + delay_ms
+    return now_ms + delay_ms if count + 1 < limits.STATEMENTS_MAX else None
 
 
 def _record(
-    connection: sa.Connection, owner: NodeId, said: Statement, envelope: bytes, now_ms: int, counts_from_ms: int
+    connection: sa.Connection, owner: NodeId, said: Statement, envelope: bytes, now_ms: int, counts_from_ms: int | None
 ) -> None:
     act = OwnerAct(
         owner=owner,

@@ -256,7 +256,8 @@ install_engine() {
       export CMAKE_ARGS
       pip install -c "$LISTS/constraints.txt" llama-cpp-python gguf ;;
     vllm) "$TARGET/bin/python" -m venv "$TARGET/vllm" >>"$PREFIX/install.log" 2>&1 &&
-      "$TARGET/vllm/bin/python" -m pip --no-input install vllm msgpack base58 </dev/null >>"$PREFIX/install.log" 2>&1 ;;
+      "$TARGET/vllm/bin/python" -m pip --no-input install --no-deps --only-binary :all: --require-hashes \
+        -r "$LISTS/vllm.lock" </dev/null >>"$PREFIX/install.log" 2>&1 ;;
   esac
 }
 

@@ -7,6 +7,8 @@
 
 from typing import ClassVar, Literal
 
+from protocol.plain import one_line
+
 Fault = Literal["node", "peer", "coordinator", "operator", "network"]
 
 
@@ -19,8 +21,7 @@ class SwarmError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = message, hint
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
@@ -387,14 +388,13 @@ class ConfigInvalid(SwarmError):
 
 
 def named(error: BaseException) -> str:
-    """What an error says, with its code behind it if it has one."""
-    said = str(error) or type(error).__name__
-    return f"{said} [{error.code}]" if isinstance(error, SwarmError) else said
+    """What an error says on a terminal, with its code behind it if it has one."""
+    code = f" [{error.code}]" if isinstance(error, SwarmError) else ""
+    return (one_line(str(error)) or type(error).__name__) + code
 
 
 def _table(base: type[SwarmError]) -> dict[str, type[SwarmError]]:
     return {base.code: base} | {code: error for child in base.__subclasses__() for code, error in _table(child).items()}
 
 
-ERRORS: dict[str, type[SwarmError]] = _table(SwarmError)
-"""Wire code → error class."""
+ERRORS: dict[str, type[SwarmError]] = _table(SwarmError)  # by their wire codes

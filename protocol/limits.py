@@ -91,6 +91,9 @@ PARAMETERS_MAX = 16
 FRAGMENTS_MAX = 64
 """Fragments of one lease: each costs a row, and the ones before it are read again."""
 
+HANDS_MAX = 4
+"""Nodes that leave a group to the next: each is a claim of its own, and every lease of it reads them all again."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 
@@ -163,6 +166,9 @@ STATEMENTS_MAX = 1_000
 
 EARNINGS_NODES_MAX = 1_000
 """Nodes listed in one answer about earnings; the total counts them all."""
+
+TOKENS_PER_S_MAX = 1e9
+"""What a node says that it samples: far above any machine, and the sum of all nodes of an owner stays a number."""
 
 NONCE_BYTES = 16
 """Random enough that two honest requests never meet."""

@@ -91,7 +91,7 @@ class Heartbeat(Message):
     phase: Literal["offline", "idle", "leased", "generating", "mirroring", "resting"]
     """Who mirrors never samples: for it a version has arrived when it is fetched. Who rests takes no work
     for now, because its owner says so."""
-    tokens_per_s: float = Field(ge=0)
+    tokens_per_s: float = Field(ge=0, le=limits.TOKENS_PER_S_MAX)
     transfer: Transfer
     blames: tuple[Blame, ...] = Field(max_length=16)
     reached: tuple[Reached, ...] = Field(max_length=limits.REACHED_MAX)

@@ -1,6 +1,7 @@
 """The commands of `swarm-node`."""
 
 import json
+import os
 import sys
 from functools import partial
 from importlib import metadata
@@ -10,7 +11,8 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
-from swarm_node import locks
+from protocol.log_lines import VARIABLE
+from swarm_node import locks, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
 from swarm_node.commands.options import (
     DEFAULT_HOME,
@@ -25,7 +27,6 @@ from swarm_node.commands.options import (
     JoinText,
     ThreadsOption,
     VllmPythonOption,
-    log_to_stderr,
 )
 
 app = typer.Typer(
@@ -57,8 +58,13 @@ Version = Annotated[
 
 
 @app.callback()
-def program(version: Version = False) -> None:
+def program(
+    version: Version = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log objects, one a line, in place of text.")] = False,
+) -> None:
     """Options of all commands."""
+    if log_json:
+        os.environ[VARIABLE] = "json"  # the engine inherits it
 
 
 @app.command()
@@ -88,7 +94,7 @@ def bench(
     from swarm_node import join_string as joining
     from swarm_node.engine.choose import Options, for_folder
 
-    log_to_stderr(quiet=True)
+    logs.to_stderr(quiet=True)
     subject = (
         benching.held(home, joining.parse(policy))
         if "://" in policy
@@ -151,7 +157,7 @@ def seed(
     from swarm_node import identity
     from swarm_node.seed import seed as serve
 
-    log_to_stderr(quiet=True)
+    logs.to_stderr(quiet=True)
     host, _, port = listen.rpartition(":")
     trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
 
@@ -161,7 +167,7 @@ def run_engine(context: typer.Context) -> None:
     """The sampling engine's process, started by the agent."""
     from swarm_node.engine.child import main as run_child
 
-    log_to_stderr(quiet=True)
+    logs.to_stderr(quiet=True)
     run_child(context.args)
 
 

@@ -2,9 +2,11 @@
 
 - Machines speak canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
 - People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
-- A body is refused by its declared length before a byte of it is read, one without a length where it gets too long.
+- A body is refused by its declared length before a byte of it is read, one without a length where it gets too long, and
+  any that comes too slowly: a connection that is held open is one that others do not get.
 """
 
+import asyncio
 import hmac
 import json
 import logging
@@ -29,6 +31,9 @@ MSGPACK = "application/msgpack"
 
 RETRY_AFTER_S = (2, 8)
 """When to come again, at the earliest and the latest; whoever comes too early costs a tenth of a request."""
+
+GRACE_S, RATE_BYTES_PER_S = 30.0, 8 * limits.KIB
+"""A body may take the grace and the time that its size needs at this rate: a tenth of the slowest lines at homes."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -78,13 +83,23 @@ async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
     """The same as it comes, for bodies that are too large for the memory."""
     if (request.content_length or 0) > max_bytes:
         raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
-    size = 0
+    size, began = 0, asyncio.get_running_loop().time()
+    while piece := await _next_piece(request, began + GRACE_S + size / RATE_BYTES_PER_S):
+        size += len(piece)
+        if size > max_bytes:
+            raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
+        yield piece
+
+
+async def _next_piece(request: web.Request, until_s: float) -> bytes:
+    """Some bytes of the body; nothing at its end."""
     try:
-        async for piece in request.content.iter_any():
-            size += len(piece)
-            if size > max_bytes:
-                raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")
-            yield piece
+        async with asyncio.timeout_at(until_s):
+            return await request.content.readany()
+    except TimeoutError:
+        raise MalformedMessage(
+            "The request's body comes too slowly.", hint="Send it again over a better line."
+        ) from None
     except web.RequestPayloadError as error:
         raise MalformedMessage("The request's body is not encoded as its headers say.") from error
 

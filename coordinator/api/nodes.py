@@ -148,9 +148,10 @@ async def earnings(request: web.Request) -> web.Response:
 async def state(request: web.Request) -> web.Response:
     """An owner's own word, by whoever brings it: it is signed and numbered, and repeating it is harmless."""
     here = request.app[ROUND]
+    here.database.require_room()
     envelope = await body(request, limits.STATEMENT_MAX_BYTES)
     terms = here.config.payouts
-    taken = await here.database.run(
+    taken = await here.database.run_for_node(
         owners.take,
         envelope,
         round_id=here.round_id,

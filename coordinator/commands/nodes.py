@@ -1,5 +1,6 @@
 """`swarm-coordinator nodes`: who takes part, and who is paused or banned.
 
+- What nodes call themselves, and what refusals quote of them, is shown as on the pages: it moves no cursor.
 - A running coordinator is asked with the operator's token; of a stopped one the store is read, and nothing is ordered.
 """
 
@@ -14,6 +15,7 @@ import typer
 from coordinator.asking import ask, read_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
+from coordinator.web.words import line, readable
 from protocol.errors import Unreachable
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
@@ -34,8 +36,9 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         typer.echo(json.dumps(rows))
         return
     for row in rows:
+        name = readable(row["name"], row["node_id"])
         typer.echo(
-            f"{row['node_id'][-8:]} {row['name']:20} {_state(row):10} version {row['version']:<5} "
+            f"{row['node_id'][-8:]} {name:20} {_state(row):10} version {row['version']:<5} "
             f"{row['accepted_rollouts']} accepted, {row['rejected_rollouts']} rejected, earned {row['posted_micros']}, "
             f"pending {row['pending_micros']}, asks {row['price_micros_per_mtok']}"
         )
@@ -55,7 +58,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
-    typer.echo(f"{row['name']}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
+    typer.echo(f"{readable(row['name'], row['node_id'])}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
     typer.echo(
         f"last seen {when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
         f"asks {row['price_micros_per_mtok']}"
@@ -65,7 +68,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         f"leases {json.dumps(row['leases'])}"
     )
     for refusal in row["refusals"]:
-        typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {refusal['last_message']}")
+        typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {line(refusal['last_message'])}")
     for given in row["orders"]:
         typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 

@@ -138,14 +138,16 @@ def rollback(
 @app.command(epilog=EXIT_CODES)
 def publish(
     config_file: ConfigFile,
-    folder: Annotated[Path, typer.Argument(help="A folder in hub format: this policy with other weights.")],
+    folder: Annotated[Path, typer.Argument(help="This policy with other weights, or another adapter for its base.")],
     settings: Settings,
     reason: Reason,
     as_json: AsJson = False,
 ) -> None:
     """Publish the weights of a folder as the next version; the learner goes on from them.
 
-    Architecture, configuration and tokenizer must be those of the round's policy. Needs torch, and the round's folder.
+    Architecture, configuration and tokenizer must be those of the round's policy. Where versions are an adapter beside
+    a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
+    folder.
     """
     from coordinator.asking import launched, require_round
     from coordinator.audit.case import RoundArchive

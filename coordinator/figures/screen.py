@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.figures import overview
-from coordinator.logs import Lines
+from protocol.log_lines import Lines
 
 log = logging.getLogger(__name__)
 

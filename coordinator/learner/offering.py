@@ -3,18 +3,23 @@
 - Tensors are compared before anything is loaded: transformers would fill in by chance what is missing.
 - Configuration and tokenizer must say what the round's say; the round's own files are published, with the folder's
   weights in the type and the files in which its versions come, and a canary of their own.
+- Where versions are an adapter beside a base, the folder brings an adapter of the same form; the base stays what it is.
 """
 
+import filecmp
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from coordinator.learner.adapter_files import without_adapter
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import require
 from coordinator.publishing import weights
+from protocol import adapter
 from protocol.errors import ConfigInvalid
 
 SAID_BY_THE_WRITER = {
@@ -30,23 +35,58 @@ SAID_BY_THE_WRITER = {
 
 def prepare(folder: Path, current: Path, target: Path) -> None:
     """Write the folder's weights as a version of the policy that `current` is a version of."""
+    write = _write_adapter if (current / adapter.CONFIG).exists() else _write_whole
+    with TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
+        made = Path(scratch) / "made"
+        write(folder, current, made)
+        made.rename(target)
+
+
+def _write_whole(folder: Path, current: Path, made: Path) -> None:
     require(folder, str(folder))
     weights.require_same(weights.shapes(weights.of(folder)), weights.shapes(weights.of(current)))
     weights.require_finite(weights.of(folder))
     _require_same_policy(folder, current)
-    beside = target.with_name(f"{target.name}.new")
-    whole = target.with_name(f"{target.name}.whole")
-    for path in (beside, whole):
-        shutil.rmtree(path, ignore_errors=True)
+    whole = made.with_name("whole")
+    shutil.copytree(current, whole, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]:
+        (whole / path.name).symlink_to(path.absolute())
+    Policy(whole, TrainSettings(learning_rate=0.0)).save_hub(made)
+
+
+def _write_adapter(folder: Path, current: Path, made: Path) -> None:
+    """The base's own files, and the folder's adapter as this round's learner would write it."""
+    _require_adapter(folder, current)
+    said = _json(current / adapter.CONFIG)
+    settings = TrainSettings(learning_rate=0.0, lora_rank=said["r"], lora_alpha=said["lora_alpha"])
+    with without_adapter(current) as base:
+        shutil.copytree(base, made)
+        policy = Policy(base, settings)
+    policy.take(folder)
+    policy.save_adapter(made, said["base_model_name_or_path"])
+
+
+def _require_adapter(folder: Path, current: Path) -> None:
+    """Refuse what is no adapter of the same form for the same base."""
+    hint = "Give a folder as `swarm-coordinator export --adapter` writes it, or peft: an adapter for this round's base."
+    if missing := [name for name in sorted(adapter.FILES) if not (folder / name).is_file()]:
+        raise ConfigInvalid(
+            f"This round's versions are an adapter beside its base, and {folder} has no {missing[0]}.", hint=hint
+        )
     try:
-        shutil.copytree(current, whole, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
-        for path in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]:
-            (whole / path.name).symlink_to(path.absolute())
-        Policy(whole, TrainSettings(learning_rate=0.0)).save_hub(beside)
-        beside.rename(target)
-    finally:
-        for path in (beside, whole):
-            shutil.rmtree(path, ignore_errors=True)
+        adapter.scale((folder / adapter.CONFIG).read_bytes())
+    except ValueError as error:
+        raise ConfigInvalid(f"{folder} has an adapter that cannot be used: {error}"[:300], hint=hint) from error
+    matrices = [folder / adapter.WEIGHTS]
+    weights.require_same(weights.shapes(matrices), weights.shapes([current / adapter.WEIGHTS]))
+    weights.require_finite(matrices)
+    for path in weights.of(folder):
+        if path.name != adapter.WEIGHTS and not _same_bytes(path, current / path.name):
+            raise ConfigInvalid(f"{path} is not this round's base, which stays as it is.", hint=hint)
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
 def _require_same_policy(folder: Path, current: Path) -> None:

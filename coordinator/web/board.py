@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from coordinator.figures.ranking import SORTS, Day, Line
 from coordinator.web import words
 from coordinator.web.html import Markup, el
-from coordinator.web.layout import Column, document, live, node_link, strip, table
+from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table
 from protocol.nicknames import nickname
 
 LINES_PER_PAGE = 100
@@ -20,18 +20,15 @@ COLUMNS: tuple[tuple[str, Column], ...] = (
     ("", Column("#")),
     ("", Column("name", is_text=True)),
     ("score", Column("score", "validated credit, half as much after every seven days")),
-    ("credit", Column("credit", "all validated credit", is_minor=True)),
-    ("pending", Column("in escrow", "the share of the credit that is not settled yet", is_minor=True)),
-    ("tokens", Column("tokens", "validated tokens", is_minor=True)),
+    ("credit", Column("credit", "all validated credit", screen=Screen.TABLET)),
+    ("pending", Column("in escrow", "the share of the credit that is not settled yet", screen=Screen.DESKTOP)),
+    ("tokens", Column("tokens", "validated tokens", screen=Screen.TABLET)),
     ("accepted", Column("accepted", "of the groups sent in; the interval holds the true share 95 times in 100")),
-    (
-        "lag",
-        Column("lag", "how many updates old its groups were in the median when they were trained on", is_minor=True),
-    ),
-    ("cost", Column("cost / Mtok", "credit for a million validated tokens", is_minor=True)),
-    ("uploaded", Column("uploaded", "to other nodes, by the signed receipts of those who received", is_minor=True)),
-    ("", Column("trust", "by what audits found: new, known, trusted, held or banned", is_text=True, is_minor=True)),
-    ("rate", Column("tokens/s", "as the node says", is_minor=True)),
+    ("lag", Column("lag", "how many updates old its groups were in the median, when trained on", screen=Screen.TABLET)),
+    ("cost", Column("cost / Mtok", "credit for a million validated tokens", screen=Screen.DESKTOP)),
+    ("uploaded", Column("uploaded", "to other nodes, by the receipts of those who received", screen=Screen.DESKTOP)),
+    ("", Column("trust", "what audits found: new, known, trusted, held, banned", is_text=True, screen=Screen.DESKTOP)),
+    ("rate", Column("tokens/s", "as the node says", screen=Screen.DESKTOP)),
     ("", Column("state", is_text=True)),
 )
 
@@ -43,7 +40,7 @@ DAY_COLUMNS = (
     Column("day", is_text=True),
     Column("credit", "validated on that day"),
     Column("tokens"),
-    Column("groups"),
+    Column("groups", screen=Screen.TABLET),
     Column("nodes", "whose credit was validated on that day"),
 )
 
@@ -146,7 +143,7 @@ def _sortable(name: str, column: Column, wish: Wish) -> Column:
         return column
     chosen = "descending" if name == wish.sort else ""
     link = wish.link(sort=name, page=1)
-    return Column(column.title, column.help, column.is_text, column.is_minor and not chosen, link, chosen)
+    return Column(column.title, column.help, column.is_text, Screen.ANY if chosen else column.screen, link, chosen)
 
 
 def _cells(rank: int, line: Line, view: str) -> list[Any]:
@@ -180,7 +177,7 @@ def _accepted(line: Line) -> Any:
     low, high = line.accept_interval
     between = f"{100 * low:.0f}–{100 * high:.0f}"
     told = f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}"
-    shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_="minor")]
+    shown = [words.percent(line.accept_ratio), " ", el("small", f"({between})", class_=Screen.TABLET)]
     return el("a", shown, href=f"/nodes/{line.node_id}#refusals", title=told)
 
 

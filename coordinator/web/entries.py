@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator.web import words
 from coordinator.web.html import Markup, el
-from coordinator.web.layout import Column, document, table
+from coordinator.web.layout import Column, Screen, document, table
 from ledger import tiles
 from ledger.entry import (
     Appeal,
@@ -33,8 +33,8 @@ COLUMNS = (
     Column("index"),
     Column("kind", is_text=True),
     Column("says", is_text=True),
-    Column("recorded", is_text=True, is_minor=True),
-    Column("content hash", is_text=True, is_minor=True),
+    Column("recorded", is_text=True, screen=Screen.TABLET),
+    Column("content hash", is_text=True, screen=Screen.TABLET),
 )
 
 

@@ -8,22 +8,22 @@ from typing import Any
 from coordinator.figures.curves import thinned
 from coordinator.web import charts, words
 from coordinator.web.html import el
-from coordinator.web.layout import Column, table
+from coordinator.web.layout import Column, Screen, table
 
 ROWS_MAX = 100
 """The last so many are listed; the curve has all of them."""
 
 COLUMNS = (
     Column("version"),
-    Column("update"),
-    Column("samples", "trained on until then"),
-    Column("tokens", "trained on until then"),
-    Column("seconds", "since the round began"),
-    Column("cost", "credited for what was trained on until then"),
+    Column("update", screen=Screen.TABLET),
+    Column("samples", "trained on until then", screen=Screen.DESKTOP),
+    Column("tokens", "trained on until then", screen=Screen.DESKTOP),
+    Column("seconds", "since the round began", screen=Screen.DESKTOP),
+    Column("cost", "credited for what was trained on until then", screen=Screen.TABLET),
     Column("split", is_text=True),
     Column("average", "mean score of the samples, over problems"),
     Column("95 %", "the interval holds the true average 95 times in 100", is_text=True),
-    Column("pass@k", "the chance that one of k samples is right", is_text=True, is_minor=True),
+    Column("pass@k", "the chance that one of k samples is right", is_text=True, screen=Screen.TABLET),
     Column("state", is_text=True),
 )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from coordinator.web import words
@@ -20,14 +21,22 @@ EXPORTS = {
 }
 
 
+class Screen(StrEnum):
+    """The narrowest screen that has room for something."""
+
+    ANY = ""
+    TABLET = "tablet"
+    DESKTOP = "desktop"
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; a minor one is left out where the screen is narrow."""
+    """A column of a table; it is left out where the screen is narrower than it asks for."""
 
     title: str
     help: str = ""
     is_text: bool = False
-    is_minor: bool = False
+    screen: Screen = Screen.ANY
     link: str = ""
     sorted: str = ""
 
@@ -118,7 +127,7 @@ def _row(columns: Sequence[Column], cells: Sequence[Any]) -> Markup:
 
 
 def _classes(column: Column) -> str | None:
-    return " ".join([*["text"] * column.is_text, *["minor"] * column.is_minor]) or None
+    return " ".join(["text"] * column.is_text + [column.screen.value]).strip() or None
 
 
 def node_link(node_id: str, name: str) -> Markup:

@@ -7,27 +7,27 @@ from typing import Any
 from coordinator.figures.ranking import Line
 from coordinator.web import charts, words
 from coordinator.web.html import Markup, el
-from coordinator.web.layout import Column, document, live, table
+from coordinator.web.layout import Column, Screen, document, live, table
 from protocol.nicknames import nickname
 
 DAY_COLUMNS = (
     Column("day", is_text=True),
-    Column("groups"),
+    Column("groups", screen=Screen.TABLET),
     Column("tokens"),
     Column("credit"),
     Column("pending"),
-    Column("void", is_minor=True),
+    Column("void", screen=Screen.TABLET),
 )
 REFUSAL_COLUMNS = (
     Column("code", is_text=True),
     Column("times"),
-    Column("last", is_text=True, is_minor=True),
+    Column("last", is_text=True, screen=Screen.TABLET),
     Column("what was said", is_text=True),
 )
 CLAIM_COLUMNS = (
     Column("claim", is_text=True),
-    Column("accepted", is_text=True, is_minor=True),
-    Column("version", is_minor=True),
+    Column("accepted", is_text=True, screen=Screen.TABLET),
+    Column("version", screen=Screen.TABLET),
     Column("tokens"),
     Column("credit"),
     Column("state", is_text=True),

@@ -9,14 +9,14 @@ from coordinator.figures.curves import REWARD, Branch, Point, Spread
 from coordinator.figures.history import Incident
 from coordinator.web import charts, evaluated, tree, words
 from coordinator.web.html import Markup, el
-from coordinator.web.layout import Column, document, live, node_link, strip, table
+from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table
 
 FLEET_COLUMNS = (
     Column("node", is_text=True),
     Column("part", is_text=True),
     Column("groups/s"),
-    Column("credit/s"),
-    Column("since", is_text=True, is_minor=True),
+    Column("credit/s", screen=Screen.TABLET),
+    Column("since", is_text=True, screen=Screen.TABLET),
     Column("because", is_text=True),
 )
 INCIDENT_COLUMNS = (
@@ -24,7 +24,7 @@ INCIDENT_COLUMNS = (
     Column("node", is_text=True),
     Column("what", is_text=True),
     Column("times"),
-    Column("detail", is_text=True, is_minor=True),
+    Column("detail", is_text=True, screen=Screen.TABLET),
 )
 
 ORDER_COLUMNS = (
@@ -199,7 +199,7 @@ def _orders(orders: Sequence[Mapping[str, Any]]) -> Markup:
         [
             words.moment(one["given_ms"]),
             one["action"],
-            words.line(one["subject"]),
+            el("code", words.line(one["subject"])),
             words.line(one["reason"]),
         ]
         for one in orders

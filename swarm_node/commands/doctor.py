@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from swarm_node import logs
 from swarm_node.commands.options import (
     DEFAULT_HOME,
     AsJson,
@@ -17,7 +18,6 @@ from swarm_node.commands.options import (
     ListenOption,
     ThreadsOption,
     VllmPythonOption,
-    log_to_stderr,
 )
 
 EXIT_CODES = "Exit codes: 0 a node can work here, 1 something would keep it from working, 2 wrong usage."
@@ -46,7 +46,7 @@ def doctor(
     from swarm_node.doctor.examine import Patient, examine
     from swarm_node.engine.choose import Options
 
-    log_to_stderr(quiet=True)
+    logs.to_stderr(quiet=True)
     if bundle is not None and bundle.exists():
         raise ConfigInvalid(f"{bundle} exists already.", hint="Name another file.")
     join = joining.parse(join_string) if join_string else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.nicknames import nickname
+from swarm_node import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
     DEFAULT_HOME,
@@ -36,7 +37,6 @@ from swarm_node.commands.options import (
     ZoneOption,
     check_settings,
     given,
-    log_to_stderr,
 )
 from swarm_node.parent import leave_with_parent
 
@@ -86,7 +86,7 @@ def join(
     from swarm_node.allowance.settings import changed
     from swarm_node.engine.choose import Options, choose, for_folder, this_machine
 
-    log_to_stderr(quiet)
+    logs.to_stderr(quiet)
     if child:
         leave_with_parent()
     typed = given(hours=hours, zone=zone, idle_minutes=idle_minutes, on_battery=on_battery, power_watts=power_watts)
@@ -104,7 +104,7 @@ def join(
         member=me,
         groups_per_request=groups,
         engine_command=partial(for_folder, engine.value, options),
-        show=_live_view(wanted=not (plain or quiet or as_json)),
+        show=_live_view(wanted=not (plain or quiet or as_json or logs.are_objects())),
     )
     _say(trio.run(agent.run, settings), as_json)
 
@@ -125,7 +125,7 @@ def mirror(
 
     from swarm_node import mirror as mirroring
 
-    log_to_stderr(quiet)
+    logs.to_stderr(quiet)
     settings = _member(join_string, home, name, listen, advertise, given(upload_gb=upload_gb), share=share)
 
     def tell(held: mirroring.Held) -> None:

@@ -1,7 +1,5 @@
-"""Options that several commands of `swarm-node` share, and what all of them do with a log and with addresses."""
+"""Options that several commands of `swarm-node` share, and what all of them do with addresses."""
 
-import logging
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,18 +75,6 @@ FloorOption = Annotated[int | None, typer.Option(help="Decline leases that pay l
 def given(**values: Any) -> dict[str, Any]:
     """The limits that were typed."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def log_to_stderr(quiet: bool) -> None:
-    """Log lines for people; libraries say only what goes wrong."""
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    for noisy in ("httpx", "httpcore", "libp2p", "multiaddr"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protocol.log_lines import Lines
 from swarm_node.live import lines
 from swarm_node.snapshot import Snapshot
 
@@ -52,7 +53,7 @@ def make(console: Console) -> Callable[[Callable[[], Snapshot]], Awaitable[None]
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=None, log_time_format="%H:%M:%S")
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(Lines("%(message)s"))
 
     async def show(look: Callable[[], Snapshot]) -> None:
         with Live(console=console, auto_refresh=False, transient=True) as live:

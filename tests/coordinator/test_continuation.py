@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import tables
+from protocol import limits
 from protocol.chunks import digest
 from protocol.fragment import Fragment, Part
 from protocol.lease import Lease
@@ -90,6 +91,23 @@ def test_a_third_node_goes_on_from_both(world: World) -> None:
     assert [world.owed(key.node_id)[0] for key in keys] == [1, 1, 2]
 
 
+def test_a_group_is_handed_on_so_often_and_no_more_however_many_tell_a_token_of_it_and_give_it_back(
+    world: World,
+) -> None:
+    keys = [world.join(number) for number in range(limits.HANDS_MAX + 1)]
+    lease = world.lease(keys[0])
+    for number, key in enumerate(keys):
+        assert world.tell(key, fragment(key, lease, {number % SAMPLES: [FIRST]})).taken
+        world.give_back(key, lease)
+        lease = heir_of(world, keys[(number + 1) % len(keys)])
+        assert _told_before(lease) == min(number + 1, limits.HANDS_MAX)
+    assert len(world.rows(tables.fragments)) == limits.HANDS_MAX
+
+
+def _told_before(lease: Lease) -> int:
+    return sum(len(prefix.tokens) // 4 for prefix in lease.prefixes)
+
+
 def test_a_node_that_told_nothing_leaves_what_it_was_given(world: World) -> None:
     first, second, third = (world.join(number) for number in (1, 2, 3))
     lost(world, first)
@@ -172,7 +190,8 @@ def test_a_fragment_sent_again_is_kept_once_and_the_next_one_follows_it(world: W
     lease = world.lease(key)
     first = fragment(key, lease, {0: [FIRST]})
     head = digest(open_envelope("fragment", first).payload)
-    assert world.tell(key, first, first).taken == (lease.lease_id,) * 2
+    assert world.tell(key, first, first).taken == (lease.lease_id,)
+    assert world.tell(key, first).taken == (lease.lease_id,)
     assert world.tell(key, fragment(key, lease, {1: [FIRST]}, previous=head)).taken
     assert len(world.rows(tables.fragments)) == 2
 

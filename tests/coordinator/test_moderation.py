@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from coordinator import moderation, orders, standings, tables
+from coordinator.cli import app
 from coordinator.state import Database
 from ledger import store
 from protocol.errors import NotAuthorised, NotFound, OwnerBanned
 from tests.coordinator.served import Served, serve
 from tests.coordinator.world import World
+from tests.processes.programs import free_address
 
 pytestmark = pytest.mark.asyncio
 
@@ -130,6 +133,26 @@ async def test_a_node_is_found_by_a_part_of_its_id_if_only_one_is_meant(tmp_path
             world.run(moderation.find, text)
     assert first.node_id != second.node_id
     world.database.close()
+
+
+async def test_no_name_and_no_refusal_says_anything_to_the_operators_terminal(tmp_path: Path) -> None:
+    listen = f"round.listen={free_address()}"
+    forged = "rig\x1b[2J\r\nall audits passed\u202e"
+    async with serve(tmp_path, listen) as served:
+        node = await served.join(1)
+        await served.round.database.run(rename, node.node_id, forged)
+        refused = {"node_id": node.node_id, "code": "malformed_message", "count": 1, "last_lease_id": "", "last_ms": 1}
+        await served.round.database.run(
+            lambda connection: connection.execute(sa.insert(tables.rejections).values(last_message=forged, **refused))
+        )
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    for command, *rest in (["list"], ["show", node.node_id]):
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["nodes", command, str(file), *rest])
+        assert done.exit_code == 0, done.output
+        assert "rig" in done.stdout
+        assert not set(done.stdout) & {"\x1b", "\r", "\u202e"}
+        assert not [line for line in done.stdout.splitlines() if line.startswith("all audits")]
 
 
 async def test_a_stopped_round_is_still_readable(tmp_path: Path) -> None:

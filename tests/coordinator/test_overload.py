@@ -77,3 +77,14 @@ async def test_who_hangs_up_while_waiting_leaves_room_for_others(served: Served)
         await waiting_is(served, 1)
         asked.cancel()
         await waiting_is(served, 0)
+
+
+async def test_strangers_words_about_owners_wait_in_the_nodes_line_and_never_before_the_learner(served: Served) -> None:
+    database = served.round.database
+    async with asyncio.timeout(60):
+        async with writer_is_held(served):
+            others = [asyncio.create_task(database.run_for_node(nothing)) for _ in range(WAITING_MAX)]
+            await waiting_is(served, WAITING_MAX)
+            refused = await served.post("/v1/owners", b"not even a signature is looked at")
+        assert refused.status == 503
+        await asyncio.gather(*others)

@@ -1,6 +1,9 @@
 """Owners: whose node is whose for ever, keys out of service, addresses that wait."""
 
+from typing import Any
+
 import pytest
+import sqlalchemy as sa
 
 from coordinator import owners, registry, tables
 from ledger import store
@@ -195,6 +198,51 @@ def test_changing_again_restarts_the_delay_and_the_last_address_that_counted_goe
         assert counts(world) == "text:mine"
     found = earnings(world, key)
     assert (found.address, found.next_address, found.next_from_ms) == ("text:mine", "", 0)
+
+
+def test_stolen_owner_key_cannot_date_its_address_so_late_that_the_owner_cannot_answer(world: World) -> None:
+    delegate(world, world.join(1))
+    for far in (world.now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S + 1, limits.STATEMENT_NUMBER_MAX):
+        with pytest.raises(StatementStale, match="clock"):
+            say(world, address(far, "text:thief"))
+    say(world, address(world.now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S))
+
+
+def test_stolen_owner_key_cannot_use_up_all_changes_and_have_the_last_word(world: World) -> None:
+    delegate(world, world.join(1))
+    say(world, address(2))
+    world.now_ms += DELAY_MS
+    for number in range(3, 2 + limits.STATEMENTS_MAX):
+        say(world, address(number, "text:thief"))
+    with pytest.raises(MessageTooLarge):
+        say(world, address(10_000))
+    world.now_ms += 10 * DELAY_MS
+    assert counts(world) == "text:mine"
+
+
+def test_what_an_owner_of_many_nodes_asks_costs_no_more_questions_to_the_store(world: World) -> None:
+    """Identities are free, and the answer is computed where everybody's work waits."""
+
+    def asked(connection: sa.Connection) -> int:
+        statements = list[str]()
+
+        def note(*said: Any) -> None:
+            statements.append(said[2])
+
+        sa.event.listen(connection, "before_cursor_execute", note)
+        try:
+            owners.earnings(connection, key.node_id, now_ms=world.now_ms)
+        finally:
+            sa.event.remove(connection, "before_cursor_execute", note)
+        return len(statements)
+
+    key = world.join(1)
+    delegate(world, key)
+    alone = world.run(asked)
+    for number in range(2, 12):
+        delegate(world, world.join(number), number=number)
+    assert world.run(asked) == alone
+    assert len(earnings(world, key).nodes) == 11
 
 
 def test_replayed_old_address_is_refused(world: World) -> None:

@@ -37,10 +37,29 @@ def test_the_lock_is_what_constraints_and_dependencies_say() -> None:
     assert not moved, f"run `make lock`: {sorted(moved)} differ from constraints.txt"
 
 
-def test_every_locked_package_has_a_hash() -> None:
-    blocks = re.split(r"\n(?=\S)", (FOLDER / "node.lock").read_text().strip())
-    assert len(blocks) == len(pins(FOLDER / "node.lock"))
+@pytest.mark.parametrize("lock", ["node.lock", "vllm.lock"])
+def test_every_locked_package_has_a_hash(lock: str) -> None:
+    blocks = re.split(r"\n(?=\S)", (FOLDER / lock).read_text().strip())
+    assert len(blocks) >= len(pins(FOLDER / lock)) > 50  # more, where a package has another version for another Python
     assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_the_lock_of_vllm_is_what_was_asked_for_with_our_frames_and_names() -> None:
+    locked, constraints = pins(FOLDER / "vllm.lock"), pins(ROOT / "constraints.txt")
+    assert pins(FOLDER / "vllm.in").items() <= locked.items(), "run `make lock`"
+    assert {name: locked[name] for name in ("msgpack", "base58")}.items() <= constraints.items(), "run `make lock`"
+
+
+def test_every_installation_by_pip_demands_hashes_or_names_why_not() -> None:
+    """torch and llama.cpp are pinned by version alone (ADR 0035); our wheel has its own hash, if one was given."""
+    script = (FOLDER / "install.sh").read_text().replace("\\\n", " ")
+    lines = [line for line in script.splitlines() if re.search(r"pip (--no-input )?install |set -- install ", line)]
+    loose = [line.strip() for line in lines if "--require-hashes" not in line]
+    assert [line.partition("constraints.txt")[2] for line in loose] == [
+        "",
+        '" torch transformers ;;',
+        '" llama-cpp-python gguf ;;',
+    ]
 
 
 def test_the_override_stands_in_constraints() -> None:
@@ -107,6 +126,20 @@ def test_the_compose_file_uses_settings_that_exist() -> None:
     assert load(ROOT / "examples" / "demo.toml", settings).round.public_url == "http://coordinator:8700"
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert {services[name]["build"]["target"] for name in ("coordinator", "node")} <= set(stages)
+
+
+def test_lists_are_named_from_the_folder_in_which_they_are_used() -> None:
+    """`COPY` puts them into /build; a stage that works elsewhere must say so."""
+    folders: dict[str, str] = {}
+    stage = ""
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if found := re.match(r"FROM (\S+) AS (\w+)$", line):
+            stage = found[2]
+            folders[stage] = folders.get(found[1], "/")
+        elif found := re.match(r"WORKDIR (\S+)$", line):
+            folders[stage] = found[1]
+        for name in re.findall(r" -[cr] (\S+)", line):
+            assert name.startswith("/build/") or folders[stage] == "/build", line
 
 
 def test_the_container_copies_only_what_exists_and_is_not_ignored() -> None:

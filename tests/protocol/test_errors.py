@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import canonical
-from protocol.errors import ERRORS, LeaseClosed, SwarmError
+from protocol.errors import ERRORS, LeaseClosed, SwarmError, named
 
 
 def test_no_two_errors_share_a_code() -> None:
     def tree(base: type[SwarmError]) -> list[type[SwarmError]]:
         return [base, *(found for child in base.__subclasses__() for found in tree(child))]
 
-    named = [error for error in tree(SwarmError) if error.__module__ == "protocol.errors"]
-    assert sorted(error.code for error in named) == sorted(ERRORS)
-    assert all(error.__doc__ and 400 <= error.http_status <= 599 for error in named)
+    errors = [error for error in tree(SwarmError) if error.__module__ == "protocol.errors"]
+    assert sorted(error.code for error in errors) == sorted(ERRORS)
+    assert all(error.__doc__ and 400 <= error.http_status <= 599 for error in errors)
 
 
 @pytest.mark.parametrize("kind", ERRORS.values(), ids=list(ERRORS))
@@ -35,3 +35,8 @@ def test_an_unknown_code_stays_readable() -> None:
     assert type(got) is SwarmError
     assert len(got.message) == 500
     assert LeaseClosed.code in ERRORS
+
+
+def test_what_a_stranger_says_with_an_error_steers_no_terminal() -> None:
+    error = SwarmError.from_wire({"code": "not_found", "message": "gone\x1b[2J\nswarm-node: all is well"})
+    assert named(error) == r"gone\x1b[2J\nswarm-node: all is well [not_found]"

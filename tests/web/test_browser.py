@@ -36,6 +36,15 @@ PAGES = (
     "/nodes/nobody",
 )
 
+WIDER = """[...document.querySelectorAll('body *')]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth && !one.closest('.wide'))
+  .map((one) => one.outerHTML.slice(0, 80))"""
+"""What reaches beyond the window outside of the frames."""
+
+TABLES_THAT_SCROLL = """[...document.querySelectorAll('main .wide')]
+  .filter((one) => one.scrollWidth > one.clientWidth && one.querySelector('table'))
+  .map((one) => [one.getAttribute('aria-label'), one.scrollWidth, one.clientWidth])"""
+
 JS = Path(__file__).with_name("js")
 
 
@@ -110,6 +119,17 @@ async def test_hostile_names_stay_text_and_in_their_place(served: Served, tab: T
     for number, kind in enumerate(HOSTILE):
         if kind in ("empty", "blank"):
             assert shown[kind] == nickname(hostile_id(number))
+
+
+@pytest.mark.parametrize("width", [360, 768, 1000, 1280])
+async def test_no_page_scrolls_sideways(served: Served, tab: Tab, width: int) -> None:
+    """Neither when it is opened nor with all that can be unfolded; nor do its tables, in their frames."""
+    for path in PAGES:
+        await tab.open(url(served, path), width=width)
+        assert await tab.look(TABLES_THAT_SCROLL) == [], path
+        await tab.look("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        widest = await tab.look("document.documentElement.scrollWidth")
+        assert widest <= width, (path, widest, await tab.look(WIDER))
 
 
 async def test_the_browser_proves_a_receipt_by_itself(served: Served, tab: Tab) -> None:

@@ -163,3 +163,49 @@ def test_everything_that_is_not_this_policy_with_other_weights_is_refused_by_nam
     refused(changed(tokenizer=json.dumps(tokenizer | {"version": "9"}).encode()), current, "tokenizer.json of")
     refused(changed(tokenizer=b"{"), current, "cannot be read as JSON")
     assert not list(tmp_path.glob("made*"))
+
+
+def test_an_adapter_for_the_same_base_becomes_a_version_with_its_own_canary(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    current = make_adapted(policy_folder, tmp_path / "current", seed=1)
+    wanted = make_adapted(policy_folder, tmp_path / "wanted", seed=2)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in adapter.FILES:
+        shutil.copy(wanted / name, alone / name)
+    for folder in (alone, wanted):  # as peft writes it, and as a whole version
+        offering.prepare(folder, current, tmp_path / "made")
+        made = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+        assert made == {path.name: path.read_bytes() for path in wanted.iterdir()}
+        shutil.rmtree(tmp_path / "made")
+
+
+def test_what_is_no_adapter_for_the_base_is_refused_and_told_what_would_be_one(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    current = make_adapted(policy_folder, tmp_path / "current", seed=1)
+
+    def changed(file: str, data: bytes) -> Path:
+        shutil.rmtree(tmp_path / "changed", ignore_errors=True)
+        shutil.copytree(current, tmp_path / "changed")
+        (tmp_path / "changed" / file).write_bytes(data)
+        return tmp_path / "changed"
+
+    def with_matrices(**others: torch.Tensor) -> Path:
+        folder = changed(adapter.WEIGHTS, b"")
+        save_file(tensors | others, folder / adapter.WEIGHTS)
+        return folder
+
+    tensors = load_file(current / adapter.WEIGHTS)
+    name = next(iter(tensors))
+    said = json.loads((current / adapter.CONFIG).read_text())
+    refused(policy_folder, current, "has no adapter_config.json. Give a folder as `swarm-coordinator export --adapter`")
+    refused(changed(adapter.CONFIG, json.dumps(said | {"use_dora": True}).encode()), current, "use_dora = True")
+    refused(changed(adapter.CONFIG, b"{"), current, "cannot be used")
+    refused(changed(adapter.WEIGHTS, b""), current, "no whole safetensors file")
+    refused(with_matrices(**{name: tensors[name][:-1].clone()}), current, "in this round's policy")
+    refused(with_matrices(**{name: torch.full_like(tensors[name], torch.nan)}), current, "infinite or none at all")
+    other = make_adapted(make_tiny_policy(tmp_path / "start", seed=2), tmp_path / "other", seed=1)
+    refused(other, current, "is not this round's base")
+    assert {path.name for path in tmp_path.iterdir()} == {"current", "changed", "start", "other"}

@@ -1,0 +1,26 @@
+"""Logs of the agent and of its engine on stderr, written as `protocol.log_lines` says.
+
+- `--log-json` sets the variable, so that the engine, which inherits it, writes objects as well.
+"""
+
+import logging
+import os
+import sys
+
+from protocol.log_lines import VARIABLE, formatter
+
+NOISY = ("httpx", "httpcore", "libp2p", "multiaddr")
+
+
+def are_objects() -> bool:
+    """Whether machines read them."""
+    return os.environ.get(VARIABLE) == "json"
+
+
+def to_stderr(quiet: bool) -> None:
+    """What every command does before it works."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(os.environ.get(VARIABLE)))
+    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler])
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)

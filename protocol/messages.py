@@ -145,7 +145,7 @@ class LeaseReply(Message):
 class ReturnLeases(Message):
     """A node gives leases back that it will not answer."""
 
-    lease_ids: tuple[str, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
+    lease_ids: tuple[Hex32, ...] = Field(max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
 class LeaseProgress(Message):

@@ -20,7 +20,8 @@ from aiohttp import web
 
 from coordinator.api.snapshot import Page
 from coordinator.api.watch import WATCH
-from coordinator.figures.ranking import DAY_MS, HALF_LIFE_MS, Line
+from coordinator.figures.history import DAY_MS
+from coordinator.figures.ranking import HALF_LIFE_MS, Line
 from coordinator.web import words
 from coordinator.web.board import Board
 from protocol.nicknames import nickname

@@ -10,12 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator import marks
-from coordinator.figures.ranking import DAY_MS
 from coordinator.tables import blames, nodes, rejections, rollouts
 from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table
 from protocol.errors import VerifierFailed
 from protocol.ids import NodeId
+
+DAY_MS = 86_400_000
 
 DAYS_SHOWN = 60
 CLAIMS_SHOWN = 50

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from coordinator.figures import summary
 from coordinator.figures.health import percentile
+from coordinator.figures.history import DAY_MS
 from coordinator.scores import wilson
 from coordinator.tables import fleet, nodes, rollouts
 from coordinator.web import words
@@ -23,8 +24,7 @@ from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table
 from protocol.ids import NodeId
 
-HALF_LIFE_MS = 7 * 86_400_000
-DAY_MS = 86_400_000
+HALF_LIFE_MS = 7 * DAY_MS
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from protocol.messages import (
     Receipt,
     Register,
     Request,
+    ReturnLeases,
     Submission,
     open_request,
     seal_request,
@@ -62,6 +63,7 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
         "uploads": [{"peer_id": KEY.node_id, "size_bytes": 1, "busy_s": 0.5}],
         "answered": [KEY.node_id], "unanswered": [KEY.node_id], "missed_probe": KEY.node_id, "from_origins": 0,
     },
+    ReturnLeases: {"lease_ids": ["f" * 32]},
     Submission: {"rollouts": [b"r"]},
 }  # fmt: skip
 
@@ -180,6 +182,8 @@ def test_every_kind_of_message_has_a_good_example(kind: type[Message]) -> None:
         (Receipt, {"unanswered": [KEY.node_id] * (limits.DIALS_MAX + 1)}),
         (Receipt, {"unanswered": ["me"]}),
         (Receipt, {"missed_probe": ""}),
+        (ReturnLeases, {"lease_ids": ["0" * 32 + "\0"]}),
+        (ReturnLeases, {"lease_ids": ["f" * 32] * (limits.LEASES_PER_REQUEST_MAX + 1)}),
         (Submission, {"rollouts": []}),
         (Submission, {"rollouts": [b""] * (limits.LEASES_PER_REQUEST_MAX + 1)}),
         (Submission, {"rollouts": ["text"]}),

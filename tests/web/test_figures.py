@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coordinator.figures import curves, history
 from coordinator.figures.curves import Branch, Curves, thinned
-from coordinator.figures.ranking import DAY_MS, HALF_LIFE_MS, Fold, Line, by_node, by_owner, by_team
+from coordinator.figures.history import DAY_MS
+from coordinator.figures.ranking import HALF_LIFE_MS, Fold, Line, by_node, by_owner, by_team
 from coordinator.scores import wilson
 from coordinator.web import charts, tree, words
 from coordinator.web.board import Wish

@@ -82,20 +82,24 @@ def compare(bench: Bench, case: Case, found: Measured) -> None:
     for name in ("train_s", "size_mb", "answer_s", "hear_s", "load_s"):
         bench.measure(f"{case.admission}: given, {name}", getattr(found, name))
     for name, field in COMPARED.items():
-        bench.measure(f"{case.admission}, {name}: measured", getattr(found, field))
-        bench.measure(f"{case.admission}, {name}: foretold", getattr(told, field))
+        measured, said = getattr(found, field), getattr(told, field)
+        bench.measure(f"{case.admission}, {name}: measured", measured)
+        bench.measure(f"{case.admission}, {name}: foretold", said)
+        if said:
+            bench.measure(f"{case.admission}, {name}: measured / foretold", measured / said, unit="×")
     print(f"{case.admission}: measured {found}\n{case.admission}: foretold {told}", flush=True)
 
 
 def judge(bench: Bench, admission: str) -> None:
-    """Within ten per cent; where both are near nothing, near each other."""
+    """Within ten per cent, each round of what was foretold from its own inputs; near nothing, near each other."""
     for name in COMPARED:
         measured, told = (bench.median(f"{admission}, {name}: {which}") for which in ("measured", "foretold"))
         goal = f"{admission}, {name}: measured against foretold"
         if name in SHARES and max(measured, told) < 5 * SHARE_NEAR:
             bench.goal(goal, measured - told, at_least=-SHARE_NEAR, at_most=SHARE_NEAR)
         else:
-            bench.goal(goal, measured / told, at_least=1 - NEAR, at_most=1 + NEAR)
+            ratio = bench.median(f"{admission}, {name}: measured / foretold")
+            bench.goal(goal, ratio, at_least=1 - NEAR, at_most=1 + NEAR)
 
 
 def main() -> int:

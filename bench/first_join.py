@@ -73,7 +73,7 @@ def until(look: Callable[[], bool], what: str) -> None:
     while not look():
         if time.monotonic() > deadline:
             sys.exit(f"waited {PATIENCE_S:g} s for {what}")
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # the page tells nobody of what changes
 
 
 def lap(folder: Path, url: str, join: str, number: int) -> dict[str, float]:

@@ -166,7 +166,7 @@ def _converters(made: Any, state: Any, dialect: sa.Dialect) -> Iterator[tuple[st
 
 def _row(columns: Sequence[sa.ColumnElement[Any]], dialect: sa.Dialect, description: Any) -> Callable[[Any], Any]:
     """Makes a named tuple of what the driver gives, by its word of what that is."""
-    named = namedtuple("Row", [column.key or "" for column in columns], rename=True)  # type: ignore[misc]  # by columns
+    named = namedtuple("Row", [column.key or "" for column in columns], rename=True)  # type: ignore[misc]  # no literal
     converters = [
         column.type.dialect_impl(dialect).result_processor(dialect, type_code)
         for column, (_, type_code, *_rest) in zip(columns, description, strict=True)

@@ -32,10 +32,10 @@ print(start_of(demo, 0, Path(sys.argv[1])))
 """In a process of its own: what it imports is large."""
 
 PATIENCE_S = 600.0
+"""Until all have joined: eight programs and their engines start at once, and the machine may have other work."""
 
 LOOK_S = 0.5
 """Between two looks into a store that other processes write."""
-"""Until all have joined: eight programs and their engines start at once, and the machine may have other work."""
 
 SLOWEST_UPDATE_S = 120.0
 """An update that takes longer than this will never end."""
@@ -100,7 +100,7 @@ def _wait_for_nodes(store: Path, count: int, coordinator: Program) -> None:
             (here,), *_ = connection.execute("SELECT count(*) FROM nodes")
         if here == count:
             return
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # the store tells nobody of what changes
     raise TimeoutError(f"{count} nodes did not join\n{coordinator.last_words()}")
 
 

@@ -56,7 +56,8 @@ def test_a_single_row_is_computed_however_wide_its_logits_are(policy_folder: Pat
 
 
 def test_problems_are_fed_where_the_model_lies(policy_folder: Path, encode: Encode) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder).to("meta")
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
+    model.to("meta")
     fed = list[torch.device]()
 
     def note(_model: Any, _inputs: Any, named: dict[str, Any]) -> None:

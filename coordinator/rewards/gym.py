@@ -46,7 +46,7 @@ def reward(problem: Problem, completion: str) -> Reward:
         score = float(dataset.score_answer(said, entry))
     except MemoryError:  # the limit of this process, which says nothing of the answer
         raise
-    except Exception:
+    except Exception:  # whatever a library raises at an answer that it cannot read
         return Reward(0.0, "invalid")
     return Reward(score, "ok" if said else "invalid")
 

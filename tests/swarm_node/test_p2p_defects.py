@@ -76,7 +76,7 @@ async def test_the_fourth_connection_of_a_lifetime_is_like_the_first(kind: str) 
             async with host_of("ours", number) as other:
                 with trio.fail_after(PATIENT_SECONDS):
                     await other.connect(info_of(host))
-                    await (await other.new_stream(host.get_id(), [TProtocol("/ipfs/ping/1.0.0")])).reset()
+                    await (await other.new_stream(host.get_id(), [TProtocol("/ipfs/id/1.0.0")])).reset()
 
 
 @both("a connection that was cut reads like a clean end", MuxedStreamEOF)

@@ -34,6 +34,7 @@ from multiaddr import Multiaddr
 
 from protocol import exchange, limits
 from protocol.errors import ConfigInvalid, PeerFault, named
+from protocol.frames import Farewell
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.addresses import allowed
@@ -160,6 +161,10 @@ class Host:
         if stream.muxed_conn.is_initiator:
             self.dials.note(name, True)
         return Link(stream, name, chunk_max_bytes=chunk_max_bytes)
+
+    def part(self, link: Link, reason: Farewell) -> None:
+        """End a link with a word; the link's user need not wait until its uplink has room for that."""
+        self._nursery.start_soon(link.close, reason)
 
     def call(self, peers: Iterable[Peer]) -> None:
         """From now on keep a connection open to each of these, who cannot dial this node, and to nobody else."""

@@ -42,6 +42,7 @@ from multiaddr import Multiaddr
 from protocol import limits
 from protocol.errors import SwarmError, named
 from swarm_node.p2p.noise import Noise
+from swarm_node.p2p.yamux import YamuxStream
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +207,14 @@ async def reset(stream: INetStream) -> None:
     """End a stream whatever state it is in; with our muxer this never waits for the peer."""
     with trio.CancelScope(shield=True):
         await stream.reset()
+
+
+def under(stream: INetStream) -> YamuxStream:
+    """Each read and write of a stream takes a lock, and two turns of the event loop for that: read and write the muxed
+    stream under it."""
+    muxed: Any = stream
+    assert isinstance(muxed.muxed_stream, YamuxStream)
+    return muxed.muxed_stream
 
 
 async def end_of(connection: INetConn) -> None:

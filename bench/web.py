@@ -29,7 +29,7 @@ from bench.harness import Bench, quick_from_environment
 from coordinator.children import script
 from coordinator.config import load
 from coordinator.round import Round, now_ms
-from coordinator.tables import nodes
+from coordinator.store.tables import nodes
 from ledger import store
 from ledger.entry import Deposit, Entry, Pending, Post, amount
 from protocol import limits

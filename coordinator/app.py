@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from coordinator import evaluations, leases, local_nodes, opening, registry, tls
+from coordinator import local_nodes, opening, tls
 from coordinator.api import (
     appeals,
     auditor,
@@ -37,9 +37,11 @@ from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.data.kinds import reward_spec
 from coordinator.fleet import activation
-from coordinator.prompts import problem_of
+from coordinator.people import registry
 from coordinator.rewards.scorer import Scorer
 from coordinator.round import Round, join_string, now_ms
+from coordinator.work import evaluations, leases
+from coordinator.work.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.errors import ConfigInvalid
 from protocol.messages import Peer

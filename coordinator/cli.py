@@ -170,7 +170,7 @@ def fsck(
     The coordinator must be stopped.
     """
     from coordinator.opening import only_coordinator
-    from coordinator.state import Database
+    from coordinator.store.state import Database
     from ledger import store
 
     config = load(config_file, settings)

@@ -14,15 +14,15 @@ from typing import IO
 
 import sqlalchemy as sa
 
+from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Rules
 from coordinator.backup import restoring
 from coordinator.config import Config
 from coordinator.data.child import prepare
 from coordinator.data.importing import FOLDER, copy_digest, needs_data
 from coordinator.files import write_durably
-from coordinator.lottery import AuditTerms
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
-from coordinator.state import get_fact, set_fact
+from coordinator.store.state import get_fact, set_fact
 from ledger import store
 from ledger.entry import Deposit
 from protocol.errors import ConfigInvalid

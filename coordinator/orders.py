@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from coordinator.tables import orders
+from coordinator.store.tables import orders
 
 Action = Literal["pause", "resume", "ban", "unban", "publish", "rollback", "restore"]
 

@@ -19,18 +19,14 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from coordinator import evaluations, local_nodes, lottery, opening
-from coordinator.audit import calibration
+from coordinator import local_nodes, opening
+from coordinator.audit import calibration, lottery
 from coordinator.audit.calibration import Calibration
 from coordinator.config import Config
 from coordinator.data.kinds import shown
+from coordinator.data.policy_text import PolicyText
 from coordinator.data.task import open_task
-from coordinator.evaluations import EvaluationTerms
 from coordinator.figures import summary
-from coordinator.intake import Judge
-from coordinator.leases import terms_of
-from coordinator.offers import Draw
-from coordinator.policy_text import PolicyText
 from coordinator.publishing import publish, replacing
 from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
@@ -39,7 +35,12 @@ from coordinator.publishing.replacing import Replacement
 from coordinator.publishing.signed_metadata import utc_now
 from coordinator.spreading import broadcasts
 from coordinator.spreading.plans import Plans
-from coordinator.state import Database, get_fact
+from coordinator.store.state import Database, get_fact
+from coordinator.work import evaluations
+from coordinator.work.evaluations import EvaluationTerms
+from coordinator.work.intake import Judge
+from coordinator.work.leases import terms_of
+from coordinator.work.offers import Draw
 from ledger import store
 from ledger.checkpoint import ledger_key
 from protocol import chunks, trust

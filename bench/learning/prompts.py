@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from coordinator import curriculum, tables
-from coordinator.curriculum import Prompt
-from coordinator.prompts import Source, source_of
-from coordinator.selection import Rules
+from coordinator.store import tables
+from coordinator.work import curriculum
+from coordinator.work.curriculum import Prompt
+from coordinator.work.prompts import Source, source_of
+from coordinator.work.selection import Rules
 
 
 class Prompts:

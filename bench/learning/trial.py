@@ -17,17 +17,17 @@ from bench.learning.prompts import Prompts
 from coordinator.config import Config
 from coordinator.data.importing import FOLDER, make_copy, needs_data
 from coordinator.data.kinds import functions_of
+from coordinator.data.policy_text import PolicyText
 from coordinator.data.task import open_task
 from coordinator.learner import playing
 from coordinator.learner.crew import Crew
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import Step
 from coordinator.learner.ranks import Ranks
-from coordinator.leases import rules_of
-from coordinator.policy_text import PolicyText
-from coordinator.prompts import Source
 from coordinator.rewards import functions
 from coordinator.rewards.functions import Job
+from coordinator.work.leases import rules_of
+from coordinator.work.prompts import Source
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import pack_tokens, unpack_tokens
 from protocol.tasks import Episodes, Problem, Reward

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from bench.verification.sampler import Group, sample
+from coordinator.data.policy_text import PolicyText
 from coordinator.learner.embedded import Shape, make_policy
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import imitate
-from coordinator.policy_text import PolicyText
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.rollout import Completion, pack_logprobs, pack_tokens
 from protocol.tasks import Problem

@@ -6,10 +6,10 @@ from typing import Annotated
 from aiohttp import web
 from pydantic import Field, StringConstraints, ValidationError
 
-from coordinator import appeals
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
-from coordinator.appeals import SAID_MAX_CHARS, Ruled
 from coordinator.config.section import Section
+from coordinator.people import appeals
+from coordinator.people.appeals import SAID_MAX_CHARS, Ruled
 from coordinator.round import now_ms
 from ledger.entry import ReasonCode
 from protocol import limits

@@ -4,8 +4,8 @@ import asyncio
 
 from aiohttp import web
 
-from coordinator import casework, lottery
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
+from coordinator.audit import casework, lottery
 from coordinator.round import now_ms
 from protocol.auditing import Cases, TakeCases, Verdicts
 from protocol.errors import NotFound

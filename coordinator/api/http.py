@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import registry
+from coordinator.people import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, Overloaded, SwarmError

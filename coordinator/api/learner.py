@@ -8,13 +8,15 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator import batches, escrow, evaluations, lottery
 from coordinator.api.http import ROUND, body, pieces, reply, require_operator
+from coordinator.audit import lottery
 from coordinator.files import ArrivingFile
 from coordinator.fleet import activation
+from coordinator.money import escrow
 from coordinator.publishing import publish, replacing
 from coordinator.round import now_ms
-from coordinator.state import get_fact, set_fact
+from coordinator.store.state import get_fact, set_fact
+from coordinator.work import batches, evaluations
 from ledger import store
 from protocol import limits
 from protocol.errors import MalformedMessage, NotFound

@@ -7,8 +7,8 @@
 
 from aiohttp import web
 
-from coordinator import witnessing
 from coordinator.api.http import MSGPACK, ROUND, body, reply
+from coordinator.money import witnessing
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.round import now_ms
 from ledger import store

@@ -5,14 +5,16 @@ import asyncio
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import batches, intake, leases, offers, owners, rails, registry
 from coordinator.api.http import ROUND, act, body, reply
-from coordinator.explain import explain
-from coordinator.intake import Judge
+from coordinator.money import rails
+from coordinator.people import owners, registry
+from coordinator.people.explain import explain
 from coordinator.publishing import publish
 from coordinator.round import Round, now_ms
 from coordinator.spreading import broadcasts, links
-from coordinator.state import get_fact
+from coordinator.store.state import get_fact
+from coordinator.work import batches, intake, leases, offers
+from coordinator.work.intake import Judge
 from protocol import limits
 from protocol.auditing import Why
 from protocol.errors import NotFound

@@ -6,10 +6,10 @@ from typing import Any
 from aiohttp import web
 from pydantic import Field, ValidationError
 
-from coordinator import moderation
 from coordinator.api.http import body, reply_json, require_operator
 from coordinator.config.section import Section
 from coordinator.orders import REASON_MAX_CHARS, Action
+from coordinator.people import moderation
 from coordinator.publishing.replacing import Replacement
 from coordinator.round import now_ms
 from protocol import limits

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import standings
 from coordinator.api.http import ROUND, reply
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import summary
+from coordinator.people import standings
 from coordinator.publishing import publish
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.round import now_ms

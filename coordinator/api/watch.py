@@ -17,15 +17,17 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator import evaluations, orders, standings
+from coordinator import orders
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import curves, history, summary
 from coordinator.figures.curves import Curves
 from coordinator.figures.ranking import Fold, by_node, by_owner, by_team
+from coordinator.people import standings
 from coordinator.round import Round, join_string, now_ms
-from coordinator.tables import versions
+from coordinator.store.tables import versions
 from coordinator.web.board import Board
 from coordinator.web.training import Training
+from coordinator.work import evaluations
 from ledger import store
 
 LOOK_S = 2.0

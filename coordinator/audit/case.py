@@ -17,15 +17,15 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from coordinator import continuation
 from coordinator.audit import calibration
 from coordinator.config import Config
+from coordinator.data.policy_text import policy_bounds
 from coordinator.files import read_at_most
-from coordinator.policy_text import policy_bounds
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
-from coordinator.state import engine
-from coordinator.tables import audits, leases, rollouts
+from coordinator.store.state import engine
+from coordinator.store.tables import audits, leases, rollouts
+from coordinator.work import continuation
 from protocol import chunks, limits
 from protocol.auditing import CaseFile
 from protocol.codec import PolicyCodec

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from coordinator.state import engine
+from coordinator.store.state import engine
 from protocol.errors import ConfigInvalid
 
 Tell = Callable[[str, int, int], None]

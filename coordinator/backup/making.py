@@ -21,7 +21,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import schema
 from coordinator.backup import database
 from coordinator.backup.archive import CONTENTS, BackupInvalid, Entry, Writer, reading, require_sound, writing
 from coordinator.backup.contents import SEALED, Contents
@@ -29,7 +28,8 @@ from coordinator.backup.sealed import seal
 from coordinator.config import Config
 from coordinator.publishing.publish import newest_version
 from coordinator.publishing.signed_metadata import SignedMetadata
-from coordinator.state import Database, get_fact
+from coordinator.store import schema
+from coordinator.store.state import Database, get_fact
 from ledger import store
 from protocol.errors import ConfigInvalid
 from protocol.manifest import version_of

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import schema
 from coordinator.backup import database, forks
 from coordinator.backup.archive import BackupInvalid, Reader, discard, plain, reading, require_sound
 from coordinator.backup.contents import SEALED, Contents
@@ -22,6 +21,7 @@ from coordinator.backup.making import check_store
 from coordinator.backup.sealed import unseal
 from coordinator.config import Config
 from coordinator.files import full_disk_named, write_durably
+from coordinator.store import schema
 from protocol.errors import ConfigInvalid
 
 Tell = Callable[[str, int, int], None]

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.asking import ask, read_store
 from coordinator.commands import audit
+from coordinator.commands.asking import ask, read_store
 from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
@@ -40,7 +40,7 @@ class Word(StrEnum):
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all appeals: those that wait, the oldest first, then those that were ruled on."""
-    from coordinator import appeals
+    from coordinator.people import appeals
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/appeals")
@@ -73,8 +73,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one appeal: who says what, what the audit found, and what granting it would pay."""
-    from coordinator import appeals
     from coordinator.opening import audit_rules
+    from coordinator.people import appeals
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/appeals/{number}")

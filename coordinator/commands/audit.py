@@ -107,8 +107,8 @@ def provenance(
     settings: Settings,
 ) -> None:
     """Tell which updates an owner's groups went into, and the first version with each, one line of JSON per update."""
-    from coordinator import standings
     from coordinator.audit.case import RoundArchive
+    from coordinator.people import standings
 
     with closing(RoundArchive(load(config_file, settings))) as archive:
         for row in archive.read(standings.provenance, owner):

@@ -20,7 +20,7 @@ from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.config import Config
-    from coordinator.state import Database
+    from coordinator.store.state import Database
 
 app = typer.Typer(help="Measure versions on held-out problems.", no_args_is_help=True, add_completion=False)
 
@@ -55,10 +55,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Have the nodes of a running round measure the version that they hold."""
-    from coordinator import evaluations
-    from coordinator.evaluations import EvaluationTerms
     from coordinator.publishing import publish
     from coordinator.round import now_ms
+    from coordinator.work import evaluations
+    from coordinator.work.evaluations import EvaluationTerms
 
     config = load(config_file, settings)
     size = _size(config, split)
@@ -81,7 +81,7 @@ def run(
 )
 def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """List what was measured, the oldest first."""
-    from coordinator import evaluations
+    from coordinator.work import evaluations
 
     with closing(_open(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.shown, version=version)
@@ -101,7 +101,7 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
 )
 def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """Show the last evaluation, or the last of a version, problem by problem."""
-    from coordinator import evaluations
+    from coordinator.work import evaluations
 
     with closing(_open(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.shown, version=version)
@@ -119,7 +119,7 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
 
 
 def _open(config: "Config") -> "Database":
-    from coordinator.state import Database
+    from coordinator.store.state import Database
 
     if isinstance(config.state, Path) and not config.state.exists():
         raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")
@@ -153,7 +153,7 @@ def _await(database: "Database", number: int, patience_s: float) -> dict[str, An
 
 
 def _one(database: "Database", number: int) -> dict[str, Any]:
-    from coordinator import evaluations
+    from coordinator.work import evaluations
 
     return next(row for row in database.run_now(evaluations.shown) if row["number"] == number)
 

@@ -44,7 +44,7 @@ def init(
 
 def _asked(config_file: Path, settings: list[str]) -> list[str]:
     """The settings with the operator's answers."""
-    from coordinator import guide
+    from coordinator.commands import guide
 
     if not sys.stdin.isatty():
         raise ConfigInvalid(

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import typer
 
-from coordinator.asking import ask, read_store, stopped_line, stopped_since_ms
+from coordinator.commands.asking import ask, read_store, stopped_line, stopped_since_ms
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.web.words import line, readable
@@ -30,7 +30,7 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the own
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all nodes, the best earner first."""
-    from coordinator import moderation
+    from coordinator.people import moderation
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/nodes")
@@ -59,7 +59,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 )
 def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJson = False) -> None:
     """Show one node: its owner, its work, why answers were refused, and the orders about it."""
-    from coordinator import moderation
+    from coordinator.people import moderation
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")

@@ -1,6 +1,6 @@
 """`swarm-coordinator payout`: from what the ledger owes to what was paid. The round may go on meanwhile.
 
-- Every command may be repeated after every interruption; `coordinator.payouts` says why nothing is paid twice.
+- Every command may be repeated after every interruption; `coordinator.money.payouts` says why nothing is paid twice.
 - One hand at a time: a second command waits for the first.
 """
 
@@ -20,9 +20,9 @@ from protocol.errors import ConfigInvalid
 from protocol.lesson import lesson
 
 if TYPE_CHECKING:
-    from coordinator.payouts import Row
-    from coordinator.rails import Batch
-    from coordinator.state import Database
+    from coordinator.money.payouts import Row
+    from coordinator.money.rails import Batch
+    from coordinator.store.state import Database
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
 
@@ -41,7 +41,7 @@ REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 )
 def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """Put all who are owed enough, and whose address counts, into a new batch, and export it."""
-    from coordinator import payouts, rails
+    from coordinator.money import payouts, rails
 
     config = load(config_file, settings)
     with _opened(config) as (database, round_id):
@@ -53,7 +53,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
 @app.command(epilog=lesson("swarm-coordinator payout show round.toml 1", "`payout settle` has it paid.", EXIT_CODES))
 def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: AsJson = False) -> None:
     """Show a batch, and export it again."""
-    from coordinator import payouts
+    from coordinator.money import payouts
 
     config = load(config_file, settings)
     with _opened(config) as (database, round_id):
@@ -66,7 +66,7 @@ def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: A
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all batches and where they stand."""
-    from coordinator import payouts
+    from coordinator.money import payouts
 
     with _opened(load(config_file, settings)) as (database, _):
         rows = database.run_now(payouts.listed)
@@ -91,8 +91,8 @@ def settle(
     reference: Annotated[str, typer.Option(help="Of your payment by hand, such as a transfer's number.")] = "",
 ) -> None:
     """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger."""
-    from coordinator import payouts, rails
-    from coordinator.rails import Status
+    from coordinator.money import payouts, rails
+    from coordinator.money.rails import Status
 
     if reference and not REFERENCE.fullmatch(reference):
         raise ConfigInvalid(f"{reference[:40]!r} is no reference.", hint="Letters, digits and ._/- only, at most 100.")
@@ -124,7 +124,7 @@ def deploy(
     unit: Annotated[int, typer.Option(min=1, help="The token's smallest units to a micro-unit.")] = 1,
 ) -> None:
     """Put the payouts contract of rail evm on the chain; prints the transaction, whose receipt names its address."""
-    from coordinator.rails import evm
+    from coordinator.money.rails import evm
 
     config = load(config_file, settings)
     typer.echo(evm.deploy(evm.open_chain(config.payouts, config.round.directory), token, unit))
@@ -132,7 +132,7 @@ def deploy(
 
 def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
     """What a batch says, once its files are there."""
-    from coordinator import payouts
+    from coordinator.money import payouts
 
     table, proofs = payouts.export(batch, config.round.directory / "payouts")
     if as_json:
@@ -150,7 +150,7 @@ def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
 def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
     """The store of a round, and the round's id; the coordinator may be running."""
     from coordinator.publishing.signed_metadata import SignedMetadata
-    from coordinator.state import Database
+    from coordinator.store.state import Database
 
     folder = config.round.directory
     if not (folder / "state.db").exists():

@@ -50,8 +50,8 @@ Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of the
 )
 def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json: AsJson = False) -> None:
     """List the published versions, the newest first."""
-    from coordinator.asking import stopped_line
     from coordinator.audit.case import RoundArchive
+    from coordinator.commands.asking import stopped_line
     from coordinator.opening import led_until_ms
     from coordinator.publishing import policies
 
@@ -181,8 +181,8 @@ def publish(
     a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
     folder.
     """
-    from coordinator.asking import launched, require_round
     from coordinator.audit.case import RoundArchive
+    from coordinator.commands.asking import launched, require_round
     from coordinator.publishing import replacing
 
     config = load(config_file, settings)
@@ -207,7 +207,7 @@ def publish(
 
 def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
     """Order it, or do it where no coordinator runs; and say what came of it."""
-    from coordinator.asking import ask, launched
+    from coordinator.commands.asking import ask, launched
     from coordinator.orders import whoami
     from coordinator.publishing.replacing import Replacement
 

@@ -24,7 +24,7 @@ from protocol.errors import ConfigInvalid
 from protocol.lesson import lesson
 
 if TYPE_CHECKING:
-    from coordinator.samples import Shown, Wanted
+    from coordinator.work.samples import Shown, Wanted
 
 app = typer.Typer(help="Read what the nodes sampled.", no_args_is_help=True, add_completion=False)
 
@@ -54,7 +54,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show samples, those of the newest group first."""
-    from coordinator.samples import Wanted
+    from coordinator.work.samples import Wanted
 
     wanted = Wanted(version, node, reward_min, reward_max)
     tell(_find(load(config_file, settings), wanted, limit), as_json)
@@ -82,7 +82,7 @@ def grep(
     as_json: AsJson = False,
 ) -> None:
     """Show the samples whose prompt or completion matches, those of the newest group first."""
-    from coordinator.samples import Wanted
+    from coordinator.work.samples import Wanted
 
     try:
         text = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
@@ -93,8 +93,8 @@ def grep(
 
 
 def _find(config: Config, wanted: "Wanted", limit: int) -> "list[Shown]":
-    from coordinator import samples
     from coordinator.audit.case import RoundArchive
+    from coordinator.work import samples
 
     if not (config.round.directory / "resolved.json").exists():
         raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator import asking
+from coordinator.commands import asking
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import Unreachable

@@ -13,7 +13,7 @@ from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from coordinator.state import Database
+    from coordinator.store.state import Database
 
 
 OTHERS = sa.text(
@@ -32,9 +32,9 @@ def upgrade(
 
     The store is copied before. Whatever interrupts it, run it again: each step happened whole or not at all.
     """
-    from coordinator import upgrading
     from coordinator.opening import only_coordinator
-    from coordinator.state import Database
+    from coordinator.store import upgrading
+    from coordinator.store.state import Database
 
     config = load(config_file, settings)
     folder = config.round.directory

@@ -60,7 +60,7 @@ class Config(Section):
 
     @property
     def state(self) -> Path | str:
-        """What `coordinator.state.Database` opens."""
+        """What `coordinator.store.state.Database` opens."""
         return self.store.url or self.round.directory / "state.db"
 
     def with_absolute_folder(self) -> "Config":

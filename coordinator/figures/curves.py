@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from coordinator.figures import health
 from coordinator.spreading.broadcasts import ENDED_MS
-from coordinator.tables import batches, broadcasts, nodes, receipts, rollouts, uploads, versions
+from coordinator.store.tables import batches, broadcasts, nodes, receipts, rollouts, uploads, versions
 
 POINTS_MAX = 100
 METRICS_MAX = 24

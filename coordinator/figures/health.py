@@ -13,9 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import marks, scoring
 from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
-from coordinator.tables import batches, leases, rollouts
+from coordinator.store.tables import batches, leases, rollouts
+from coordinator.work import marks, scoring
 from protocol.errors import StaleVersion
 from protocol.lease import State
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import marks
-from coordinator.tables import blames, nodes, rejections, rollouts
+from coordinator.store.tables import blames, nodes, rejections, rollouts
+from coordinator.work import marks
 from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table
 from protocol.errors import VerifierFailed

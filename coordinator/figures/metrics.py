@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from coordinator.selection import Reason
+from coordinator.work.selection import Reason
 
 Status = Mapping[str, Any]
 Samples = Mapping[str, float]

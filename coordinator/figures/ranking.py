@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from coordinator.figures import summary
 from coordinator.figures.health import percentile
 from coordinator.figures.history import DAY_MS
-from coordinator.scores import wilson
-from coordinator.tables import fleet, nodes, rollouts
+from coordinator.store.tables import fleet, nodes, rollouts
 from coordinator.web import words
+from coordinator.work.scores import wilson
 from ledger import store
 from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table

@@ -7,16 +7,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import curriculum, evaluations, standings
 from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.figures import health, history, waiting
 from coordinator.fleet import activation
-from coordinator.leases import latest_batch, rules_of
+from coordinator.people import standings
 from coordinator.publishing import publish
 from coordinator.spreading import broadcasts
-from coordinator.state import get_fact
-from coordinator.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
+from coordinator.store.state import get_fact
+from coordinator.store.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
+from coordinator.work import curriculum, evaluations
+from coordinator.work.leases import latest_batch, rules_of
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.book import ClaimState

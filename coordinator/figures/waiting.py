@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from coordinator.config import Config
 from coordinator.figures.health import IDLE_MAX, UPDATES_LATELY, verifier_alarm
-from coordinator.leases import terms_of
+from coordinator.work.leases import terms_of
 
 State = Literal["starts", "works", "waits", "will wait", "finished"]
 

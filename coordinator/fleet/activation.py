@@ -19,14 +19,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import registry
 from coordinator.config import Config
 from coordinator.fleet.capacity import VISIBLE, Load
 from coordinator.fleet.choice import Candidate, Change, Fleet, Need, Rules, Work, decide, measured_rate
-from coordinator.leases import AT_WORK
+from coordinator.people import registry
 from coordinator.spreading import broadcasts
-from coordinator.state import get_fact, set_fact
-from coordinator.tables import batches, fleet, leases, nodes, rollouts
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import batches, fleet, leases, nodes, rollouts
+from coordinator.work.leases import AT_WORK
 from protocol.ids import NodeId
 from protocol.lease import State
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from coordinator.config import Config
+from coordinator.data.policy_text import Coder, PolicyText
 from coordinator.data.task import task_here
 from coordinator.files import sync
 from coordinator.learner import checkpoint, playing
@@ -25,7 +26,6 @@ from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
 from coordinator.learner.start import place
 from coordinator.learner.warmstart import Progress, warm_start
-from coordinator.policy_text import Coder, PolicyText
 from protocol.episode import Episode
 from protocol.errors import ConfigInvalid
 from protocol.learning import TrainingGroup

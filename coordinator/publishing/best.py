@@ -16,9 +16,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import evaluations
 from coordinator.files import write_durably
-from coordinator.state import Database
+from coordinator.store.state import Database
+from coordinator.work import evaluations
 
 FILE = "evaluation.json"
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.spreading import broadcasts
-from coordinator.tables import versions
+from coordinator.store.tables import versions
 from protocol import adapter, chunks
 from protocol.errors import NotFound, SwarmError
 from protocol.ids import ChunkId

@@ -21,7 +21,7 @@ from blake3 import blake3
 from coordinator.files import Batch, mapped, together
 from coordinator.publishing.patches import PATCHED, extend, write_patch
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
-from coordinator.tables import versions
+from coordinator.store.tables import versions
 from ledger import store
 from ledger.entry import Version
 from ledger.prepared import Prepared

@@ -24,9 +24,9 @@ from pydantic import Field
 
 from coordinator import orders
 from coordinator.config.section import Section
-from coordinator.leases import latest_batch
 from coordinator.publishing import publish, weights
-from coordinator.state import get_fact, set_fact
+from coordinator.store.state import get_fact, set_fact
+from coordinator.work.leases import latest_batch
 from protocol import limits
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.learning import Publication, Upload

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from coordinator import scoring
-from coordinator.leases import Terms
-from coordinator.lottery import AuditTerms
-from coordinator.policy_text import PolicyText
-from coordinator.prompts import Source
+from coordinator.audit.lottery import AuditTerms
+from coordinator.data.policy_text import PolicyText
 from coordinator.rewards.functions import Job
 from coordinator.rewards.pool import Pool
 from coordinator.rewards.spec import RewardSpec
-from coordinator.scoring import Unscored
-from coordinator.state import Database
+from coordinator.store.state import Database
+from coordinator.work import scoring
+from coordinator.work.leases import Terms
+from coordinator.work.prompts import Source
+from coordinator.work.scoring import Unscored
 from ledger.book import BookBroken
 from protocol.errors import NotFound, VerifierDown, VerifierFailed
 from protocol.tasks import Problem, Reward

@@ -8,8 +8,8 @@ from coordinator.audit.trust import Standing
 from coordinator.fleet.choice import Work
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import draw_links
-from coordinator.sizing import MEASURED_MAX
 from coordinator.spreading.topology import NodeLinks
+from coordinator.work.sizing import MEASURED_MAX
 from protocol.lease import OPEN, TRANSITIONS, Event, State
 
 NOTHING = -1

@@ -1,7 +1,7 @@
 """The groups of a simulated round: who is given which, and what comes back.
 
 - A node is given what was begun under its version first, then, of a window of those that come next, what suits its
-  speed (`coordinator.lengths`).
+  speed (`coordinator.work.lengths`).
 - What a lost node has told of a group is gone on with by the next node of the same version; anybody else starts afresh.
 - A lease that is not answered in time ends, and its group is open again, whether its node is there or not.
 """
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from coordinator import lengths, sizing
-from coordinator.leases import LEASES_HELD_FACTOR
-from coordinator.lengths import Waiting
 from coordinator.sim.machines import BOAST, Group, Node, Out, draw_length, make_group, pace
 from coordinator.sim.outcome import Outcome
 from coordinator.sim.scenario import Scenario
-from coordinator.stragglers import LATE, choose
-from coordinator.stragglers import Out as Late
+from coordinator.work import lengths, sizing
+from coordinator.work.leases import LEASES_HELD_FACTOR
+from coordinator.work.lengths import Waiting
+from coordinator.work.stragglers import LATE, choose
+from coordinator.work.stragglers import Out as Late
 from protocol.lease import Event
 
 TELL_S = 5.0

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from coordinator.dispatch import admissible_groups, is_stale, room_in_buffer
 from coordinator.fleet.choice import Candidate, Fleet, Need, decide, measured_rate
 from coordinator.fleet.choice import Work as Done
 from coordinator.sim import audits
@@ -26,6 +25,7 @@ from coordinator.sim.outcome import Outcome, Step, Trace
 from coordinator.sim.scenario import HOUR_S, Scenario, around
 from coordinator.sim.spread import Spread
 from coordinator.sim.work import Work
+from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
 from protocol.lease import Event
 
 STALLED_S = 10 * 24 * HOUR_S

@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 import sqlalchemy as sa
 
-from coordinator import registry
+from coordinator.people import registry
 from coordinator.publishing import publish
 from coordinator.spreading.links import VERSIONS_KEPT
-from coordinator.tables import broadcasts, nodes, receipts, uploads, versions
+from coordinator.store.tables import broadcasts, nodes, receipts, uploads, versions
 from protocol.ids import NodeId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Reached, Stage

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from coordinator.people.registry import require_node
 from coordinator.publishing.publish import newest_version
-from coordinator.registry import require_node
 from coordinator.spreading.topology import NodeLinks
-from coordinator.tables import dials, nodes, receipts, uploads, versions
+from coordinator.store.tables import dials, nodes, receipts, uploads, versions
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
 from protocol.ids import NodeId

@@ -17,7 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from tokenizers import Tokenizer
 
-from coordinator import casework, tables
+from coordinator.audit import casework
 from coordinator.audit.auditor import CASES_AT_ONCE, FINDINGS
 from coordinator.audit.calibration import SHIPPED, read
 from coordinator.audit.case import opened
@@ -26,10 +26,11 @@ from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.scorer import Scorer
 from coordinator.audit.trust import Rules
 from coordinator.config import Config
-from coordinator.intake import Judge
-from coordinator.offers import Draw
-from coordinator.policy_text import PolicyText
-from coordinator.state import set_fact
+from coordinator.data.policy_text import PolicyText
+from coordinator.store import tables
+from coordinator.store.state import set_fact
+from coordinator.work.intake import Judge
+from coordinator.work.offers import Draw
 from ledger.tables import claims_table
 from protocol.auditing import AuditCase, CaseFile, Cases, Judged
 from protocol.learning import Batch

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import tables
 from coordinator.audit.trust import Finding, Rules
-from coordinator.state import set_fact
+from coordinator.store import tables
+from coordinator.store.state import set_fact
 from tests.coordinator.world import HONEST_TOKENS, World
 
 GROUPS = 100

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 
 from coordinator.config import Config
+from coordinator.data.policy_text import PolicyText
 from coordinator.learner.embedded import make_policy
 from coordinator.learner.evaluate import accuracy
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
-from coordinator.policy_text import PolicyText
 from protocol.learning import Batch
 from protocol.lease import Lease
 from protocol.tasks import Teaching, task

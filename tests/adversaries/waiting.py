@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from coordinator import standings
 from coordinator.audit import drawing, trust
+from coordinator.people import standings
 from ledger import store
 from ledger.entry import Reveal
 from protocol import chunks

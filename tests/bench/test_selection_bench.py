@@ -8,9 +8,9 @@ from bench.selection import PROBLEMS, RULES, play, settings
 from coordinator.data.importing import FOLDER, make_copy
 from coordinator.data.task import open_task
 from coordinator.learner.embedded import make_policy
-from coordinator.leases import rules_of
-from coordinator.prompts import Source
-from coordinator.selection import OFF, Rules
+from coordinator.work.leases import rules_of
+from coordinator.work.prompts import Source
+from coordinator.work.selection import OFF, Rules
 from protocol.rollout import pack_tokens
 
 PROBLEM_COUNT = 4

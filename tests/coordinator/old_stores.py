@@ -12,8 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.schema import stamp
-from coordinator.state import engine
+from coordinator.store.schema import stamp
+from coordinator.store.state import engine
 
 STORES = Path(__file__).parent / "stores"
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from coordinator import registry, tables
 from coordinator.config import Config, parse
 from coordinator.figures import summary
 from coordinator.fleet import activation
 from coordinator.fleet.choice import Change
+from coordinator.people import registry
+from coordinator.store import tables
 from protocol import limits
 from protocol.messages import Heartbeat, Transfer
 from protocol.signing import NodeKey

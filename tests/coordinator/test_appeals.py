@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator import appeals, explain, moderation, owners, standings, tables
-from coordinator.appeals import Ruled
 from coordinator.audit.trust import Rules, Standing
-from coordinator.state import set_fact
+from coordinator.people import appeals, explain, moderation, owners, standings
+from coordinator.people.appeals import Ruled
+from coordinator.store import tables
+from coordinator.store.state import set_fact
 from ledger import store
 from ledger.entry import Appeal as AppealEntry
 from ledger.entry import Reinstate, Ruling

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator import asking
 from coordinator.cli import app
+from coordinator.commands import asking
 from coordinator.config import load
 from coordinator.opening import LOCK, led_until_ms, only_coordinator, touch
 from protocol.errors import ConfigInvalid, Unreachable

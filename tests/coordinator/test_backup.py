@@ -19,7 +19,7 @@ from coordinator.backup import database, making, restoring
 from coordinator.backup.archive import BackupInvalid, reading, writing
 from coordinator.backup.sealed import seal, unseal
 from coordinator.config import Config, load
-from coordinator.state import Database
+from coordinator.store.state import Database
 from ledger import store
 from protocol.errors import ConfigInvalid, DiskFull
 from tests.coordinator.old_stores import make_old, schema_of, wipe

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import tables
+from coordinator.store import tables
 from ledger import store
 from protocol.chunks import digest
 from protocol.errors import OutOfOrder

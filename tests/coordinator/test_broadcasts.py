@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import registry, tables
 from coordinator.config import parse
 from coordinator.figures import summary
+from coordinator.people import registry
 from coordinator.spreading import broadcasts, links
+from coordinator.store import tables
 from protocol.chunks import digest
 from protocol.messages import Fetched, Heartbeat, Reached, Receipt, Stage, Transfer, Upload
 from protocol.signing import NodeKey

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coordinator.chat import ChatTemplate
+from coordinator.data.chat import ChatTemplate
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import tables
+from coordinator.store import tables
 from protocol import limits
 from protocol.chunks import digest
 from protocol.fragment import Fragment, Part

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from coordinator import curriculum, scoring, tables
 from coordinator.config import parse
 from coordinator.figures import summary
 from coordinator.figures.metrics import exposition
 from coordinator.figures.overview import _prompts
-from coordinator.selection import OFF, Rules
+from coordinator.store import tables
+from coordinator.work import curriculum, scoring
+from coordinator.work.selection import OFF, Rules
 from protocol import chunks
 from protocol.errors import ConfigInvalid
 from protocol.lease import Lease

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import lottery, standings, tables
-from coordinator.audit import drawing
+from coordinator.audit import drawing, lottery
+from coordinator.audit.casework import TRIES_MAX
 from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.trust import Rules, Standing
-from coordinator.casework import TRIES_MAX
-from coordinator.state import set_fact
+from coordinator.people import standings
+from coordinator.store import tables
+from coordinator.store.state import set_fact
 from ledger import store
 from ledger.entry import Commitment, Pending, Reveal, Verdict, Void
 from protocol.errors import OwnerBanned

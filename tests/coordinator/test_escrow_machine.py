@@ -13,10 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator import appeals, standings, tables
 from coordinator.audit import trust
 from coordinator.audit.trust import Finding, Rules
-from coordinator.state import set_fact
+from coordinator.people import appeals, standings
+from coordinator.store import tables
+from coordinator.store.state import set_fact
 from ledger.tables import claims_table
 from protocol.appeal import Appeal, seal_appeal
 from protocol.errors import OwnerBanned

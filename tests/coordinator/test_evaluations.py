@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator import evaluations, tables
 from coordinator.audit.trust import Rules
 from coordinator.commands import evaluate
-from coordinator.evaluations import EvaluationTerms
+from coordinator.store import tables
+from coordinator.work import evaluations
+from coordinator.work.evaluations import EvaluationTerms
 from protocol.errors import NotFound, OutOfOrder, Unreachable
 from protocol.lease import Lease
 from protocol.messages import LeaseReply

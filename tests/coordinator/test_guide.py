@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator import cli, guide
-from coordinator.commands import init
+from coordinator import cli
+from coordinator.commands import guide, init
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
 

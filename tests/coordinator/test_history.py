@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator import tables
+from coordinator.store import tables
 from ledger import store
 from ledger.entry import Deposit
 from protocol.lease import OPEN, Lease

@@ -6,7 +6,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator import intake, tables
+from coordinator.store import tables
+from coordinator.work import intake
 from protocol.messages import Verdict
 from protocol.rollout import Sample, pack_logprobs, pack_tokens
 from protocol.signing import NodeKey

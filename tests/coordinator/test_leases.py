@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import leases, tables
 from coordinator.figures.summary import leaderboard
-from coordinator.state import set_fact
+from coordinator.store import tables
+from coordinator.store.state import set_fact
+from coordinator.work import leases
 from protocol.errors import UnknownNode
 from protocol.lease import Event
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens

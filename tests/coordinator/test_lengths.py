@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import foresight, tables
-from coordinator.lengths import ALIKE, OVERTAKEN_MAX, REMEMBERED, Seen, Waiting, expected, neighbourhood, pick
+from coordinator.store import tables
+from coordinator.work import foresight
+from coordinator.work.lengths import ALIKE, OVERTAKEN_MAX, REMEMBERED, Seen, Waiting, expected, neighbourhood, pick
 from protocol.lease import Lease
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey

@@ -14,7 +14,7 @@ from coordinator.spreading import links
 from coordinator.spreading.links import Measured
 from coordinator.spreading.plans import Plans
 from coordinator.spreading.topology import NodeLinks
-from coordinator.tables import versions
+from coordinator.store.tables import versions
 from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, WrongAudience

@@ -2,7 +2,7 @@
 
 import json
 
-from coordinator import marks
+from coordinator.work import marks
 from protocol.tasks import Reward
 
 REWARDS = [

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
-from coordinator import payout_tables, schema, standings, tables, upgrading
-from coordinator.schema import numbered, stamp
-from coordinator.state import Database, engine
+from coordinator.people import standings
+from coordinator.store import payout_tables, schema, tables, upgrading
+from coordinator.store.schema import numbered, stamp
+from coordinator.store.state import Database, engine
 from ledger import store
 from ledger import tables as ledger_tables
 from protocol.errors import ConfigInvalid
@@ -28,7 +29,7 @@ AUDIT, TRUST = ("claim_id", "finding", "judged_ms", "fault"), ("owner", "banned_
 FORGOTTEN = """
 The tables have changed, and no step brings an older store there. Stores out there would be refused or misread.
 
-1. Write coordinator/migrations/versions/step_{next}_what.py, with a docstring whose first line says what is new:
+1. Write coordinator/store/migrations/versions/step_{next}_what.py, with a docstring whose first line says what is new:
 
 revision = "{next}"
 down_revision = "{last}"
@@ -36,7 +37,7 @@ down_revision = "{last}"
 def upgrade() -> None:
 {code}
 
-2. Set SCHEMA = {number} in coordinator/schema.py.
+2. Set SCHEMA = {number} in coordinator/store/schema.py.
 
 Look at the code: existing rows need a value where a column may not be null. A step that others have released is never
 edited; one that was merged today and not released may be."""
@@ -106,8 +107,8 @@ def test_an_upgraded_store_has_the_tables_of_a_new_one(old: Path | str, tmp_path
 def test_the_steps_are_one_chain_that_ends_where_the_software_stands() -> None:
     chain = [step.revision for step in upgrading.steps()]
     assert chain == [numbered(number) for number in range(1, schema.SCHEMA + 1)], (
-        f"Steps {chain}, and coordinator/schema.py says SCHEMA = {schema.SCHEMA}. Two branches may have taken the same "
-        "number: give the later one the next, in its name, in `revision` and in `down_revision`."
+        f"Steps {chain}, and coordinator/store/schema.py says SCHEMA = {schema.SCHEMA}. Two branches may have taken "
+        "the same number: give the later one the next, in its name, in `revision` and in `down_revision`."
     )
     for step in upgrading.steps():
         assert Path(step.path).name.startswith(f"step_{step.revision}_")
@@ -218,8 +219,8 @@ def test_an_upgrade_twice_takes_each_step_once(old: Path | str) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from coordinator import upgrading
-from coordinator.state import Database
+from coordinator.store import upgrading
+from coordinator.store.state import Database
 where = sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1])
 database = Database(where, any_schema=True)
 def half(connection):

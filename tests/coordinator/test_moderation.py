@@ -8,9 +8,11 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from coordinator import moderation, orders, standings, tables
+from coordinator import orders
 from coordinator.cli import app
-from coordinator.state import Database
+from coordinator.people import moderation, standings
+from coordinator.store import tables
+from coordinator.store.state import Database
 from ledger import store
 from protocol.errors import NotAuthorised, NotFound, OwnerBanned
 from tests.coordinator.served import Served, serve

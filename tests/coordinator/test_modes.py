@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import local_nodes, registry
+from coordinator import local_nodes
 from coordinator.config import Config, load, parse
+from coordinator.people import registry
 from coordinator.round import Round
 from protocol.errors import ConfigInvalid, NotInvited
 from protocol.messages import Register

@@ -11,7 +11,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from coordinator.api.http import RETRY_AFTER_S
-from coordinator.state import WAITING_MAX
+from coordinator.store.state import WAITING_MAX
 from protocol import canonical
 from protocol.messages import HeartbeatReply, VersionRequest
 from tests.coordinator.served import Served, serve

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator import owners, registry, tables
+from coordinator.people import owners, registry
+from coordinator.store import tables
 from ledger import store
 from ledger.entry import OwnerAct
 from protocol import chunks, limits

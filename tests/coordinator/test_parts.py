@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import casework, explain, lottery, standings, tables
+from coordinator.audit import casework, lottery
 from coordinator.audit.trust import Rules, Standing
+from coordinator.people import explain, standings
+from coordinator.store import tables
 from ledger import store
 from ledger.entry import Void
 from protocol.auditing import Cases, Explanations, Why

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator import owners, payouts
-from coordinator.payouts import State, Terms
-from coordinator.rails import Batch, Rail, Status
-from coordinator.rails.manual import Manual
-from coordinator.state import Database
+from coordinator.money import payouts
+from coordinator.money.payouts import State, Terms
+from coordinator.money.rails import Batch, Rail, Status
+from coordinator.money.rails.manual import Manual
+from coordinator.people import owners
+from coordinator.store.state import Database
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind, paid, payable, paying
 from ledger.entry import Paid, PayoutBatch, Pending, Post, amount

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from coordinator.chat import ChatTemplate
-from coordinator.policy_text import PolicyText
-from coordinator.prompts import Source
+from coordinator.data.chat import ChatTemplate
+from coordinator.data.policy_text import PolicyText
+from coordinator.work.prompts import Source
 from protocol.episode import PLAIN
 from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Reward, Spans, task

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.round import Round
-from coordinator.state import Database, get_fact, set_fact
+from coordinator.store.state import Database, get_fact, set_fact
 from ledger import store
 from protocol import canonical
 from protocol.errors import ConfigInvalid, MalformedMessage

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from coordinator import registry, tables
 from coordinator.config import parse
 from coordinator.figures import summary
+from coordinator.people import registry
+from coordinator.store import tables
 from protocol import canonical, limits
 from protocol.errors import AgentTooOld, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId

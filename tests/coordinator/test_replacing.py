@@ -13,12 +13,12 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from coordinator import orders
-from coordinator.leases import latest_batch
 from coordinator.publishing import replacing
 from coordinator.publishing.publish import newest_version
 from coordinator.publishing.replacing import Replacement, newest_replacement
-from coordinator.state import get_fact, set_fact
-from coordinator.tables import batches, versions
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import batches, versions
+from coordinator.work.leases import latest_batch
 from ledger import store
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.learning import LearnerState

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinator import tables
+from coordinator.store import tables
 from protocol.lease import OPEN, Lease
 from protocol.rollout import unpack_tokens
 from protocol.signing import NodeKey

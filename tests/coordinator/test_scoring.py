@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator import marks, scoring, tables
 from coordinator.figures import health, history
+from coordinator.store import tables
+from coordinator.work import marks, scoring
 from protocol.signing import NodeKey
 from protocol.tasks import Reward
 from tests.coordinator.world import END, HONEST_TOKENS, World, answer, rest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.selection import OFF, REMEMBERED, Candidate, Outcome, Rules, choose, worth
+from coordinator.work.selection import OFF, REMEMBERED, Candidate, Outcome, Rules, choose, worth
 
 FILTER = Rules(filter_after=2, probe_every=3, window=4)
 BEST = Rules(window=4, share=0.5, exploration=0.5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sizing import MEASURED_MIN, allowance_after, groups_in_time
+from coordinator.work.sizing import MEASURED_MIN, allowance_after, groups_in_time
 from protocol.lease import Event
 
 MOST = 16

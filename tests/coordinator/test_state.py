@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator import tables
-from coordinator.state import READS_WAITING_MAX, WAITING_MAX, Database, get_fact, set_fact
+from coordinator.store import tables
+from coordinator.store.state import READS_WAITING_MAX, WAITING_MAX, Database, get_fact, set_fact
 from protocol.errors import Overloaded
 
 

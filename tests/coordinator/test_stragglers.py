@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import tables
-from coordinator.stragglers import Out, choose
+from coordinator.store import tables
+from coordinator.work.stragglers import Out, choose
 from protocol.lease import Lease
 from protocol.signing import NodeKey
 from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment

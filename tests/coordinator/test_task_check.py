@@ -13,7 +13,7 @@ from coordinator.children import script
 from coordinator.commands import task
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
-from coordinator.task_check import Finding, check
+from coordinator.data.task_check import Finding, check
 from protocol.tasks import BUILT_IN, environments
 from tests.coordinator.policy_files import write_policy
 

@@ -8,7 +8,7 @@ import pytest
 from coordinator.audit.trust import Rules
 from coordinator.config import Config, parse
 from coordinator.figures import summary, waiting
-from coordinator.state import set_fact
+from coordinator.store.state import set_fact
 from tests.coordinator.world import World
 
 CONFIG = parse({"market": {"max_price_micros_per_mtok": 1_000_000}, "audit": {"backlog_max": 2}})

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.round import now_ms
-from coordinator.state import Database
+from coordinator.store.state import Database
 from ledger import note, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign
 from ledger.note import NOTE_MAX_BYTES, Key, Kind

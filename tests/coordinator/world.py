@@ -15,17 +15,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator import batches, casework, intake, leases, lottery, offers, payout_tables, registry, tables
+from coordinator.audit import casework, lottery
+from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding, Rules
-from coordinator.intake import Judge
-from coordinator.leases import Terms
-from coordinator.lottery import AuditTerms
-from coordinator.offers import Draw
-from coordinator.prompts import Source
+from coordinator.people import registry
 from coordinator.publishing import publish
-from coordinator.selection import OFF
-from coordinator.selection import Rules as SelectionRules
-from coordinator.state import Database, engine
+from coordinator.store import payout_tables, tables
+from coordinator.store.state import Database, engine
+from coordinator.work import batches, intake, leases, offers
+from coordinator.work.intake import Judge
+from coordinator.work.leases import Terms
+from coordinator.work.offers import Draw
+from coordinator.work.prompts import Source
+from coordinator.work.selection import OFF
+from coordinator.work.selection import Rules as SelectionRules
 from ledger import store
 from ledger import tables as ledger_tables
 from ledger.accounts import BUDGET, payable, pending

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator import state
+from coordinator.store import state
 from ledger import store
 from ledger.accounts import OUTSIDE
 from protocol import chunks

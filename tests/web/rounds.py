@@ -6,10 +6,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import batches, orders
+from coordinator import orders
 from coordinator.round import now_ms
-from coordinator.tables import batches as formed
-from coordinator.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
+from coordinator.store.tables import batches as formed
+from coordinator.store.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
+from coordinator.work import batches
 from protocol.ids import NodeId
 from protocol.learning import Report
 from protocol.signing import NodeKey

@@ -11,10 +11,10 @@ from coordinator.figures import curves, history
 from coordinator.figures.curves import Branch, Curves, thinned
 from coordinator.figures.history import DAY_MS
 from coordinator.figures.ranking import HALF_LIFE_MS, Fold, Line, by_node, by_owner, by_team
-from coordinator.scores import wilson
 from coordinator.web import charts, tree, words
 from coordinator.web.board import Wish
 from coordinator.web.html import Markup, el
+from coordinator.work.scores import wilson
 from tests.coordinator.world import HONEST_TOKENS, World
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))

@@ -12,15 +12,16 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from coordinator import intake, leases, offers, registry
 from coordinator.audit.calibration import FILE
 from coordinator.cli import app
 from coordinator.config import load
-from coordinator.intake import Judge
-from coordinator.offers import Draw
-from coordinator.policy_text import PolicyText
+from coordinator.data.policy_text import PolicyText
+from coordinator.people import registry
 from coordinator.publishing import publish
 from coordinator.round import Round
+from coordinator.work import intake, leases, offers
+from coordinator.work.intake import Judge
+from coordinator.work.offers import Draw
 from protocol.chunks import digest
 from protocol.errors import AuditFailed, SwarmError
 from protocol.fragment import Fragment, Part

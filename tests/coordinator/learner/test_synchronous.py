@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from coordinator import tables
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
-from coordinator.prompts import Source
+from coordinator.store import tables
+from coordinator.work.prompts import Source
 from protocol.fragment import Part
 from protocol.learning import TrainingGroup, TrainingSample
 from protocol.lease import Lease

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import scoring, tables
-from coordinator.policy_text import PolicyText
-from coordinator.prompts import Source
+from coordinator.data.policy_text import PolicyText
 from coordinator.rewards import scorer
 from coordinator.rewards.scorer import Scorer
 from coordinator.rewards.spec import RewardSpec
-from coordinator.state import Database
+from coordinator.store import tables
+from coordinator.store.state import Database
+from coordinator.work import scoring
+from coordinator.work.prompts import Source
 from protocol.tasks import Problem
 from protocol.tasks.arithmetic import Arithmetic
 from tests.coordinator.policy_files import policy_files

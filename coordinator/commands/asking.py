@@ -1,0 +1,130 @@
+"""How the operator's commands reach the coordinator of a round, or find that none runs.
+
+- A launched round says itself where it listens (`resolved.json`): the file may have been launched with other settings.
+- It always listens at `round.listen` without TLS, on its own machine. From elsewhere `round.public_url` is asked; the
+  operator's token goes there over HTTPS only.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from coordinator.config import Config
+from coordinator.opening import led_until_ms
+from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+
+T = TypeVar("T")
+
+ASK_S = 10.0
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # names, to be replaced
+"""Where to find who listens at every address of a machine."""
+
+
+def launched(config: Config) -> Config:
+    """The settings that the round was last launched with; those of the file if it never was."""
+    resolved = config.round.directory / "resolved.json"
+    return Config.model_validate_json(resolved.read_text()) if resolved.exists() else config
+
+
+def local_url(config: Config) -> str:
+    """Where a coordinator is found on its own machine."""
+    host, _, port = config.round.listen.rpartition(":")
+    return f"http://{ANYWHERE.get(host, host)}:{port}"
+
+
+def ask(
+    config: Config,
+    method: str,
+    path: str,
+    content: object = None,
+    *,
+    as_operator: bool = True,
+    patience_s: float = ASK_S,
+) -> Any:
+    """What the running coordinator answers; None if there is none."""
+    headers = {"Accept": "application/json"}
+    if as_operator:
+        headers["Authorization"] = f"Bearer {_token(config)}"
+    for url in _urls(launched(config), as_operator=as_operator):
+        try:
+            return _answer(method, f"{url}{path}", content, headers, patience_s)
+        except _NobodyThere:
+            continue
+    return None
+
+
+def read_store(config: Config, effect: Callable[[sa.Connection], T]) -> T:
+    """An effect on the store of a stopped round, as its last launch left it."""
+    from coordinator.store.state import Database
+
+    require_round(config)
+    with closing(Database(launched(config).state)) as database:
+        return database.run_now(effect)
+
+
+def stopped_since_ms(config: Config) -> int:
+    """Since when nobody leads a round that gives no answer; one that is led and silent is another trouble."""
+    since_ms = led_until_ms(config.round.directory)
+    if since_ms is None:
+        raise Unreachable(
+            f"A coordinator leads the round in {config.round.directory}, but does not answer at "
+            f"{local_url(launched(config))}.",
+            hint="Does it run on another machine, or in a container? Then ask there; else look into its log.",
+        )
+    return since_ms
+
+
+def stopped_line(config_file: Path, since_ms: int) -> str:
+    """That it is stopped, since when, and how it goes on."""
+    when = datetime.fromtimestamp(since_ms / 1000, UTC)
+    return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `swarm-coordinator launch {config_file}` goes on from there."
+
+
+def require_round(config: Config) -> None:
+    """Say that there is nothing to look at."""
+    if not (config.round.directory / "resolved.json").exists():
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
+
+
+def _urls(config: Config, *, as_operator: bool) -> Iterator[str]:
+    yield local_url(config)
+    elsewhere = config.round.public_url.rstrip("/")
+    if elsewhere and (elsewhere.startswith("https://") or not as_operator):
+        yield elsewhere
+
+
+class _NobodyThere(Exception):
+    """Nothing was asked: no coordinator has this address."""
+
+
+def _answer(method: str, url: str, content: object, headers: dict[str, str], patience_s: float) -> Any:
+    """What one address says. An order that was heard and not answered may have been carried out, which is told."""
+    import httpx
+
+    try:
+        timeout = httpx.Timeout(ASK_S, read=patience_s)
+        response = httpx.request(method, url, json=content, headers=headers, timeout=timeout)
+        said = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError, UnicodeDecodeError) as error:
+        if method == "GET" or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.InvalidURL):
+            raise _NobodyThere from None
+        raise Unreachable(
+            f"The coordinator gave no answer ({error!r}): the order may have been carried out, or not.",
+            hint="Look when it is back, and order again if need be: what is done already is not done twice.",
+        ) from error
+    if response.is_error:
+        raise SwarmError.from_wire(said)
+    return said
+
+
+def _token(config: Config) -> str:
+    token = config.round.directory / "operator.token"
+    if not token.exists():
+        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
+    return token.read_text()

@@ -1,0 +1,294 @@
+"""From acceptance to settlement: what a claim waits for, and what faults do, as effects.
+
+    accepted ─▶ drawn ──verdict──▶ pass, soft ─┐
+            └▶ not drawn ──window closed──────┴─ used by the learner ─▶ Post
+               hard fault, or the owner is banned ────────────────────▶ Void
+
+- A claim is used when it was trained on, or is not needed any more.
+- The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim
+  whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
+- A hard fault voids its claim and the window before it: as many of the owner's unaudited groups as stay unpaid at its
+  rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the buffer; the
+  prompts are offered again. A second fault bans the owner: what no audit found right is void, and its leases end.
+- A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
+  whole groups: behind a part worth one token nothing is safe.
+- A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
+- What cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) is as if never drawn.
+- A verdict counts once, whoever brings it.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.audit import lottery, trust
+from coordinator.audit.lottery import AuditTerms
+from coordinator.audit.trust import Finding
+from coordinator.people import standings
+from coordinator.store.state import get_fact
+from coordinator.store.tables import WAITS, audits, leases, nodes, rollouts
+from coordinator.store.tables import trust as trust_table
+from coordinator.work import continuation, evaluations, marks
+from coordinator.work import leases as lease_table
+from ledger import store
+from ledger.book import BookBroken, Outcome
+from ledger.entry import Post, Verdict, Void
+from ledger.prepared import Prepared
+from ledger.tables import claims_table
+from protocol import chunks
+from protocol.errors import OwnerBanned
+from protocol.ids import NodeId
+from protocol.lease import Event, Lease
+
+log = logging.getLogger(__name__)
+
+WRONG = "replay_mismatch"
+"""Why the claim of a hard fault is void."""
+
+FORFEITED = "escrow_forfeited"
+"""Why the window before it is."""
+
+PROVEN: tuple[Finding, ...] = ("pass", "soft")
+"""What leaves a claim worth its money."""
+
+UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.settled
+"""What waits for its window to close."""
+
+_admit = Prepared(sa.insert(audits))
+
+_NO_PLACE = 2**62
+"""Behind every claim."""
+
+_unseen = Prepared(
+    sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
+    .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+    .where(audits.c.owner == sa.bindparam("of"), audits.c.place < sa.bindparam("before"), UNSEEN)
+    .order_by(audits.c.place.desc())
+)
+
+
+def admit(
+    connection: sa.Connection,
+    node: NodeId,
+    claim_id: str,
+    lease: Lease,
+    *,
+    worth_micros: int,
+    groups: int = 1,
+    terms: AuditTerms,
+    now_ms: int,
+) -> None:
+    """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
+    owner = standings.owner_of(connection, node)
+    rate = _rate_ppm(connection, owner, worth_micros, terms)
+    epoch, drawn = lottery.draw(connection, claim_id, rate, terms)
+    claimed = {
+        "claim_id": claim_id,
+        "lease_id": lease.lease_id,
+        "node_id": node,
+        "owner": owner,
+        "groups": groups,
+        "place": standings.count(connection, owner, groups),
+        "version": lease.version,
+        "epoch": epoch,
+        "rate_ppm": rate,
+        "why": "drawn" if drawn else "",
+    }
+    _admit(connection, **claimed)
+    lottery.turn(connection, terms, now_ms)
+
+
+def _rate_ppm(connection: sa.Connection, owner: str, worth_micros: int, terms: AuditTerms) -> int:
+    """How likely the owner's next claim is audited, if it is worth so much."""
+    standing = standings.of(connection, owner)
+    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules))
+    held_micros = sum(row.amount_micros for row in window)
+    return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros)
+
+
+def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[Any]:
+    """The owner's last so many unpaid groups before a place that nobody looked at, the latest first."""
+    found: list[Any] = []
+    if groups:
+        for row in _unseen(connection, of=owner, before=before):
+            found.append(row)
+            groups -= row.groups
+            if groups <= 0:
+                break
+    return found
+
+
+def bar(connection: sa.Connection, working: Sequence[NodeId], *, terms: AuditTerms, now_ms: int) -> None:
+    """Nodes whose work was finished by others just now may be of owners who were banned meanwhile."""
+    for owner in standings.banned_among(connection, working):
+        for touched in sorted(_forfeit(connection, owner, now_ms)):
+            settle(connection, touched, terms, now_ms)
+
+
+def used(
+    connection: sa.Connection, wholes: list[str], *, suspects: Iterable[str] = (), terms: AuditTerms, now_ms: int
+) -> None:
+    """The learner needs these rollouts no more; what it calls suspect is audited before it is settled."""
+    worked = {*wholes, *continuation.parts_of(connection, wholes)}
+    suspected = audits.c.claim_id.in_(worked.intersection(suspects)) & (audits.c.why == "") & ~audits.c.settled
+    connection.execute(sa.update(audits).where(suspected).values(why="learner"))
+    for owner in sorted(_use(connection, wholes)):
+        settle(connection, owner, terms, now_ms)
+
+
+def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
+    """Post what can be posted, of everybody."""
+    for owner in connection.execute(sa.select(trust_table.c.owner)).scalars().all():
+        settle(connection, owner, terms, now_ms)
+
+
+def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
+    """Post what an owner's escrow has to hold no longer."""
+    standing = standings.of(connection, owner)
+    columns = (audits.c.claim_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
+    waiting = list(
+        connection.execute(
+            sa.select(*columns).where(audits.c.owner == owner, ~audits.c.settled).order_by(audits.c.place)
+        )
+    )
+    proven = [row for row in waiting if row.finding in PROVEN]
+    first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
+    unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
+    if first < len(waiting) or not get_fact(connection, "finished", False):
+        held = trust.level(standing, terms.rules) == "held"
+        unproven = [] if held else _closed(unproven, trust.window(standing, terms.rules))
+    posted = [row for row in unproven if row.used]
+    _end(connection, [Post(claim_id=row.claim_id) for row in proven if row.used], now_ms)
+    _end(connection, [Post(claim_id=row.claim_id) for row in posted], now_ms)
+    if groups := sum(row.groups for row in posted):
+        standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
+
+
+def _closed(unproven: list[Any], window: int) -> list[Any]:
+    """The claims with so many groups behind them."""
+    behind = 0
+    for place in reversed(range(len(unproven))):
+        if behind >= window:
+            return unproven[: place + 1]
+        behind += unproven[place].groups
+    return []
+
+
+def judge(
+    connection: sa.Connection,
+    claim_id: str,
+    finding: Finding,
+    report: bytes,
+    validator: str,
+    *,
+    terms: AuditTerms,
+    now_ms: int,
+) -> bool:
+    """Take a verdict; False if the claim does not wait for one."""
+    waits = (audits.c.claim_id == claim_id) & WAITS
+    values = {"finding": finding, "report": report, "judged_ms": now_ms}
+    columns = (audits.c.owner, audits.c.groups, audits.c.place)
+    row = connection.execute(sa.update(audits).where(waits).values(**values).returning(*columns)).first()
+    if row is None:
+        return False
+    owner, touched = row.owner, {row.owner}
+    verdict = Verdict(claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report))
+    store.append(connection, verdict, now_ms)
+    before = standings.of(connection, owner)
+    standing = trust.found(before, finding, terms.rules, row.groups)
+    standings.put(connection, owner, standing)
+    if finding == "hard":
+        standings.note_fault(connection, owner, claim_id, before, now_ms)
+        window = _window(connection, owner, row.place, trust.window(before, terms.rules))
+        touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], now_ms)
+        if trust.level(standing, terms.rules) == "banned":
+            touched |= _ban(connection, owner, now_ms)
+    for each in sorted(touched):
+        settle(connection, each, terms, now_ms)
+    return True
+
+
+def _blame(connection: sa.Connection, owner: str, claim_id: str, window: list[str], now_ms: int) -> set[str]:
+    """Void a claim and the window before it, and have all else that is unseen audited; whose claims that touches."""
+    suspect = (audits.c.owner == owner) & ~audits.c.settled & audits.c.finding.is_(None)
+    open_claims = connection.execute(sa.select(audits.c.claim_id).where(suspect)).scalars().all()
+    touched = _retract(connection, [claim_id, *window, *open_claims], now_ms)
+    _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
+    _end(connection, [Void(claim_id=one, reason_code=FORFEITED) for one in reversed(window)], now_ms)
+    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(window)).values(fault=claim_id))
+    connection.execute(sa.update(audits).where(suspect & (audits.c.why == "")).values(why="fault"))
+    return touched
+
+
+def ban(connection: sa.Connection, owner: str, *, terms: AuditTerms, now_ms: int) -> bool:
+    """Ban an owner by the operator's order; False if they were banned before."""
+    if not standings.ban(connection, owner, now_ms):
+        return False
+    for touched in sorted(_ban(connection, owner, now_ms)):
+        settle(connection, touched, terms, now_ms)
+    return True
+
+
+def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
+    """End all that an owner has under way; whose claims that touches."""
+    standings.ban(connection, owner, now_ms)
+    log.warning("owner=%s banned", owner)
+    touched = _forfeit(connection, owner, now_ms)
+    theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == owner)
+    held = lease_table.IS_OPEN & leases.c.node_id.in_(theirs)
+    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+    for row in connection.execute(sa.select(*columns).where(held)).all():
+        if lease_table.end_unanswered(connection, row, Event.REJECT, None, now_ms):
+            connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=OwnerBanned.code))
+    return touched
+
+
+def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
+    """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches."""
+    open_claims = (audits.c.owner == owner) & ~audits.c.settled
+    names = connection.execute(sa.select(audits.c.claim_id).where(open_claims)).scalars().all()
+    touched = _retract(connection, names, now_ms)
+    proven = audits.c.finding.in_(PROVEN)
+    connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
+    unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))
+    void = connection.execute(unproven.order_by(audits.c.place)).scalars().all()
+    _end(connection, [Void(claim_id=claim_id, reason_code=OwnerBanned.code) for claim_id in void], now_ms)
+    by = standings.banned_ms(connection, owner)
+    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(void)).values(ban_ms=by))
+    return touched
+
+
+def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> set[str]:
+    """Take the groups of claims out of what waits or is measured, and offer their prompts again; whose work that was.
+
+    Those that were trained on stay where they are.
+    """
+    wholes = {continuation.whole_of(connection, claim_id) for claim_id in claims}
+    kept = (*marks.WAITING, evaluations.MEASURED)
+    buffered = rollouts.c.claim_id.in_(wholes) & rollouts.c.state.in_(kept)
+    columns = (rollouts.c.claim_id, rollouts.c.group_no)
+    taken = connection.execute(sa.update(rollouts).where(buffered).values(state="retracted").returning(*columns)).all()
+    for row in taken:
+        lease_table.reopen(connection, row.group_no)
+        if row.group_no < 0:
+            evaluations.note(connection, row.group_no, now_ms)
+    return _use(connection, [row.claim_id for row in taken])
+
+
+def _use(connection: sa.Connection, wholes: list[str]) -> set[str]:
+    """These rollouts, and the parts that they went on from, are needed no more; whose they are."""
+    here = audits.c.claim_id.in_([*wholes, *continuation.parts_of(connection, wholes)])
+    return set(connection.execute(sa.update(audits).where(here).values(used=True).returning(audits.c.owner)).scalars())
+
+
+def _end(connection: sa.Connection, entries: list[Post] | list[Void], now_ms: int) -> None:
+    """Settle claims, each for the first time."""
+    if not entries:
+        return
+    outcomes = store.append_all(connection, entries, now_ms)
+    if set(outcomes) != {Outcome.APPLIED}:
+        raise BookBroken(f"A claim in escrow was settled before: {outcomes}.")
+    here = audits.c.claim_id.in_([entry.claim_id for entry in entries])
+    connection.execute(sa.update(audits).where(here).values(settled=True))

@@ -1,0 +1,83 @@
+"""Why: what became of a node's leases, with the evidence, as an effect.
+
+- A node is told of its own leases only; of another's it hears what it would hear of none.
+- With the one lease that it names comes all that a replay needs beside the weights: the node can run the check itself.
+"""
+
+import sqlalchemy as sa
+
+from coordinator.money.escrow import FORFEITED, WRONG
+from coordinator.people import appeals, registry
+from coordinator.store.tables import audits, leases
+from coordinator.work import continuation
+from ledger.book import ClaimState
+from ledger.tables import claims_table
+from protocol import limits
+from protocol.appeal import Standing
+from protocol.auditing import Explanation, Explanations, Why
+from protocol.errors import OwnerBanned, UnknownLease
+from protocol.ids import NodeId
+from protocol.lease import Lease
+
+
+def explain(
+    connection: sa.Connection, node: NodeId, message: Why, *, tolerance: str, tolerances: bytes, now_ms: int
+) -> Explanations:
+    """What became of the leases that a node asks about."""
+    registry.require_node(connection, node)
+    here = leases.c.node_id == node
+    if message.about:
+        here &= (leases.c.lease_id == message.about) | (audits.c.claim_id == message.about)
+    rows = connection.execute(
+        sa.select(
+            leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
+            audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.report, audits.c.fault,
+            claims_table.c.state.label("money"),
+        )
+        .outerjoin_from(leases, audits, audits.c.lease_id == leases.c.lease_id)
+        .outerjoin(claims_table, claims_table.c.claim_id == audits.c.claim_id)
+        .where(here)
+        .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
+        .limit(limits.EXPLANATIONS_MAX)
+    ).mappings().all()  # fmt: skip
+    if message.about and not rows:
+        raise UnknownLease("No such lease or claim is this node's.", hint="`swarm-node why` lists the last ones.")
+    judged_as = Lease.from_bytes(rows[0]["offer"]).judged_as if message.about else ""
+    return Explanations(
+        tolerance=judged_as or tolerance,
+        tolerances=tolerances if message.about else b"",
+        explanations=tuple(
+            _explained(
+                row,
+                continuation.signed(connection, row["lease_id"]) if message.about else None,
+                appeals.standing_of(connection, row["claim_id"] or ""),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _explained(
+    row: sa.RowMapping, signed: tuple[bytes, tuple[bytes, ...]] | None, appeal: tuple[Standing, str]
+) -> Explanation:
+    """One lease, with what was leased and signed if that is given."""
+    rollout, told = signed if signed and row["claim_id"] else (b"", ())
+    void = row["money"] == ClaimState.VOIDED.value
+    taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
+    reason = taken if void else ""
+    by_fault = f"It went with the fault in claim {row['fault']}, before which it waited unpaid."
+    waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
+    return Explanation(
+        lease_id=row["lease_id"],
+        claim_id=row["claim_id"] or "",
+        state=row["money"] or row["state"],
+        code=row["code"] or reason,
+        said=by_fault if reason == FORFEITED else row["said"],
+        finding="waiting" if waits else row["finding"] or "",
+        appeal=appeal[0],
+        ruling=appeal[1],
+        report=row["report"] or b"",
+        lease=row["offer"] if signed else b"",
+        rollout=rollout,
+        fragments=told,
+    )

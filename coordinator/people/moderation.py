@@ -1,0 +1,94 @@
+"""What an operator may order about nodes, as effects: pause and resume one, ban and unban an owner.
+
+- A paused node gets no new work; what it holds it may finish, and is paid.
+- A ban is its owner's, with all their nodes: leases end, groups leave the buffer, what no audit found right is void, an
+  entry of the ledger for each claim. Whoever is let in again is audited in full until they have proved themselves.
+- Every order is recorded with its reason in the same transaction. The same order again changes nothing.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator import orders
+from coordinator.audit.lottery import AuditTerms
+from coordinator.figures import history, summary
+from coordinator.money import escrow
+from coordinator.orders import Action
+from coordinator.people import standings
+from coordinator.store.tables import nodes, trust
+from protocol.errors import NotFound
+from protocol.ids import NodeId
+
+SHORTEST = 6
+"""Characters of an id that name a node, if no other begins or ends so."""
+
+
+def find(connection: sa.Connection, text: str) -> NodeId:
+    """The node that is meant: by its id, else by the beginning or end of one or by its name.
+
+    Names are the nodes' own words: nobody hides behind another's id, nor puts somebody else in the place of theirs.
+    """
+    rows = connection.execute(sa.select(nodes.c.node_id, nodes.c.name)).all()
+    found = [row.node_id for row in rows if row.node_id == text]
+    if not found:
+        found = [row.node_id for row in rows if row.name == text or _is_part(row.node_id, text)]
+    if len(found) != 1:
+        what = "No node is" if not found else f"{len(found)} nodes are"
+        raise NotFound(f"{what} called {text[:80]}.", hint="`swarm-coordinator nodes list` shows their ids.")
+    return NodeId(found[0])
+
+
+def _is_part(node_id: str, text: str) -> bool:
+    return len(text) >= SHORTEST and (node_id.startswith(text) or node_id.endswith(text))
+
+
+def listed(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Every node as the leaderboard has it, with its owner and what was ordered about it."""
+    rows = connection.execute(
+        sa.select(
+            nodes.c.node_id, nodes.c.owner, nodes.c.paused_ms, nodes.c.revoked_ms, trust.c.banned_ms
+        ).outerjoin_from(nodes, trust, trust.c.owner == nodes.c.owner)
+    ).mappings()
+    about = {row["node_id"]: dict(row) for row in rows}
+    return [line | about[line["node_id"]] for line in summary.leaderboard(connection)]
+
+
+def shown(connection: sa.Connection, text: str) -> dict[str, Any]:
+    """One node, with its refusals and the orders about it and its owner."""
+    node = find(connection, text)
+    (line,) = (line for line in listed(connection) if line["node_id"] == node)
+    return {
+        **line,
+        "refusals": history.refusals(connection, node),
+        "orders": orders.about(connection, node, line["owner"]),
+    }
+
+
+def order(
+    connection: sa.Connection, action: Action, text: str, reason: str, *, given_by: str, terms: AuditTerms, now_ms: int
+) -> dict[str, Any]:
+    """Carry out an order; what it was about, and whether it changed anything."""
+    node = find(connection, text)
+    owner = standings.owner_of(connection, node)
+    subject = owner if action in ("ban", "unban") else node
+    match action:
+        case "pause":
+            changed = _set_pause(connection, node, now_ms)
+        case "resume":
+            changed = _set_pause(connection, node, None)
+        case "ban":
+            changed = escrow.ban(connection, owner, terms=terms, now_ms=now_ms)
+        case "unban":
+            changed = standings.forgive(connection, owner)
+        case _:
+            raise NotFound(f"There is no order {action}.")
+    if changed:
+        orders.record(connection, action, subject, reason, given_by=given_by, now_ms=now_ms)
+    return {"action": action, "node_id": node, "owner": owner, "changed": changed}
+
+
+def _set_pause(connection: sa.Connection, node: NodeId, moment_ms: int | None) -> bool:
+    before = nodes.c.paused_ms.is_(None) if moment_ms is not None else nodes.c.paused_ms.is_not(None)
+    here = sa.update(nodes).where(nodes.c.node_id == node, before)
+    return bool(connection.execute(here.values(paused_ms=moment_ms)).rowcount)

@@ -1,0 +1,164 @@
+"""Who takes part: registration, heartbeats and single-use nonces, as effects."""
+
+from collections.abc import Sequence, Set
+
+import sqlalchemy as sa
+
+from coordinator.people import owners
+from coordinator.store.tables import blames, fleet, nodes, nonces, transfers
+from ledger.prepared import Prepared
+from protocol import limits
+from protocol.errors import KeyRevoked, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
+from protocol.ids import NodeId
+from protocol.messages import Blame, Heartbeat, Register, Transfer
+
+SESSIONS_MAX = 1000
+"""Starts of one agent whose traffic is counted; a node that names ever new ones fills no disk."""
+
+BLAMES_MAX = 100
+"""Accusations one node can make in a round; the same for slander."""
+
+
+# Built once: making a statement costs more than running it, and these run for every request.
+_spend = Prepared(sa.insert(nonces))
+_price = Prepared(
+    sa.select(nodes.c.price_micros_per_mtok, nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node"))
+)
+_works = Prepared(
+    sa.select(fleet.c.works, nodes.c.paused_ms)
+    .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
+    .where(nodes.c.node_id == sa.bindparam("node"))
+)
+_beat = Prepared(
+    sa.update(nodes)
+    .where(nodes.c.node_id == sa.bindparam("node"))
+    .values({name: sa.bindparam(f"new_{name}") for name in ("last_seen_ms", "version", "phase", "tokens_per_s")})
+)
+_moved = Prepared(
+    sa.update(transfers)
+    .where(transfers.c.node_id == sa.bindparam("node"), transfers.c.session == sa.bindparam("of"))
+    .values({name: sa.bindparam(f"new_{name}") for name in Transfer.model_fields})
+)
+_sessions = Prepared(
+    sa.select(sa.func.count()).select_from(transfers).where(transfers.c.node_id == sa.bindparam("node"))
+)
+_begin = Prepared(sa.insert(transfers))
+
+
+def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: int) -> None:
+    """Use a nonce up."""
+    try:
+        _spend(connection, node_id=node, nonce=nonce, sent_ms=sent_ms)
+    except sa.exc.IntegrityError:
+        raise NonceReplayed("This signed request was used before.", hint="Sign a new one for every attempt.") from None
+
+
+def forget_nonces(connection: sa.Connection, now_ms: int) -> None:
+    """Those that the clock check alone would refuse."""
+    connection.execute(sa.delete(nonces).where(nonces.c.sent_ms < now_ms - 2_000 * limits.CLOCK_SKEW_MAX_S))
+
+
+def register(
+    connection: sa.Connection,
+    node: NodeId,
+    message: Register,
+    *,
+    max_price: int,
+    invited: Set[NodeId] | None = None,
+    now_ms: int,
+) -> None:
+    """Add a node, or take over its new name, price and addresses; open leases keep the price they were given at."""
+    if invited is not None and node not in invited:
+        raise NotInvited("This round samples on its own machine only.", hint="Look for another round to join.")
+    if message.price_micros_per_mtok > max_price:
+        raise PriceTooHigh(
+            f"This round pays at most {max_price} micro-units per million tokens, not {message.price_micros_per_mtok}.",
+            hint=f"Join with --price {max_price} or less.",
+        )
+    values = {
+        "name": message.name,
+        "price_micros_per_mtok": message.price_micros_per_mtok,
+        "addresses": list(message.addresses),
+        "shares": message.shares,
+        "last_seen_ms": now_ms,
+    }
+    if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:
+        connection.execute(sa.insert(nodes).values(node_id=node, owner=node, registered_ms=now_ms, **values))
+    require_node(connection, node)
+    if message.delegation is not None:
+        owners.delegate(connection, node, message.delegation, now_ms=now_ms)
+
+
+def require_node(connection: sa.Connection, node: NodeId) -> int:
+    """The price of a registered node whose key was not revoked."""
+    row = _price(connection, node=node).first()
+    if row is None:
+        raise UnknownNode(
+            "This node has not registered in this round.", hint="Join again: registering is the first step."
+        )
+    if row.revoked_ms is not None:
+        raise KeyRevoked(
+            "The owner of this node has revoked its key.", hint="Make a new one with `swarm-node keys rotate`."
+        )
+    return int(row.price_micros_per_mtok)
+
+
+def works(connection: sa.Connection, node: NodeId) -> bool:
+    """Whether the node is wanted for work, or stands by or is paused; before anything was decided, it may work."""
+    row = _works(connection, node=node).first()
+    return row is None or (row.works is not False and row.paused_ms is None)
+
+
+def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
+    """Note what a node holds, how fast it is, what it moved and whom it blames."""
+    seen = {
+        "new_last_seen_ms": now_ms,
+        "new_version": message.version,
+        "new_phase": message.phase,
+        "new_tokens_per_s": message.tokens_per_s,
+    }
+    if not _beat(connection, node=node, **seen).rowcount:
+        require_node(connection, node)
+    moved = message.transfer.model_dump()
+    counted = {f"new_{name}": count for name, count in moved.items()}
+    if not _moved(connection, node=node, of=message.session, **counted).rowcount:
+        _begin_session(connection, node, message.session, moved)
+    if message.blames:
+        _note_blames(connection, node, message.blames, now_ms)
+
+
+def _begin_session(connection: sa.Connection, node: NodeId, session: str, moved: dict[str, int]) -> None:
+    if _sessions(connection, node=node).scalar() < SESSIONS_MAX:
+        _begin(connection, node_id=node, session=session, **moved)
+
+
+def _note_blames(connection: sa.Connection, node: NodeId, said: Sequence[Blame], now_ms: int) -> None:
+    for blame in said[: BLAMES_MAX - _blames_of(connection, node)]:
+        known = (blames.c.accuser == node) & (blames.c.accused == blame.peer_id) & (blames.c.chunk == blame.chunk)
+        if not connection.execute(sa.select(blames.c.number).where(known)).first():
+            connection.execute(
+                sa.insert(blames).values(
+                    accuser=node, accused=blame.peer_id, chunk=blame.chunk, got=blame.got, recorded_ms=now_ms
+                )
+            )
+
+
+def _blames_of(connection: sa.Connection, node: NodeId) -> int:
+    here = sa.select(sa.func.count()).select_from(blames).where(blames.c.accuser == node)
+    return min(BLAMES_MAX, connection.execute(here).scalar_one())
+
+
+def further_addresses(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, tuple[str, ...]]:
+    """Where else nodes can be dialled, of those that were heard of lately and named more than one address."""
+    live = connection.execute(
+        sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
+    )
+    return {NodeId(node_id): tuple(addresses[1:]) for node_id, addresses in live if len(addresses) > 1}
+
+
+def live_nodes(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, str]:
+    """Where each node that was heard of lately can be dialled; an empty string if nowhere."""
+    live = connection.execute(
+        sa.select(nodes.c.node_id, nodes.c.addresses).where(nodes.c.last_seen_ms >= now_ms - silent_after_ms)
+    )
+    return {NodeId(node_id): addresses[0] if addresses else "" for node_id, addresses in live}

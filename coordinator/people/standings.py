@@ -1,0 +1,272 @@
+"""What is known of each owner, as it is stored: trust, bans, escrow, and what their groups touched."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from math import ceil
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator import orders
+from coordinator.audit import trust as rules_of_trust
+from coordinator.audit.trust import Level, Rules, Standing
+from coordinator.store.tables import WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
+from coordinator.work import marks
+from coordinator.work.leases import IS_OPEN
+from ledger.prepared import Prepared
+from ledger.tables import claims_table
+from protocol.errors import OwnerBanned
+from protocol.ids import NodeId
+
+SMALL_ROUND = 2
+"""Twice as many owners as could fill a batch at their largest share: with fewer at work, no share is too large."""
+
+
+# Built once: making a statement costs more than running it, and these run for every lease or rollout.
+_owner = Prepared(sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")))
+_trust = Prepared(sa.select(trust).where(trust.c.owner == sa.bindparam("of")))
+_count = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.bindparam("of"))
+    .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
+    .returning(trust.c.accepted)
+)
+_put = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.bindparam("of"))
+    .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(Standing)})
+)
+_begin = Prepared(sa.insert(trust))
+_banned = Prepared(
+    sa.select(trust.c.hard, trust.c.owner)
+    .join_from(trust, nodes, nodes.c.owner == trust.c.owner)
+    .where(nodes.c.node_id == sa.bindparam("node"), trust.c.banned_ms.is_not(None))
+)
+_leased = IS_OPEN & (leases.c.group_no >= 0)
+_buffered = rollouts.c.state.in_(marks.WAITING) & (rollouts.c.group_no >= 0)
+_theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
+_at_work = Prepared(
+    sa.select(
+        sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery(),
+        sa.select(sa.func.count()).where(_buffered, rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
+    )
+)
+_under_way = sa.union_all(
+    sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),
+    sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),
+).subquery()
+# No more owners are counted than are asked for: there may be thousands.
+_owners_at_work = Prepared(
+    sa.select(sa.func.count()).select_from(
+        sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer)).subquery()
+    )
+)
+_backlog = Prepared(sa.select(sa.func.count()).select_from(audits).where(WAITS))
+
+
+def owner_of(connection: sa.Connection, node: NodeId) -> str:
+    return str(_owner(connection, node=node).scalar_one())
+
+
+def of(connection: sa.Connection, owner: str) -> Standing:
+    """An owner's standing; nobody's before the first claim."""
+    row = _trust(connection, of=owner).first()
+    return _standing(row) if row else Standing()
+
+
+def put(connection: sa.Connection, owner: str, standing: Standing) -> None:
+    _put(connection, of=owner, **{f"new_{name}": count for name, count in asdict(standing).items()})
+
+
+def count(connection: sa.Connection, owner: str, groups: int) -> int:
+    """The place of an owner's next claim, which counts for so many groups."""
+    place = _count(connection, of=owner, more=groups).scalar()
+    if place is None:
+        _begin(connection, owner=owner, accepted=1, **asdict(Standing(claims=groups)))
+    return int(place or 1)
+
+
+def require_allowed(connection: sa.Connection, node: NodeId) -> None:
+    """Refuse the nodes of a banned owner."""
+    row = _banned(connection, node=node).first()
+    if row is None:
+        return
+    if (given := orders.standing_ban(connection, row.owner)) is not None:
+        raise OwnerBanned(
+            f"The operator has banned this node's owner: {given['reason']}.",
+            hint="`swarm-node why` lists what it took, and `swarm-node appeal` asks them to look again.",
+        )
+    faults = row.hard
+    if faults:
+        raise OwnerBanned(
+            f"Audits found {faults} rollouts that the claimed version and seed do not make: no more leases.",
+            hint="`swarm-node why` shows the evidence, and `swarm-node appeal` asks the operator to look again.",
+        )
+
+
+def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
+    """Note that an owner is banned from now on; False if they were."""
+    if not connection.execute(sa.select(trust.c.owner).where(trust.c.owner == owner)).first():
+        connection.execute(sa.insert(trust).values(owner=owner, accepted=0, **asdict(Standing())))
+    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_(None))
+    return bool(connection.execute(here.values(banned_ms=now_ms)).rowcount)
+
+
+def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: Standing, now_ms: int) -> None:
+    """Remember what a hard fault takes of its owner's counts."""
+    taken = {"claims": before.claims, "groups": before.groups}
+    row = {"claim_id": claim_id, "owner": owner, "judged_ms": now_ms, "lifted": False, **taken}
+    connection.execute(sa.insert(faults).values(**row))
+
+
+def without_fault(connection: sa.Connection, claim_id: str) -> Standing:
+    """An owner's standing as it is if this hard fault was none."""
+    row, later = _fault(connection, claim_id)
+    # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
+    before = Standing() if later else Standing(claims=row.claims, groups=row.groups)
+    standing = of(connection, row.owner)
+    return rules_of_trust.lifted(standing, before, counts=len(later) < standing.hard)
+
+
+def lift_fault(connection: sa.Connection, claim_id: str) -> None:
+    """Undo what a hard fault did to its owner's standing."""
+    standing = without_fault(connection, claim_id)
+    row, later = _fault(connection, claim_id)
+    put(connection, row.owner, standing)
+    connection.execute(sa.update(faults).where(faults.c.number == row.number).values(lifted=True))
+    if later:
+        more = {"claims": faults.c.claims + row.claims, "groups": faults.c.groups + row.groups}
+        connection.execute(sa.update(faults).where(faults.c.number == later[0]).values(**more))
+
+
+def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[int]]:
+    """A fault, and the numbers of its owner's later ones."""
+    row = connection.execute(sa.select(faults).where(faults.c.claim_id == claim_id)).one()
+    after = (faults.c.owner == row.owner) & (faults.c.number > row.number) & ~faults.c.lifted
+    return row, connection.execute(sa.select(faults.c.number).where(after).order_by(faults.c.number)).scalars().all()
+
+
+def banned_ms(connection: sa.Connection, owner: str) -> int | None:
+    """Since when an owner is banned."""
+    return connection.execute(sa.select(trust.c.banned_ms).where(trust.c.owner == owner)).scalar()
+
+
+def unban(connection: sa.Connection, owner: str) -> None:
+    """End a ban that should not have been; the owner stands as before it."""
+    connection.execute(sa.update(trust).where(trust.c.owner == owner).values(banned_ms=None))
+
+
+def forgive(connection: sa.Connection, owner: str) -> bool:
+    """Lift a ban; the owner is held, as after one hard fault, until their next groups were validated."""
+    here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_not(None))
+    held = {"banned_ms": None, "claims": 0, "groups": 0, "hard": rules_of_trust.FAULTS_TO_BAN - 1}
+    return bool(connection.execute(here.values(**held)).rowcount)
+
+
+def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[str]:
+    """The banned owners of these nodes."""
+    if not working:
+        return []
+    here = nodes.c.node_id.in_(working) & trust.c.banned_ms.is_not(None)
+    banned = sa.select(trust.c.owner).join_from(trust, nodes, nodes.c.owner == trust.c.owner).where(here)
+    return list(connection.execute(banned.distinct().order_by(trust.c.owner)).scalars())
+
+
+def backlog(connection: sa.Connection) -> int:
+    """How many claims wait for an auditor."""
+    return int(_backlog(connection).scalar_one())
+
+
+def oldest_waiting(connection: sa.Connection) -> int | None:
+    """The oldest version under which a claim waits to be replayed."""
+    return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS)).scalar()
+
+
+def at_work(connection: sa.Connection, owner: str) -> int:
+    """The owner's groups that are leased, or accepted and not yet trained on."""
+    return sum(_at_work(connection, of=owner).one())
+
+
+def share_of(connection: sa.Connection, groups: int, share: float) -> int:
+    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait."""
+    if share >= 1:
+        return groups
+    enough = ceil(SMALL_ROUND / share)
+    few = _owners_at_work(connection, enough=enough).scalar_one() < enough
+    return groups if few else max(1, int(share * groups))
+
+
+def provenance(connection: sa.Connection, owner: str) -> list[dict[str, int]]:
+    """The updates that an owner's groups, or parts of groups, went into, and the first version that has them."""
+    first = sa.select(sa.func.min(versions.c.version)).where(versions.c.policy_update >= rollouts.c.batch)
+    query = (
+        sa.select(
+            rollouts.c.batch.label("update"),
+            sa.func.count(rollouts.c.claim_id.distinct()).label("groups"),
+            first.scalar_subquery().label("version"),
+        )
+        .outerjoin_from(audits, parts, parts.c.claim_id == audits.c.claim_id)
+        .join(rollouts, rollouts.c.claim_id == sa.func.coalesce(parts.c.whole, audits.c.claim_id))
+        .where(audits.c.owner == owner, rollouts.c.batch.is_not(None))
+        .group_by(rollouts.c.batch)
+        .order_by(rollouts.c.batch)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def shown(connection: sa.Connection, rules: Rules) -> list[dict[str, Any]]:
+    """One row per owner: level, rate, faults and what is in escrow."""
+    escrow = {
+        owner: (int(groups), int(micros))
+        for owner, groups, micros in connection.execute(
+            sa.select(audits.c.owner, sa.func.sum(audits.c.groups), sa.func.sum(claims_table.c.amount_micros))
+            .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+            .where(~audits.c.settled)
+            .group_by(audits.c.owner)
+        )
+    }
+    return [_shown(row, rules, escrow.get(row.owner, (0, 0))) for row in _every(connection)]
+
+
+def levels(connection: sa.Connection, rules: Rules) -> dict[str, Level]:
+    """How far each owner is trusted; who is not in it has brought nothing yet."""
+    return {row.owner: rules_of_trust.level(_standing(row), rules) for row in _every(connection)}
+
+
+def _every(connection: sa.Connection) -> list[Any]:
+    return list(connection.execute(sa.select(trust).order_by(trust.c.owner)))
+
+
+def _shown(row: Any, rules: Rules, escrow: tuple[int, int]) -> dict[str, Any]:
+    standing = _standing(row)
+    return {
+        "owner": row.owner,
+        "level": rules_of_trust.level(standing, rules),
+        "rate": rules_of_trust.rate_ppm(standing, rules) / 1e6,
+        "accepted_groups": row.accepted,
+        "validated_groups": row.groups,
+        "soft_faults": row.soft,
+        "hard_faults": row.hard,
+        "escrow_groups": escrow[0],
+        "escrow_micros": escrow[1],
+    }
+
+
+def _standing(row: Any) -> Standing:
+    return Standing(**{field.name: getattr(row, field.name) for field in fields(Standing)})
+
+
+def audited(connection: sa.Connection) -> dict[str, Any]:
+    """How audits go, for the status: the share of claims that was looked at, what was found, and what still waits."""
+    here = sa.select(audits.c.finding, sa.func.count()).group_by(audits.c.finding)
+    by_finding = {finding: int(count) for finding, count in connection.execute(here)}
+    total = sum(by_finding.values())
+    by_finding.pop(None, None)
+    judged = sum(count for finding, count in by_finding.items() if finding != "pardon")
+    unsettled = sa.select(sa.func.count()).select_from(audits).where(~audits.c.settled)
+    return {
+        "share": judged / total if total else 0.0,
+        "waiting": backlog(connection),
+        "verdicts": by_finding,
+        "unsettled": connection.execute(unsettled).scalar_one(),
+    }

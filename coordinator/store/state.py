@@ -1,0 +1,260 @@
+"""The coordinator's store: one database, one writer at a time, and every change as one effect.
+
+- An *effect* is a plain function `(connection, …) → outcome`. It happens wholly, and is durable when `Database.run`
+  returns, or not at all.
+- Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
+  others alone, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
+- Writers follow each other, on SQLite as on PostgreSQL, where they may be several processes (ADR 0028): an effect
+  never sees another half done, and what it has counted stays counted.
+- The operator's effects and the timers' go first, and are never refused. A node's are refused as `Overloaded` once
+  `WAITING_MAX` of them wait: the line stays short, and those in it are answered in time.
+- What only reads, and takes long, is for `Database.read`: on a thread of its own, beside the writer, which goes on.
+- SQLite in WAL mode with synchronous=FULL: what was acknowledged survives `kill -9` and a power cut.
+- A store of another schema than this software's is refused (`coordinator.store.schema`).
+- Effects take `now_ms` and random values as arguments; none of them looks at a clock.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+
+from coordinator.store import schema
+from coordinator.store.tables import facts
+from ledger.prepared import Prepared, say
+from protocol.errors import ConfigInvalid, Overloaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GROUP_MAX = 64
+"""Effects in one transaction: enough that a sync of the disk is shared by many, and few enough to wait for."""
+
+WAITING_MAX = 256
+"""Effects of nodes that wait: a fraction of a second's work, and so what the learner's next request waits at most."""
+
+READS_WAITING_MAX = 256
+"""Reads that wait for each other."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What is said differently to the two databases; everything else is the same SQL."""
+
+    begin: tuple[str, ...]
+    """Begins a transaction that is the only one to write."""
+    begin_reading: tuple[str, ...]
+    end_reading: tuple[str, ...]
+
+
+SQLITE = Dialect(("BEGIN IMMEDIATE",), ("PRAGMA query_only=ON", "BEGIN"), ("ROLLBACK", "PRAGMA query_only=OFF"))
+POSTGRESQL = Dialect(
+    ("BEGIN", "SELECT pg_advisory_xact_lock(1)"), ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",), ("ROLLBACK",)
+)
+
+
+@dataclass
+class _Call:
+    """An effect that waits, and then its outcome or failure."""
+
+    effect: Callable[[sa.Connection], Any]
+    answer: asyncio.Future[Any]
+    outcome: Any = None
+    failure: BaseException | None = None
+
+
+class Database:
+    """The store of one round: a file of SQLite, or a PostgreSQL by its URL."""
+
+    def __init__(self, where: Path | str, *, any_schema: bool = False) -> None:
+        """`any_schema` is for those who copy a store or bring it to another schema."""
+        self._dialect = SQLITE if isinstance(where, Path) else POSTGRESQL
+        self._engine = engine(where)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
+        self._lock = threading.Lock()
+        """Guards the two lines and whether the writer is at work on them."""
+        self._first: deque[_Call] = deque()
+        self._line: deque[_Call] = deque()
+        self._is_writing = False
+        self.waiting = 0
+        """Effects of nodes that are not answered yet."""
+        self._reading = 0
+        if not any_schema:
+            self._refuse_other_schemas()
+
+    async def run(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an effect of the operator or of ourselves, before those of the nodes."""
+        return await self._queue(self._first, lambda connection: effect(connection, *args, **kwargs))
+
+    async def run_for_node(
+        self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call an effect that a stranger asks for, if not too many wait already."""
+        self.require_room()
+        self.waiting += 1
+        try:
+            return await self._queue(self._line, lambda connection: effect(connection, *args, **kwargs))
+        finally:
+            self.waiting -= 1
+
+    def require_room(self) -> None:
+        """Refuse what would have to wait for long; asked before anything is spent on a request."""
+        if self.waiting >= WAITING_MAX:
+            raise _overloaded()
+
+    async def read(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an effect that changes nothing; it sees the store as it was when it began, and waits for other reads."""
+        if self._reading >= READS_WAITING_MAX:
+            raise _overloaded()
+        self._reading += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._reader, lambda: self._read_now(effect, *args, **kwargs))
+        finally:
+            self._reading -= 1
+
+    def run_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same without a loop, for start-up and commands."""
+        with self._transaction() as connection:
+            return effect(connection, *args, **kwargs)
+
+    def close(self) -> None:
+        """End after everything that waits was done."""
+        self._writer.shutdown(wait=True)
+        self._reader.shutdown(wait=True)
+        self._engine.dispose()
+
+    def _refuse_other_schemas(self) -> None:
+        try:
+            self.run_now(schema.open_store)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _queue(self, line: deque[_Call], effect: Callable[[sa.Connection], T]) -> T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        with self._lock:
+            line.append(_Call(effect, answer))
+            idle, self._is_writing = not self._is_writing, True
+        if idle:
+            self._writer.submit(self._work_off, loop)
+        return await answer
+
+    def _work_off(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On the writer's thread: group after group, until nothing waits."""
+        while group := self._next_group():
+            self._commit(group)
+            with suppress(RuntimeError):  # the loop has ended, and with it everybody who waited
+                loop.call_soon_threadsafe(_settle, group)
+
+    def _next_group(self) -> list[_Call]:
+        with self._lock:
+            group: list[_Call] = []
+            for line in (self._first, self._line):
+                while line and len(group) < GROUP_MAX:
+                    group.append(line.popleft())
+            self._is_writing = bool(group)
+            return group
+
+    def _commit(self, group: list[_Call]) -> None:
+        """Do what the calls ask for in one transaction; where that fails as a whole, nothing of it happened."""
+        try:
+            with self._transaction() as connection:
+                for call in group:
+                    _do(connection, call)
+        except BaseException as failure:  # the thread goes on; each caller is told
+            for call in group:
+                call.failure = failure
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with self._engine.connect() as connection:
+            try:
+                say(connection, *self._dialect.begin)
+                yield connection
+                say(connection, "COMMIT")
+            except BaseException:  # raised again
+                with suppress(sa.exc.DBAPIError):  # SQLite has rolled back by itself where the disk was full
+                    say(connection, "ROLLBACK")
+                raise
+
+    def _read_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._engine.connect() as connection:
+            say(connection, *self._dialect.begin_reading)
+            try:
+                return effect(connection, *args, **kwargs)
+            finally:
+                say(connection, *self._dialect.end_reading)
+
+
+def _do(connection: sa.Connection, call: _Call) -> None:
+    """One effect of a group; if it fails, it has not happened, and the others go on."""
+    if call.answer.done():
+        return  # whoever asked has gone
+    say(connection, "SAVEPOINT effect")
+    try:
+        call.outcome = call.effect(connection)
+    except Exception as failure:  # told to whoever asked
+        call.failure = failure
+        say(connection, "ROLLBACK TO SAVEPOINT effect")
+    say(connection, "RELEASE SAVEPOINT effect")
+
+
+def _settle(group: list[_Call]) -> None:
+    """On the loop: tell everybody who still waits."""
+    for call in group:
+        if call.answer.done():
+            continue
+        if call.failure is None:
+            call.answer.set_result(call.outcome)
+        else:
+            call.answer.set_exception(call.failure)
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("The coordinator has more to do than it can.", hint="Come again when its Retry-After is over.")
+
+
+def engine(where: Path | str) -> sa.Engine:
+    """Connections to a store; they begin no transaction by themselves, since `Database` begins and ends each one."""
+    if isinstance(where, str):
+        try:
+            from coordinator.store import postgresql
+        except ModuleNotFoundError:
+            raise ConfigInvalid("PostgreSQL needs its driver.", hint="pip install 'echo-swarm[postgres]'") from None
+        return postgresql.engine(where)
+    made = sa.create_engine(f"sqlite:///{where}", isolation_level="AUTOCOMMIT")
+    sa.event.listen(made, "connect", _tune_sqlite)
+    return made
+
+
+def _tune_sqlite(connection: Any, _record: object) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+_fact = Prepared(sa.select(facts.c.value).where(facts.c.name == sa.bindparam("wanted")))
+_change_fact = Prepared(
+    sa.update(facts).where(facts.c.name == sa.bindparam("wanted")).values(value=sa.bindparam("new"))
+)
+_begin_fact = Prepared(sa.insert(facts))
+
+
+def get_fact(connection: sa.Connection, name: str, default: Any = None) -> Any:
+    """A single remembered value."""
+    row = _fact(connection, wanted=name).first()
+    return row[0] if row else default
+
+
+def set_fact(connection: sa.Connection, name: str, value: Any) -> None:
+    if not _change_fact(connection, wanted=name, new=value).rowcount:
+        _begin_fact(connection, name=name, value=value)

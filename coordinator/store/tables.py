@@ -1,0 +1,390 @@
+"""The tables of a round's store, beside the ledger's own.
+
+- States are the values of the enums that name them; money is integer micro-units; times are milliseconds.
+- Whoever changes a table adds a step to `coordinator/store/migrations/versions`; stores out there have the old one.
+- What must be unique is a constraint here, not a check elsewhere: nonces, one rollout per lease, one entry per claim.
+"""
+
+import sqlalchemy as sa
+
+from protocol.lease import OPEN
+
+metadata = sa.MetaData()
+
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
+    sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
+    sa.Column("paused_ms", sa.BigInteger, nullable=True),  # since when the operator gives it no work
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
+    sa.Column("addresses", sa.JSON, nullable=False),
+    sa.Column("shares", sa.Boolean, nullable=False),
+    sa.Column("registered_ms", sa.BigInteger, nullable=False),
+    sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False, default=0),
+    sa.Column("phase", sa.String, nullable=False, default="offline"),
+    sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
+    sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
+    sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
+)
+
+# What the operator ordered, each with its reason; nothing is ever changed or deleted here.
+orders = sa.Table(
+    "orders",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("given_ms", sa.BigInteger, nullable=False),
+    sa.Column("action", sa.String, nullable=False),  # pause, resume, ban, unban, publish, rollback
+    sa.Column("subject", sa.String, nullable=False, index=True),  # a node, an owner, or a version
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("given_by", sa.String, nullable=False),
+)
+
+# What owners signed, as it was signed; an address counts from a time on, or never where a newer one came before that.
+statements = sa.Table(
+    "statements",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False, default=""),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("received_ms", sa.BigInteger, nullable=False),
+    sa.Column("counts_from_ms", sa.BigInteger, nullable=True),
+)
+
+# Who works and who stands by, since when and why; who is not in it may work.
+fleet = sa.Table(
+    "fleet",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("works", sa.Boolean, nullable=False),
+    sa.Column("since_ms", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("groups_per_s", sa.Float, nullable=False),
+    sa.Column("cost_micros_per_s", sa.Float, nullable=False),
+)
+
+# What nodes say of themselves that they moved.
+transfers = sa.Table(
+    "transfers",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("session", sa.String, primary_key=True),
+    sa.Column("from_peers", sa.BigInteger, nullable=False),
+    sa.Column("from_seeder", sa.BigInteger, nullable=False),
+    sa.Column("from_http", sa.BigInteger, nullable=False),
+    sa.Column("to_peers", sa.BigInteger, nullable=False),
+)
+
+# Who sent how much of a version to whom, by the receiver's signed word; the signed bytes are kept as evidence.
+receipts = sa.Table(
+    "receipts",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("from_origins", sa.BigInteger, nullable=False),
+    sa.Column("received_ms", sa.BigInteger, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+
+uploads = sa.Table(
+    "uploads",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("sender", sa.String, primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("busy_s", sa.Float, nullable=False),
+    sa.Column("hindered", sa.Boolean, nullable=False),  # the receiver could not dial the sender, as it should
+)
+
+# Whether a node could be dialled, by the last signed word of each that tried.
+dials = sa.Table(
+    "dials",
+    metadata,
+    sa.Column("receiver", sa.String, primary_key=True),
+    sa.Column("node", sa.String, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("answered", sa.Boolean, nullable=False),
+)
+
+# The nodes that were alive when a version was published, and when it had come how far on each.
+broadcasts = sa.Table(
+    "broadcasts",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("heard_ms", sa.BigInteger, nullable=True),
+    sa.Column("fetched_ms", sa.BigInteger, nullable=True),
+    sa.Column("loaded_ms", sa.BigInteger, nullable=True),
+    sa.Column("first_token_ms", sa.BigInteger, nullable=True),
+)
+
+blames = sa.Table(
+    "blames",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("accuser", sa.String, nullable=False),
+    sa.Column("accused", sa.String, nullable=False),
+    sa.Column("chunk", sa.String, nullable=False),
+    sa.Column("got", sa.String, nullable=False),
+    sa.Column("recorded_ms", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("accuser", "accused", "chunk"),
+)
+
+nonces = sa.Table(
+    "nonces",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("nonce", sa.LargeBinary, primary_key=True),
+    sa.Column("sent_ms", sa.BigInteger, nullable=False, index=True),
+)
+
+# What is worked on: for the learner from 0 up, for evaluations below 0.
+groups = sa.Table(
+    "groups",
+    metadata,
+    sa.Column("group_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("split", sa.String, nullable=False),  # of the task, and which problem of it
+    sa.Column("prompt", sa.Integer, nullable=False),
+    sa.Column("evaluation", sa.Integer, nullable=True, index=True),
+    sa.Column("state", sa.String, nullable=False, index=True),  # open, leased, accepted, trained
+    sa.Column("begun", sa.String, nullable=True),  # the ended lease from which the next may go on, while it is open
+    sa.Column("begun_version", sa.BigInteger, nullable=True),
+    sa.Column("expected", sa.Float, nullable=True),  # tokens of its longest sample, where something is known of it
+)
+
+# How long the groups of a prompt were, and of prompts like it.
+lengths = sa.Table(
+    "lengths",
+    metadata,
+    sa.Column("prompts", sa.String, primary_key=True),  # the hash of one, or a name that neighbours share
+    sa.Column("mean", sa.Float, nullable=False),
+    sa.Column("groups", sa.Integer, nullable=False),
+)
+
+# How the groups of a prompt came out, where prompts are chosen by that; as in `coordinator.work.selection`.
+outcomes = sa.Table(
+    "outcomes",
+    metadata,
+    sa.Column("prompt", sa.String, primary_key=True),  # its hash
+    sa.Column("groups", sa.Integer, nullable=False),
+    sa.Column("mean", sa.Float, nullable=False),
+    sa.Column("variance", sa.Float, nullable=False),
+    sa.Column("alike", sa.Integer, nullable=False),
+    sa.Column("left_out", sa.Integer, nullable=False),
+)
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("lease_id", sa.String, primary_key=True),
+    sa.Column("group_no", sa.Integer, nullable=False),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("continues", sa.String, nullable=True),  # the lease from which it goes on
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("code", sa.String, nullable=False, default=""),  # why it was rejected
+    sa.Column("surplus", sa.Boolean, nullable=False, default=False),  # its group was answered by another first
+    sa.Column("said", sa.String, nullable=False, default=""),  # the same in words, as the node was told
+    sa.Column("max_cost_micros", sa.BigInteger, nullable=False),
+    sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
+    sa.Column("issued_ms", sa.BigInteger, nullable=False),
+    sa.Column("expires_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
+)
+# Almost every lease is over: what is looked up all the time is the few that are open.
+_open = leases.c.state.in_(OPEN)
+sa.Index("leases_open", leases.c.expires_ms, leases.c.max_cost_micros, sqlite_where=_open, postgresql_where=_open)
+sa.Index("leases_held", leases.c.node_id, sqlite_where=_open, postgresql_where=_open)
+sa.Index("leases_by_group", leases.c.group_no)
+sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
+
+# What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
+fragments = sa.Table(
+    "fragments",
+    metadata,
+    sa.Column("lease_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+
+# Claims of nodes whose work another finished, beside the rollout that it became.
+parts = sa.Table(
+    "parts",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("whole", sa.String, nullable=False, index=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("credit_micros", sa.BigInteger, nullable=False),
+    sa.Column("credited_ms", sa.BigInteger, nullable=False, index=True),
+)
+
+rollouts = sa.Table(
+    "rollouts",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("group_no", sa.Integer, nullable=False),
+    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("credit_micros", sa.BigInteger, nullable=False),
+    sa.Column("rewards", sa.LargeBinary, nullable=False),  # float32, one per sample
+    sa.Column("sampled", sa.LargeBinary, nullable=True),  # of an episode: per token 1 if drawn, 0 if its environment's
+    sa.Column("marks", sa.JSON, nullable=False),  # what they are made of, as in `coordinator.work.marks`
+    sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
+    sa.Column("accepted_ms", sa.BigInteger, nullable=False),
+    # unscored, buffered, batched, stale, unused, surplus, retracted, verifier_error, measured
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("batch", sa.Integer, nullable=True),
+)
+sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
+sa.Index("rollouts_by_batch", rollouts.c.batch)
+
+# One row per node and code, however often it happens: a stranger cannot fill the disk with refusals.
+rejections = sa.Table(
+    "rejections",
+    metadata,
+    sa.Column("node_id", sa.String, primary_key=True),
+    sa.Column("code", sa.String, primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("last_lease_id", sa.String, nullable=False),
+    sa.Column("last_message", sa.String, nullable=False),
+    sa.Column("last_ms", sa.BigInteger, nullable=False),
+)
+
+# What becomes of an accepted claim between its acceptance and its settlement.
+audits = sa.Table(
+    "audits",
+    metadata,
+    sa.Column("claim_id", sa.String, primary_key=True),
+    sa.Column("lease_id", sa.String, nullable=False, unique=True),
+    sa.Column("node_id", sa.String, nullable=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("groups", sa.Integer, nullable=False),  # for how many it counts: 1, or 0 for a part of one
+    sa.Column("place", sa.BigInteger, nullable=False),  # among all claims of the owner
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False, index=True),
+    sa.Column("rate_ppm", sa.Integer, nullable=False),
+    sa.Column("why", sa.String, nullable=False, default=""),  # it is audited: drawn, learner, fault
+    sa.Column("finding", sa.String, nullable=True),  # pass, soft, hard, pardon; null while there is none
+    sa.Column("used", sa.Boolean, nullable=False, default=False),  # trained on, or not needed any more
+    sa.Column("settled", sa.Boolean, nullable=False, default=False),
+    sa.Column("taken_by", sa.String, nullable=False, default=""),  # the auditor that has it
+    sa.Column("taken_until_ms", sa.BigInteger, nullable=False, default=0),
+    sa.Column("tries", sa.Integer, nullable=False, default=0),
+    sa.Column("judged_ms", sa.BigInteger, nullable=True),
+    sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
+    sa.Column("fault", sa.String, nullable=True),  # the claim whose hard fault took it out of escrow
+    sa.Column("ban_ms", sa.BigInteger, nullable=True),  # the ban that took it, by its time
+)
+WAITS = (audits.c.why != "") & audits.c.finding.is_(None) & ~audits.c.settled
+"""The claims that auditors have to look at."""
+# Almost every claim is settled, and almost none waits for an auditor.
+sa.Index("audits_open", audits.c.owner, audits.c.place, sqlite_where=~audits.c.settled)
+sa.Index("audits_waiting", audits.c.version, sqlite_where=WAITS)
+
+# How much each owner is trusted.
+trust = sa.Table(
+    "trust",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("accepted", sa.BigInteger, nullable=False),  # claims in all
+    sa.Column("claims", sa.BigInteger, nullable=False),  # this and the next three as in `coordinator.audit.trust`
+    sa.Column("groups", sa.BigInteger, nullable=False),
+    sa.Column("soft", sa.Integer, nullable=False),
+    sa.Column("hard", sa.Integer, nullable=False),
+    sa.Column("banned_ms", sa.BigInteger, nullable=True),
+)
+
+# Every hard fault, in their order, and what its owner's counts were before; lifted: an appeal against it was granted.
+faults = sa.Table(
+    "faults",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("claim_id", sa.String, nullable=False, unique=True),
+    sa.Column("owner", sa.String, nullable=False, index=True),
+    sa.Column("claims", sa.BigInteger, nullable=False),
+    sa.Column("groups", sa.BigInteger, nullable=False),
+    sa.Column("judged_ms", sa.BigInteger, nullable=False),
+    sa.Column("lifted", sa.Boolean, nullable=False),
+)
+
+# What nodes and owners say against faults and bans, as they signed it, and how the operator ruled.
+appeals = sa.Table(
+    "appeals",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("claim_id", sa.String, nullable=False, unique=True),  # the one at fault; of a ban, the first it took
+    sa.Column("owner", sa.String, nullable=False, index=True),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("made_ms", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String, nullable=False, index=True),  # open, granted, denied
+    *(sa.Column(name, sa.String, nullable=False, default="") for name in ("reason_code", "said", "ruled_by")),
+    sa.Column("ruled_ms", sa.BigInteger, nullable=True),
+)
+
+# The secrets that draw audits; what they are follows from the master key.
+epochs = sa.Table(
+    "epochs",
+    metadata,
+    sa.Column("epoch", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("secret_digest", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),  # committed, drawing, over
+    sa.Column("claims", sa.BigInteger, nullable=False, default=0),
+)
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("batch", sa.Integer, primary_key=True, autoincrement=False),  # the update it leads to
+    sa.Column("formed_ms", sa.BigInteger, nullable=False),
+    sa.Column("max_staleness", sa.Integer, nullable=False),
+    sa.Column("reported_ms", sa.BigInteger, nullable=True),
+    sa.Column("idle_s", sa.Float, nullable=True),  # how long the learner waited for it
+    sa.Column("busy_s", sa.Float, nullable=True),  # how long the update before took, publishing included
+    sa.Column("metrics", sa.JSON, nullable=True),
+)
+
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
+    sa.Column("split", sa.String, nullable=False),
+    sa.Column("samples", sa.Integer, nullable=False),  # of each problem
+    sa.Column("problems", sa.Integer, nullable=False),
+    sa.Column("solved", sa.Float, nullable=False),  # the score from which a sample is right
+    sa.Column("why", sa.String, nullable=False),  # before, every, last, asked
+    sa.Column("state", sa.String, nullable=False, index=True),  # running, done, partial, void
+    sa.Column("begun_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_ms", sa.BigInteger, nullable=True),
+    sa.Column("axes", sa.JSON, nullable=False),  # what had been trained on and spent until then
+    sa.Column("result", sa.JSON, nullable=True),  # as in `coordinator.work.scores`
+)
+
+versions = sa.Table(
+    "versions",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("policy_update", sa.BigInteger, nullable=False),
+    sa.Column("manifest_digest", sa.String, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("published_ms", sa.BigInteger, nullable=False),
+)
+
+facts = sa.Table(
+    "facts",
+    metadata,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("value", sa.JSON, nullable=False),
+)

@@ -1,0 +1,1 @@
+"""What is given out and what comes back: prompts, leases, intake, rewards, batches, evaluations; mostly effects."""

@@ -1,0 +1,172 @@
+"""Batches: which accepted groups the learner trains on, and what became of them, as effects.
+
+- Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
+- It takes the oldest policy versions first; where many are at work, of no owner more than a set share. A group past
+  the staleness bound never enters one: it is marked stale, its prompt is offered again, and its node, which worked
+  in time, is paid.
+- The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
+  log-probabilities are not those of the tokens. What becomes of them is for `coordinator.money.escrow` to say.
+"""
+
+from collections import Counter
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from coordinator.audit.lottery import AuditTerms
+from coordinator.money import escrow
+from coordinator.people import standings
+from coordinator.store.tables import batches, leases, nodes, parts, rollouts
+from coordinator.work import continuation, marks
+from coordinator.work import leases as lease_table
+from protocol.errors import OutOfOrder
+from protocol.learning import Batch, Earlier, Report, TrainingGroup, TrainingSample
+from protocol.lease import Lease
+from protocol.rollout import RolloutClaim
+from protocol.signing import open_envelope
+
+
+def get(
+    connection: sa.Connection, number: int, *, size: int, staleness: int, audits: AuditTerms, now_ms: int
+) -> Batch | None:
+    """The batch that leads to update `number`, formed now if it can be; None while groups are missing."""
+    newest = lease_table.latest_batch(connection)
+    if number > newest + 1 or number < 1:
+        raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
+    if number == newest + 1 and not _form(connection, number, size, staleness, audits, now_ms):
+        return None
+    chosen = connection.execute(
+        sa.select(rollouts, leases.c.offer, leases.c.continues)
+        .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
+        .where(rollouts.c.batch == number)
+        .order_by(rollouts.c.group_no)
+    ).mappings()
+    groups = tuple(group(connection, row) for row in chosen.all())
+    return Batch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
+
+
+def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, now_ms: int) -> bool:
+    """The claims of a trained batch are used; False if that was reported before."""
+    row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
+    if row is None:
+        raise OutOfOrder(f"Batch {message.number} was never formed.")
+    if row[0] is not None:
+        return False
+    in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
+    used = list(in_batch)
+    escrow.used(connection, used, suspects=message.mismatched, terms=audits, now_ms=now_ms)
+    connection.execute(
+        sa.update(batches)
+        .where(batches.c.batch == message.number)
+        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=dict(message.metrics))
+    )
+    return True
+
+
+def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: int) -> int:
+    """At the end of the round: rollouts that were accepted and are no longer needed count as used."""
+    waiting = rollouts.c.state.in_(marks.WAITING)
+    left = connection.execute(sa.select(rollouts.c.claim_id).where(waiting)).scalars().all()
+    connection.execute(sa.update(rollouts).where(waiting).values(state="unused"))
+    escrow.used(connection, list(left), terms=audits, now_ms=now_ms)
+    return len(left)
+
+
+def _form(connection: sa.Connection, number: int, size: int, staleness: int, audits: AuditTerms, now_ms: int) -> bool:
+    """Choose the groups of a new batch, after dropping those past the bound."""
+    learner_update = number - 1
+    _drop_stale(connection, learner_update - staleness, audits, now_ms)
+    chosen = _choose(connection, size, audits.max_owner_share)
+    if len(chosen) < size:
+        return False
+    for claim_id, group_no, _ in chosen:
+        connection.execute(
+            sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="batched", batch=number)
+        )
+        lease_table.set_group(connection, group_no, "trained")
+    oldest = learner_update - min(policy_update for _, _, policy_update in chosen)
+    connection.execute(sa.insert(batches).values(batch=number, formed_ms=now_ms, max_staleness=oldest))
+    return True
+
+
+def _choose(connection: sa.Connection, size: int, share: float) -> list[tuple[str, int, int]]:
+    """Claim, group and update of the oldest groups, but no owner's beyond its share."""
+    waiting = connection.execute(
+        sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
+        .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
+        .where(rollouts.c.state == "buffered")
+        .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
+    ).all()
+    most = standings.share_of(connection, size, share)
+    chosen, of_owner = list[tuple[str, int, int]](), Counter[str]()
+    for *group, owner in waiting:
+        if of_owner[owner] < most and len(chosen) < size:
+            of_owner[owner] += 1
+            chosen.append(tuple(group))
+    return chosen
+
+
+def _credit_micros(connection: sa.Connection, number: int) -> int:
+    """What the groups of a batch were credited with, parts included."""
+    wholes = sa.select(rollouts.c.claim_id).where(rollouts.c.batch == number)
+    credited = (
+        sa.select(sa.func.sum(rollouts.c.credit_micros)).where(rollouts.c.batch == number),
+        sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole.in_(wholes)),
+    )
+    return sum(int(connection.execute(query).scalar() or 0) for query in credited)
+
+
+def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
+    """Take groups out of the buffer whose policy is older than the oldest update allowed."""
+    stale = connection.execute(
+        sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(
+            rollouts.c.state == "buffered", rollouts.c.policy_update < oldest_update
+        )
+    ).all()
+    for claim_id, group_no in stale:
+        connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="stale"))
+        lease_table.reopen(connection, group_no)
+    dropped = [claim_id for claim_id, _ in stale]
+    escrow.used(connection, dropped, terms=audits, now_ms=now_ms)
+
+
+def group(connection: sa.Connection, row: Any) -> TrainingGroup:
+    """A stored rollout as the learner needs it, with what it went on from."""
+    lease = Lease.from_bytes(row["offer"])
+    claim = RolloutClaim.from_bytes(open_envelope("rollout", row["envelope"]).payload)
+    rewards = np.frombuffer(row["rewards"], dtype="<f4").tolist()
+    told = continuation.chain(connection, row["continues"])
+    drawn, lessons = _drawn(claim, row["sampled"]), marks.learned(row["marks"], len(rewards))
+    samples = tuple(
+        TrainingSample(
+            tokens=b"".join(part.tokens for part in (*begun, sample)),
+            logprobs=b"".join(part.logprobs for part in (*begun, sample)),
+            reward=reward,
+            sampled=sampled,
+            weight=weight,
+            skip=skip,
+        )
+        for *begun, sample, reward, sampled, (weight, skip) in zip(
+            *(one.samples for one in told), claim.samples, rewards, drawn, lessons, strict=True
+        )
+    )
+    earlier = tuple(
+        Earlier(claim_id=one.claim_id, ends=tuple(len(prefix.tokens) // 4 for prefix in one.prefixes)) for one in told
+    )
+    return TrainingGroup(
+        claim_id=row["claim_id"],
+        prompt=lease.prompt,
+        policy_update=row["policy_update"],
+        samples=samples,
+        earlier=earlier,
+    )
+
+
+def _drawn(claim: RolloutClaim, sampled: bytes | None) -> list[bytes]:
+    """For each sample which of its tokens were drawn; empty where all were."""
+    if sampled is None:
+        return [b""] * len(claim.samples)
+    ends = list(accumulate(len(sample.tokens) // 4 for sample in claim.samples))
+    return [sampled[start:end] for start, end in pairwise([0, *ends])]

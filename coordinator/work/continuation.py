@@ -1,0 +1,186 @@
+"""Work that is handed on: what a lost node has told of its group, and who goes on from there, as effects.
+
+- A node's fragments of an open lease are kept as it signed them; nothing is credited for them yet.
+- A lease that expires or is skipped leaves them to its group. The next node that holds the same version, and whose
+  engine can go on, gets a lease of the same seed with what is done as its prefixes. Anybody else starts afresh, and
+  what was told is forgotten; so is what a rejected lease has told, and what comes after `HANDS_MAX` nodes.
+- When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
+  rollout, each earlier one for its part: the claim that its fragments make, audited and settled as any other.
+- A lease makes one claim at the most: a rollout, or the fragments that it left.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import fragments, leases, parts, rollouts
+from ledger import store
+from ledger.entry import Pending, amount
+from ledger.prepared import Prepared
+from protocol import chunks, limits
+from protocol.errors import FragmentMismatch, LeaseClosed
+from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
+from protocol.ids import ClaimId, LeaseId, NodeId
+from protocol.lease import OPEN, Lease, Prefix
+from protocol.rollout import PolicyBounds
+from protocol.signing import Envelope, open_envelope
+
+# Built once: making a statement costs more than running it, and this runs for every rollout.
+_forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
+
+
+@dataclass(frozen=True)
+class Word:
+    """A fragment whose signature was checked."""
+
+    fragment: Fragment
+    digest: str
+    envelope: bytes
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one node has told of one lease: its claim, if the group is finished by another."""
+
+    claim_id: ClaimId
+    node_id: NodeId
+    lease: Lease
+    samples: tuple[Begun, ...]
+
+    @property
+    def prefixes(self) -> tuple[Prefix, ...]:
+        """Where the next node goes on."""
+        return joined(self.lease, self.samples)
+
+    @property
+    def pending(self) -> Pending:
+        """What its tokens are worth at its lease's price."""
+        tokens = sum(sample.count for sample in self.samples)
+        price = self.lease.price_micros_per_mtok
+        return Pending(
+            claim_id=self.claim_id,
+            lease_id=LeaseId(self.lease.lease_id),
+            node_id=self.node_id,
+            tokens=tokens,
+            price_micros_per_mtok=price,
+            amount_micros=amount(tokens, price),
+        )
+
+
+def read(node: NodeId, envelope: bytes) -> Word:
+    """What a node says of a lease, if it is this node's word."""
+    signed = open_envelope("fragment", envelope)
+    if signed.signer != node:
+        raise LeaseClosed("The fragment is signed by another node than the one that sends it.")
+    return Word(Fragment.from_bytes(signed.payload), chunks.digest(signed.payload), envelope)
+
+
+def take(connection: sa.Connection, node: NodeId, word: Word, *, round_id: str, bounds: PolicyBounds) -> LeaseId:
+    """Keep a fragment of an open lease of this node, once; which lease it is."""
+    fragment = word.fragment
+    mine = (leases.c.lease_id == fragment.lease_id) & (leases.c.node_id == node) & leases.c.state.in_(OPEN)
+    offer = connection.execute(sa.select(leases.c.offer).where(mine)).scalar()
+    if offer is None:
+        raise LeaseClosed("This lease has ended, or is another node's.")
+    before = _payloads(connection, fragment.lease_id)
+    head = chunks.digest(before[-1]) if before else ""
+    if word.digest != head:
+        if len(before) == limits.FRAGMENTS_MAX:
+            raise FragmentMismatch(f"{limits.FRAGMENTS_MAX} fragments of one lease are enough.")
+        lease = Lease.from_bytes(offer)
+        known = begun(lease, [Fragment.from_bytes(payload) for payload in before])
+        check_fragment(fragment, lease, round_id, bounds, before=known, head=head)
+        row = {"lease_id": fragment.lease_id, "number": len(before), "envelope": word.envelope}
+        connection.execute(sa.insert(fragments).values(row))
+    return LeaseId(fragment.lease_id)
+
+
+def chain(connection: sa.Connection, lease_id: str | None) -> list[Told]:
+    """What was told of a group up to and with this lease, the first node's first."""
+    found: list[Told] = []
+    while lease_id is not None:
+        row = connection.execute(
+            sa.select(leases.c.node_id, leases.c.offer, leases.c.continues).where(leases.c.lease_id == lease_id)
+        ).one()
+        payloads, lease = _payloads(connection, lease_id), Lease.from_bytes(row.offer)
+        samples = begun(lease, [Fragment.from_bytes(payload) for payload in payloads])
+        found.append(Told(ClaimId(chunks.digest(payloads[-1])), NodeId(row.node_id), lease, samples))
+        lease_id = row.continues
+    return found[::-1]
+
+
+def left_by(connection: sa.Connection, lease_id: str, *, sound: bool) -> str | None:
+    """The lease to go on from after this one has ended: itself, the one that it continued, or none."""
+    told = connection.execute(sa.select(fragments.c.number).where(fragments.c.lease_id == lease_id).limit(1)).first()
+    before = _before(connection, lease_id)
+    if told and sound and _hands(connection, before) < limits.HANDS_MAX:
+        return lease_id
+    if told:
+        forget(connection, [lease_id])
+    return before
+
+
+def _hands(connection: sa.Connection, lease_id: str | None) -> int:
+    """How many leases left what is told up to and with this one, as far as it matters."""
+    count = 0
+    while lease_id is not None and count < limits.HANDS_MAX:
+        count, lease_id = count + 1, _before(connection, lease_id)
+    return count
+
+
+def _before(connection: sa.Connection, lease_id: str) -> str | None:
+    """The lease that this one goes on from."""
+    before: str | None = connection.execute(
+        sa.select(leases.c.continues).where(leases.c.lease_id == lease_id)
+    ).scalar_one()
+    return before
+
+
+def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
+    """Nobody will go on from what was told of these leases."""
+    _forget(connection, leases=list(lease_ids))
+
+
+def credit(connection: sa.Connection, whole: ClaimId, told: Sequence[Told], now_ms: int) -> None:
+    """Put what earlier nodes did for a rollout that is now whole on their pending accounts."""
+    for one in told:
+        pending = one.pending
+        store.append(connection, pending, now_ms)
+        connection.execute(
+            sa.insert(parts).values(
+                claim_id=one.claim_id,
+                whole=whole,
+                lease_id=pending.lease_id,
+                node_id=one.node_id,
+                tokens=pending.tokens,
+                credit_micros=pending.amount_micros,
+                credited_ms=now_ms,
+            )
+        )
+
+
+def parts_of(connection: sa.Connection, wholes: Sequence[str]) -> list[str]:
+    """The claims of those whose work these rollouts finished."""
+    return list(connection.execute(sa.select(parts.c.claim_id).where(parts.c.whole.in_(wholes))).scalars())
+
+
+def whole_of(connection: sa.Connection, claim_id: str) -> str:
+    """The rollout that a part went into; a rollout is its own."""
+    return connection.execute(sa.select(parts.c.whole).where(parts.c.claim_id == claim_id)).scalar() or claim_id
+
+
+def signed(connection: sa.Connection, lease_id: str) -> tuple[bytes, tuple[bytes, ...]]:
+    """What its node signed for a lease: the rollout, or the fragments that it left."""
+    rollout = connection.execute(sa.select(rollouts.c.envelope).where(rollouts.c.lease_id == lease_id)).scalar()
+    return (rollout, ()) if rollout else (b"", tuple(_envelopes(connection, lease_id)))
+
+
+def _payloads(connection: sa.Connection, lease_id: str) -> list[bytes]:
+    """What was signed; the signatures were checked when it was taken."""
+    return [Envelope.from_bytes(envelope).payload for envelope in _envelopes(connection, lease_id)]
+
+
+def _envelopes(connection: sa.Connection, lease_id: str) -> Sequence[bytes]:
+    stored = sa.select(fragments.c.envelope).where(fragments.c.lease_id == lease_id).order_by(fragments.c.number)
+    return connection.execute(stored).scalars().all()

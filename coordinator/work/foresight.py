@@ -1,0 +1,121 @@
+"""What the store knows of lengths: of prompts, of their neighbours, and of the pace of nodes; as effects.
+
+- A group's length is that of its longest sample: it is what a node that samples all of them together waits for.
+- What is expected of a group is noted when it comes up, and kept: an order that moves on its own would starve somebody.
+- A node's pace is the time from lease to answer for each token of its last answers, beside that of everybody's last.
+"""
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import groups, leases, lengths, rollouts
+from coordinator.work import curriculum
+from coordinator.work.curriculum import Prompt
+from coordinator.work.lengths import OVERTAKEN_MAX, Seen, Waiting, expected, neighbourhood
+from coordinator.work.prompts import TRAIN, Source
+from coordinator.work.selection import Rules
+from coordinator.work.sizing import MEASURED_MAX
+from ledger.prepared import Prepared
+from protocol import chunks
+from protocol.ids import NodeId
+from protocol.lease import State
+from protocol.rollout import pack_tokens
+
+# Built once: making a statement costs more than running it, and these run for every lease.
+_known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))))
+_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
+_unbegun = Prepared(
+    sa.select(groups.c.group_no, groups.c.expected)
+    .where(
+        groups.c.state == "open",
+        groups.c.group_no >= 0,
+        groups.c.begun.is_(None) | (groups.c.group_no < sa.bindparam("overtaken", type_=sa.Integer)),
+    )
+    .order_by(groups.c.group_no)
+    .limit(sa.bindparam("count", type_=sa.Integer))
+)
+_change = Prepared(
+    sa.update(lengths)
+    .where(lengths.c.prompts == sa.bindparam("name"))
+    .values(mean=sa.bindparam("new_mean"), groups=sa.bindparam("new_groups"))
+)
+_begin = Prepared(sa.insert(lengths))
+_make = Prepared(sa.insert(groups))
+
+
+def _lately(*of: sa.ColumnElement[bool]) -> Prepared:
+    """How long the last accepted answers took, and their tokens."""
+    last = (
+        sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
+        .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
+        .where(leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0, *of)
+        .order_by(leases.c.ended_ms.desc())
+        .limit(MEASURED_MAX)
+        .subquery()
+    )
+    return Prepared(sa.select(sa.func.sum(last.c.ms), sa.func.sum(last.c.tokens)))
+
+
+_pace_of_all, _pace_of_one = _lately(), _lately(leases.c.node_id == sa.bindparam("node"))
+
+
+def note(connection: sa.Connection, prompt: bytes, longest: int) -> None:
+    """A group of this prompt was sampled."""
+    names = _names(prompt)
+    known = _seen(connection, names)
+    for name in names:
+        after = known.get(name, Seen()).after(longest)
+        if name in known:
+            _change(connection, name=name, new_mean=after.mean, new_groups=after.groups)
+        else:
+            _begin(connection, prompts=name, mean=after.mean, groups=after.groups)
+
+
+def foreseen(connection: sa.Connection, prompt: bytes) -> float | None:
+    """How long a group of this prompt is expected to be; None if nothing is known."""
+    names = _names(prompt)
+    known = _seen(connection, names)
+    return expected(known.get(names[0]), known.get(names[1])) or None
+
+
+def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Prompt) -> list[Waiting]:
+    """At least so many groups that nobody works on, the oldest first; new ones come up where there are too few.
+
+    What one node has begun is left for whoever can go on, until many newer groups have overtaken it.
+    """
+    newest = _newest(connection).scalar()
+    newest = -1 if newest is None else newest
+    found = {"overtaken": newest - OVERTAKEN_MAX * least, "count": least}
+    waiting = [Waiting(row.group_no, row.expected or 0.0) for row in _unbegun(connection, **found)]
+    if len(waiting) >= least:
+        return waiting
+    fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
+    lasts = [foreseen(connection, pack_tokens(prompt(Source(TRAIN, place)))) for _, place in fresh]
+    rows = [
+        {"group_no": number, "state": "open", "split": TRAIN, "prompt": place, "expected": tokens}
+        for (number, place), tokens in zip(fresh, lasts, strict=True)
+    ]
+    _make.each(connection, rows)
+    return waiting + [Waiting(number, tokens or 0.0) for (number, _), tokens in zip(fresh, lasts, strict=True)]
+
+
+def speed(connection: sa.Connection, node: NodeId) -> float:
+    """How many times as fast as nodes are lately; 1 before anything is known."""
+    everybody, own = _pace(connection, None), _pace(connection, node)
+    return everybody / own if everybody and own else 1.0
+
+
+def _pace(connection: sa.Connection, node: NodeId | None) -> float | None:
+    """Milliseconds for a token of the last accepted answers, of one node or of all."""
+    took_ms, tokens = (_pace_of_all(connection) if node is None else _pace_of_one(connection, node=node)).one()
+    return float(took_ms) / float(tokens) if took_ms and tokens else None
+
+
+def _names(prompt: bytes) -> tuple[str, str]:
+    """What is known of the prompt itself, and of its neighbours, is kept under these."""
+    return chunks.digest(prompt), neighbourhood(len(prompt) // 4)
+
+
+def _seen(connection: sa.Connection, names: Iterable[str]) -> dict[str, Seen]:
+    return {row.prompts: Seen(row.mean, row.groups) for row in _known(connection, names=list(names))}

@@ -1,0 +1,207 @@
+"""The lease table: what becomes of a lease, and of its group, as effects.
+
+- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`.
+- A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
+  from what was told of it, if that costs no more than to start afresh (`coordinator.work.continuation`).
+- A node may hold as many leases as it has shown to finish (`coordinator.work.sizing`).
+- Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.config import Config
+from coordinator.store.tables import batches, groups, leases, nodes
+from coordinator.work import continuation, sizing
+from coordinator.work.selection import OFF, Rules
+from ledger.entry import amount
+from ledger.prepared import Prepared
+from protocol.ids import NodeId
+from protocol.lease import OPEN, TRANSITIONS, Event, Lease, State
+from protocol.messages import ReturnLeases
+
+LEASES_HELD_FACTOR = 2
+"""Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
+
+AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
+"""Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
+
+# Written out in every statement: partial indexes want it.
+IS_OPEN = leases.c.state.in_([sa.literal(state.value, literal_execute=True) for state in OPEN])
+
+# Built once: making a statement costs more than running it, and these run for every lease.
+_over = Prepared(
+    sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
+        IS_OPEN, leases.c.expires_ms <= sa.bindparam("now")
+    )
+)
+_where = Prepared(sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == sa.bindparam("lease")))
+_move = Prepared(
+    sa.update(leases)
+    .where(leases.c.lease_id == sa.bindparam("lease"), leases.c.state == sa.bindparam("before"))
+    .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("ended"))
+)
+_set_group = Prepared(
+    sa.update(groups).where(groups.c.group_no == sa.bindparam("group")).values(state=sa.bindparam("new"))
+)
+_others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
+_in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
+_allowance = Prepared(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node")))
+_allow = Prepared(
+    sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
+)
+_reserved = Prepared(sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN))
+_latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the configuration says about leases."""
+
+    staleness: int
+    groups_per_update: int
+    groups_per_request: int
+    samples_per_group: int
+    max_new_tokens: int
+    timeout_ms: int
+    newcomer_leases: int
+    """How many a node may hold that has answered none yet."""
+    over_issue: int
+    """How many groups at most a second node gets, when a batch waits for no more than these."""
+    hourly_budget_micros: int = 0
+    """Most that may be spent in any hour; 0 is no limit."""
+    max_owner_share: float = 1.0
+    """Of what may be under way."""
+    lookahead: int = 0
+    """Groups of which a node gets those that suit its pace; 0: the oldest."""
+    selection: Rules = OFF
+    """Which prompts are worth a group."""
+    buffered_max: int = 0
+    """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
+    classes: tuple[str, ...] = ()
+    """What nodes may compute with, each judged by its own tolerances; if none is named, all are judged as one class."""
+    evaluation_share: float = 0.25
+    """Of the nodes at work that measure while others sample for the learner."""
+    audit_backlog_max: int = 512
+    """Claims that may wait for an auditor before no more are taken."""
+
+    @property
+    def held_max(self) -> int:
+        """How many leases nobody may pass."""
+        return LEASES_HELD_FACTOR * self.groups_per_request
+
+    def max_cost_micros(self, price: int, samples: int = 0) -> int:
+        """The dearest honest answer to one lease, of so many samples if not of a group's usual number."""
+        return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
+
+
+def reserved_micros(connection: sa.Connection) -> int:
+    """What the open leases may cost at their dearest."""
+    return int(_reserved(connection).scalar_one())
+
+
+def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
+    """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
+    row = _where(connection, lease=lease_id).first()
+    after = TRANSITIONS.get((State(row.state), event)) if row else None
+    if row is None or after is None:
+        return False
+    change = {"lease": lease_id, "before": row.state, "after": after.value, "ended": None if after in OPEN else now_ms}
+    if not _move(connection, **change).rowcount:
+        return False
+    if terms is not None and after not in OPEN:
+        _learn(connection, row.node_id, event, terms)
+    return True
+
+
+def terms_of(config: Config) -> Terms:
+    """What leases go by."""
+    return Terms(
+        staleness=config.staleness.max_updates,
+        groups_per_update=config.learner.groups_per_update,
+        groups_per_request=config.leases.groups_per_request,
+        samples_per_group=config.sampling.samples_per_group,
+        max_new_tokens=config.sampling.max_new_tokens,
+        timeout_ms=int(config.leases.timeout_s * 1000),
+        newcomer_leases=config.leases.newcomer_leases,
+        over_issue=config.leases.over_issue,
+        hourly_budget_micros=config.fleet.budget_micros_per_hour,
+        max_owner_share=config.audit.max_owner_share,
+        classes=config.audit.classes,
+        audit_backlog_max=config.audit.backlog_max,
+        lookahead=config.leases.lookahead,
+        buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
+        evaluation_share=config.eval.share,
+        selection=rules_of(config),
+    )
+
+
+def rules_of(config: Config) -> Rules:
+    """How prompts are chosen."""
+    return Rules(**config.selection.model_dump(), solved=config.eval.solved)
+
+
+def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
+    """End the leases whose time is over and open their groups again."""
+    over = _over(connection, now=now_ms)
+    for row in over:
+        end_unanswered(connection, row, Event.EXPIRE, terms, now_ms)
+    return len(over)
+
+
+def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
+    """A node skips leases that it will not answer; others' and finished ones are left alone."""
+    skipped = 0
+    for lease_id in message.lease_ids:
+        mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
+        columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+        row = connection.execute(sa.select(*columns).where(mine)).first()
+        skipped += row is not None and end_unanswered(connection, row, Event.SKIP, terms, now_ms)
+    return skipped
+
+
+def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms | None, now_ms: int) -> bool:
+    """A lease ends; if its group still waits for it, that is offered again. One that is surplus is just cancelled."""
+    if row.surplus:
+        return move(connection, row.lease_id, Event.CANCEL, terms, now_ms)
+    if not move(connection, row.lease_id, event, terms, now_ms):
+        return False
+    others = sa.select(leases.c.lease_id).where(leases.c.group_no == row.group_no, IS_OPEN).limit(1)
+    if connection.execute(others).first() is None:
+        sound = event is not Event.REJECT
+        reopen(connection, row.group_no, continuation.left_by(connection, row.lease_id, sound=sound))
+    return True
+
+
+def answered(connection: sa.Connection, lease_id: str, group_no: int) -> None:
+    """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
+    _in_vain(connection, group=group_no, lease=lease_id)
+    set_group(connection, group_no, "accepted")
+
+
+def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
+    """Offer a group again, to go on from that ended lease or afresh."""
+    offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
+    version = Lease.from_bytes(offer).version if offer else None
+    values = {"state": "open", "begun": begun, "begun_version": version}
+    connection.execute(sa.update(groups).where(groups.c.group_no == group_no).values(values))
+
+
+def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
+    _set_group(connection, group=group_no, new=state)
+
+
+def latest_batch(connection: sa.Connection) -> int:
+    """The update that the newest batch leads to: where the learner stands or is about to stand."""
+    return _latest_batch(connection).scalar() or 0
+
+
+def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:
+    """A lease ended: its node may hold more from now on, or fewer."""
+    allowance = _allowance(connection, node=node).scalar()
+    before = terms.newcomer_leases if allowance is None else allowance
+    after = sizing.allowance_after(before, event, most=terms.held_max)
+    if after != allowance:
+        _allow(connection, node=node, leases=after)

@@ -1,0 +1,96 @@
+"""Which nodes measure, and how much: groups of evaluations among the leases, as effects.
+
+A node that asks for work is given groups of an evaluation of the version that it holds:
+
+1. before any other, while nothing could be trained on (`evaluations.FIRST`);
+2. else, where the learner needs none of this version;
+3. else, if it is one of the few that measure: a share of the nodes at work, one at least. It *stays* with its version
+   until that is measured, however new the others' are;
+4. else, if it is the only node: a share of what it asks for.
+
+- So an evaluation never takes more of the fleet than its share while the learner has a use for it.
+"""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import evaluations, groups, leases
+from coordinator.work.evaluations import FIRST
+from coordinator.work.leases import IS_OPEN, set_group
+from ledger.prepared import Prepared
+from protocol.ids import NodeId
+from protocol.messages import Reason
+
+_open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, groups.c.state == "open")
+# Built once: making a statement costs more than running it, and this runs for every lease.
+_running = Prepared(
+    sa.select(evaluations.c.number, evaluations.c.samples, evaluations.c.why)
+    .where(evaluations.c.state == "running", evaluations.c.version == sa.bindparam("version"), _open_ones.exists())
+    .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
+    .limit(1)
+)
+
+NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
+"""Why the learner needs no more groups of a version."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a node may measure: so many groups of one evaluation, of so many samples each."""
+
+    evaluation: int
+    samples: int
+    most: int
+    alone: bool
+    """It gets nothing else beside them."""
+    stays: bool
+    """It keeps its version as long as there are more."""
+
+
+def part(
+    connection: sa.Connection, node: NodeId, version: int, asked: int, reason: Reason, share: float
+) -> Part | None:
+    """The node's part in what is measured of its version, when it asks for so many groups."""
+    found = _running(connection, version=version).first()
+    if found is None:
+        return None
+    at_work, measuring = _at_work(connection)
+    busy = len(at_work | {node})
+    chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
+    if found.why in FIRST or reason in NOT_NEEDED or chosen:
+        return Part(found.number, found.samples, asked, alone=chosen, stays=chosen or found.why in FIRST)
+    if busy == 1:
+        most = max(1, int(share * asked))
+        return Part(found.number, found.samples, 0 if measuring else most, alone=False, stays=False)
+    return None
+
+
+def take(
+    connection: sa.Connection, number: int, count: int, version: int | None
+) -> list[tuple[int, str | None, int | None]]:
+    """So many open groups of an evaluation, each with the lease that left its work and the version of that."""
+    fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
+    waiting = (
+        sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
+        .where(groups.c.evaluation == number, groups.c.state == "open")
+        .order_by(fits, groups.c.group_no.desc())
+        .limit(count)
+    )
+    taken = [(row.group_no, row.begun, row.begun_version) for row in connection.execute(waiting)]
+    for group_no, _, _ in taken:
+        set_group(connection, group_no, "leased")
+    return taken
+
+
+def is_left(connection: sa.Connection, number: int) -> bool:
+    """Whether there is more to measure that nobody works on."""
+    here = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state == "open").limit(1)
+    return connection.execute(here).first() is not None
+
+
+def _at_work(connection: sa.Connection) -> tuple[set[str], set[str]]:
+    """The nodes that have open leases, and those of them that measure."""
+    held = sa.select(leases.c.node_id, sa.func.min(leases.c.group_no)).where(IS_OPEN).group_by(leases.c.node_id)
+    lowest = {node: int(group_no) for node, group_no in connection.execute(held)}
+    return set(lowest), {node for node, group_no in lowest.items() if group_no < 0}

@@ -1,0 +1,38 @@
+"""Which problem a group is about, as effects.
+
+- A group of the learner's is about a problem of the train split; one of an evaluation, of another split.
+- The problem is chosen once, when the group is made, and stored with it: whatever becomes of its leases, it stays.
+"""
+
+from typing import Literal, NamedTuple
+
+import sqlalchemy as sa
+
+from coordinator.store.tables import groups
+from ledger.prepared import Prepared
+from protocol.tasks import Problem, Split, Task
+
+TRAIN: Literal["train"] = "train"
+
+
+class Source(NamedTuple):
+    """A problem of the task."""
+
+    split: Split
+    number: int
+
+
+def problem_of(task: Task, source: Source) -> Problem:
+    """What it is."""
+    if source.split == TRAIN:
+        return task.problem(source.number)
+    return task.problems(source.split)[source.number]
+
+
+# Built once: making a statement costs more than running it, and this one runs for every lease and every rollout.
+_source = Prepared(sa.select(groups.c.split, groups.c.prompt).where(groups.c.group_no == sa.bindparam("group")))
+
+
+def source_of(connection: sa.Connection, group_no: int) -> Source:
+    """The problem that a group is about."""
+    return Source(*_source(connection, group=group_no).one())

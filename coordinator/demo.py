@@ -7,6 +7,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
@@ -221,7 +222,6 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         "audit": {"share": round(status["audit"]["share"], 4), "verdicts": status["audit"]["verdicts"]},
         "credit_micros_per_update": round(sum(node["posted_micros"] for node in nodes) / max(1, status["update"])),
         "fleet": {one["name"]: one["reason"] for one in status["fleet"]},
-        "alarm": status["alarm"],
         "credits_by_node": {node["name"]: node["posted_micros"] for node in nodes},
         "seconds": round(seconds, 1),
     }
@@ -250,10 +250,9 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     table.add_row("work in vain", f"{summary['in_vain_share']:.1%}")
     found = ", ".join(f"{count} {finding}" for finding, count in summary["audit"]["verdicts"].items()) or "none"
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")
-    table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}")
+    shared = f"learner, auditor and {len(nodes)} nodes share {os.cpu_count()} processor cores"
+    table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
     table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
-    if summary["alarm"]:
-        table.add_row("alarm", summary["alarm"])
     table.add_row("seconds", str(summary["seconds"]))
     console.print(table)
     columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")

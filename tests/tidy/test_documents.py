@@ -158,7 +158,7 @@ def mistakes(command: Any, name: str, example: str) -> list[str]:
     context = command.make_context(name, [], resilient_parsing=True)
     try:
         given, rest, _ = command.make_parser(context).parse_args(typed)
-    except Exception as error:
+    except Exception as error:  # whatever the parser raises, the example is wrong
         return [f"{example}: {error}"]
     wanted = [one.name for one in command.params if one.required and given.get(one.name) in (None, ())]
     return [f"{example}: nothing takes {rest}"] * bool(rest) + [f"{example}: {one} is missing" for one in wanted]

@@ -34,6 +34,8 @@ GRACE_S = 4.0
 PRICES = (1_000_000, 800_000, 1_200_000)
 """Millionths of a unit per million tokens; the nodes take turns."""
 
+FOUND = {"pass": "passed", "pardon": "pardoned, as nobody could check them in time"}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -248,7 +250,8 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     age = summary["age"]
     table.add_row("age of what was trained on", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
     table.add_row("work in vain", f"{summary['in_vain_share']:.1%}")
-    found = ", ".join(f"{count} {finding}" for finding, count in summary["audit"]["verdicts"].items()) or "none"
+    verdicts = summary["audit"]["verdicts"]
+    found = ", ".join(f"{count} {FOUND.get(finding, finding)}" for finding, count in verdicts.items()) or "none"
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")
     shared = f"learner, auditor and {len(nodes)} nodes share {os.cpu_count()} processor cores"
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")

@@ -1,7 +1,9 @@
 """The built-in reward `reasoning-gym`: the generator's own score, of what stands in <answer> tags, or of all.
 
-Some generators read answers by `eval`, or by sympy's `parse_expr`, which is the same. Strangers wrote these answers, so
-such a generator gets to see none that would run as more than arithmetic: it counts as no answer.
+- Some generators read answers by `eval`, or by sympy's `parse_expr`, which is the same. Strangers wrote these answers,
+  so such a generator gets to see none that would run as more than arithmetic: it counts as no answer.
+- Some raise at an answer that they cannot read. That is the answer's fault: it is invalid, and earns nothing.
+- Some take half a second to make a problem: it is made once, and not again for each of its completions.
 """
 
 import ast
@@ -34,12 +36,19 @@ _FUNCTIONS = {
 
 def reward(problem: Problem, completion: str) -> Reward:
     made = problem.columns
-    dataset = _dataset(made["generator"], made["seed"], made["size"], json.dumps(made["parameters"], sort_keys=True))
+    parameters = json.dumps(made["parameters"], sort_keys=True)
+    dataset, entry = _entry(made["generator"], made["seed"], made["size"], parameters, made["index"])
     tagged = _TAGGED.findall(completion)
     said = (tagged[-1] if tagged else completion).strip()
     if not _may_be_read(said, made["generator"]):
         said = ""
-    return Reward(float(dataset.score_answer(said, dataset[made["index"]])), "ok" if said else "invalid")
+    try:
+        score = float(dataset.score_answer(said, entry))
+    except MemoryError:  # the limit of this process, which says nothing of the answer
+        raise
+    except Exception:  # whatever a library raises at an answer that it cannot read
+        return Reward(0.0, "invalid")
+    return Reward(score, "ok" if said else "invalid")
 
 
 @cache
@@ -79,6 +88,12 @@ def _is_string(node: ast.AST) -> bool:
 @lru_cache(maxsize=16)
 def _dataset(name: str, seed: int, size: int, parameters: str) -> Any:
     return open_dataset(name, seed, size, json.loads(parameters))
+
+
+@lru_cache(maxsize=16)
+def _entry(name: str, seed: int, size: int, parameters: str, index: int) -> tuple[Any, Any]:
+    dataset = _dataset(name, seed, size, parameters)
+    return dataset, dataset[index]
 
 
 def open_dataset(name: str, seed: int, size: int, parameters: dict[str, Any]) -> Any:

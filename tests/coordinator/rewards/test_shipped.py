@@ -99,6 +99,20 @@ def asked(generator: str, **parameters: Any) -> Problem:
     return Problem(entry["question"], entry["answer"], made)
 
 
+def test_an_answer_at_which_a_generator_raises_is_invalid_and_costs_no_group() -> None:
+    problem = asked("prime_factorization")
+    assert gym.reward(problem, problem.answer) == RIGHT
+    assert gym.reward(problem, "no number") == NONE
+
+
+def test_a_problem_is_made_once_for_all_its_completions() -> None:
+    problem = asked("chain_sum")
+    gym._entry.cache_clear()
+    for said in ("1", "2", "3"):
+        gym.reward(problem, said)
+    assert gym._entry.cache_info().misses == 1
+
+
 RUNS_ANSWERS = {
     "binary_matrix", "countdown", "intermediate_integration", "n_queens", "number_sorting",
     "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion",

@@ -2,5 +2,6 @@
 
 - Time goes in ticks, a fraction of a chunk's time on a link. In a tick bytes flow, then frames arrive, then each node
   that has news decides once: what a node costs does not grow with the swarm.
-- Hashing, disks, processors and headers cost nothing here; the same seed is the same run.
+- Hashing, disks, processors and headers cost nothing here.
+- The same seed is the same run, where `PYTHONHASHSEED` is the same, too: the picker goes through sets of names.
 """

@@ -32,6 +32,7 @@ from coordinator.api import (
     public,
     stats,
 )
+from coordinator.api.callers import Callers
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
@@ -103,14 +104,17 @@ def build(round_: Round) -> web.Application:
 
 def make_runner(round_: Round) -> web.AppRunner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
-    return web.AppRunner(
-        build(round_),
+    app = build(round_)
+    runner = web.AppRunner(
+        app,
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.5,
         auto_decompress=False,
         keepalive_timeout=IDLE_S,
     )
+    app.cleanup_ctx.append(Callers(runner, round_.config.round.connections_per_address).run)
+    return runner
 
 
 async def run(

@@ -10,10 +10,16 @@ import time
 
 from aiohttp import web
 
+from protocol.message import Message
 from protocol.messages import Heartbeat, LeaseRequest, Register, Submission, open_request
 from protocol.signing import open_envelope
 
-MESSAGES = {"/v1/nodes": Register, "/v1/heartbeat": Heartbeat, "/v1/leases": LeaseRequest, "/v1/rollouts": Submission}
+MESSAGES: dict[str, type[Message]] = {
+    "/v1/nodes": Register,
+    "/v1/heartbeat": Heartbeat,
+    "/v1/leases": LeaseRequest,
+    "/v1/rollouts": Submission,
+}
 
 
 def main() -> None:

@@ -101,12 +101,19 @@ class Ours:
     def __init__(self, folder: Path, longest: int) -> None:
         from coordinator.learner.algorithm import Algorithm, Correction
         from coordinator.learner.policy import Policy
+        from coordinator.learner.ranks import Ranks
         from coordinator.learner.settings import TrainSettings
 
         # TRL without an inference engine takes samples for fresh.
         fresh = Algorithm(loss_aggregation="token", correction=Correction(mode="none"))
         settings = TrainSettings(LEARNING_RATE, warmup_updates=1, max_completion_length=longest, algorithm=fresh)
-        self._policy = Policy(folder, settings)
+        self._ranks = Ranks()
+        self._policy = Policy(folder, settings, self._ranks)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that tells: of several ranks, one does."""
+        return self._ranks.first
 
     def step(self, batch: dict[str, Any]) -> tuple[float, float]:
         from protocol.learning import TrainingGroup, TrainingSample

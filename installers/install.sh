@@ -9,6 +9,9 @@
 # - Keys and receipts live in the node's home, which no option but --purge ever touches.
 set -eu
 
+# What lies where root happens to stand, such as /tmp, is no module of ours.
+export PYTHONSAFEPATH=1
+
 PROGRAM=${0##*/}
 if [ "$(id -u)" = 0 ]; then
   PREFIX=/usr/local/lib/echo-swarm BIN=/usr/local/bin NODE_HOME=/var/lib/echo-swarm

@@ -62,19 +62,21 @@ def encode(value: Value) -> bytes:
     return packed
 
 
-def decode(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
+def decode(
+    data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES, max_items: int = limits.MESSAGE_MAX_ITEMS
+) -> Value:
     """The value of canonical bytes; anything else is a named error and costs no memory."""
-    value = read(data, max_bytes=max_bytes)
+    value = read(data, max_bytes=max_bytes, max_items=max_items)
     if encode(value) != data:
         raise NotCanonical("The message is not in its canonical encoding.", hint="Sort map keys, use shortest forms.")
     return value
 
 
-def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Value:
+def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES, max_items: int = limits.MESSAGE_MAX_ITEMS) -> Value:
     """The value of bytes within all limits; that they are the canonical ones is for the caller to demand."""
     if len(data) > max_bytes:
         raise MessageTooLarge(f"The message has {len(data)} bytes; at most {max_bytes} are read here.")
-    end = _measure(data)
+    end = _measure(data, max_items)
     if end != len(data):
         raise MalformedMessage(f"{len(data) - end} bytes follow the end of the message.")
     try:
@@ -106,7 +108,7 @@ def _ordered(value: Value, depth: int) -> Value:
     raise MalformedMessage(f"A {type(value).__name__} has no canonical encoding.")
 
 
-def _measure(data: bytes) -> int:
+def _measure(data: bytes, max_items: int) -> int:
     """The end of the first value, found by its headers alone, with every limit applied on the way."""
     position, items = 0, 0
     remaining = [1]  # values still to come, per open container
@@ -116,8 +118,8 @@ def _measure(data: bytes) -> int:
             continue
         remaining[-1] -= 1
         items += 1
-        if items > limits.MESSAGE_MAX_ITEMS:
-            raise MessageTooLarge(f"The message has more than {limits.MESSAGE_MAX_ITEMS} values.")
+        if items > max_items:
+            raise MessageTooLarge(f"The message has more than {max_items} values.")
         step = _STEPS[data[position]] if position < len(data) else None
         if step is None:
             position, children = _counted(data, position)

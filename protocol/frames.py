@@ -148,6 +148,11 @@ class FrameReader:
         return len(self._buffer)
 
     @property
+    def missing_bytes(self) -> int:
+        """Until the next message, of a frame whose length is known; else 1: nobody knows what comes."""
+        return self._frame_bytes - len(self._buffer) if self._has_header else 1
+
+    @property
     def arriving(self) -> ChunkId | None:
         """The chunk whose frame has begun and is not complete."""
         name_end = _HEADER.size + _NAME_BYTES

@@ -186,6 +186,10 @@ EXCHANGE_HAVE_NAMES_MAX = 64
 EXCHANGE_HAVE_TOTAL_MAX = 2 * MANIFEST_MAX_CHUNKS
 """Names in all HAVEs of one stream: it lives as long as one download, and the largest version is told of twice."""
 
+NEGOTIATION_WORDS_MAX, NEGOTIATION_WORD_MAX_BYTES = 16, 256
+"""What either side may say before a protocol is agreed on, a stranger too: a greeting and a few names, none of
+which has a hundred bytes."""
+
 STREAM_WINDOW_OPEN_BYTES = 1 * MIB
 """The receive window that the opener of a stream begins with: it asked for what comes. It doubles as it is read."""
 
@@ -200,6 +204,9 @@ CONNECTION_RECEIVE_MAX_BYTES = 32 * MIB
 
 HOST_RECEIVE_MAX_BYTES = 256 * MIB
 """All receive windows of a host together, and so what all peers in concert can make it hold."""
+
+ADDRESS_RECEIVE_MAX_BYTES = HOST_RECEIVE_MAX_BYTES // 4
+"""Those of all who called from one address: a quarter, as of connections, so that others and our own calls go on."""
 
 CONNECTION_STREAMS_MAX = 128
 """Open streams of one connection; a node needs one or two, and each costs its peer a task."""

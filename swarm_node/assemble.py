@@ -15,12 +15,12 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path, PurePath
 
 from blake3 import blake3
 
-from protocol import chunks, delta
+from protocol import chunks, delta, limits
 from protocol.errors import ManifestInvalid
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, Patch, PolicyManifest
@@ -31,6 +31,9 @@ from swarm_node.growing import GrowingFile
 
 _UNFINISHED = ".unfinished"
 _READ_BYTES = 1 << 20
+
+PLACED_AT_ONCE_BYTES = limits.MIB
+"""A thread is not woken for less: small chunks come by the hundred. Far less than what arrivals keep in memory."""
 
 
 def folder_of(policies: Path, manifest: PolicyManifest) -> Path:
@@ -103,15 +106,17 @@ class Draft:
 
     @contextmanager
     def following(self, arrivals: Arrivals) -> Iterator[None]:
-        """For the time of a download: place every chunk as it arrives. What fails is tried again by `finish`."""
+        """For the time of a download: place chunks as they arrive, some at a time. The last ones, and what fails, are
+        left to `finish`."""
         before, seen = arrivals.downloads, 0
+        at_once = max(1, PLACED_AT_ONCE_BYTES // self._manifest.chunk_size_bytes)
 
         def look() -> None:
             nonlocal seen
-            if arrivals.downloads > before:
-                for chunk in islice(arrivals.held, seen, None):
-                    self._placing.submit(self._place, chunk, arrivals)
-                    seen += 1
+            if arrivals.downloads > before and len(arrivals.held) >= seen + at_once:
+                came = list(islice(arrivals.held, seen, None))
+                seen += len(came)
+                self._placing.submit(self._place, came, arrivals)
 
         with arrivals.listening(look):
             yield
@@ -143,8 +148,8 @@ class Draft:
             blobs=self._blobs,
         )
 
-    def _place(self, chunk: ChunkId, arrivals: Arrivals) -> None:
-        for growing in self._growing.values():
+    def _place(self, came: Iterable[ChunkId], arrivals: Arrivals) -> None:
+        for chunk, growing in product(came, self._growing.values()):
             growing.place(chunk, arrivals.fresh(chunk))
 
     def _complete(self, entry: FileEntry) -> None:

@@ -18,6 +18,7 @@ from protocol.auditing import CaseFile, Explanation, Explanations, Why
 from protocol.errors import ConfigInvalid
 from protocol.lease import Lease
 from protocol.manifest import open_manifest
+from protocol.plain import one_line
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
 from swarm_node.join_string import JoinString, round_folder
@@ -35,7 +36,11 @@ async def ask(join: JoinString, key: NodeKey, about: str) -> Explanations:
 
 
 def lines(explanation: Explanation) -> Iterator[str]:
-    """What a person reads."""
+    """What a person reads; no word of the coordinator's steers the terminal."""
+    return map(one_line, _told(explanation))
+
+
+def _told(explanation: Explanation) -> Iterator[str]:
     code = f" [{explanation.code}]" if explanation.code else ""
     audit = f", audit: {explanation.finding}" if explanation.finding else ""
     yield f"lease {explanation.lease_id}: {explanation.state}{code}{audit}"

@@ -13,6 +13,7 @@ import torch
 from bench.verification.sampler import Group, sample
 from coordinator.data.policy_text import PolicyText
 from coordinator.learner.embedded import Shape, make_policy
+from coordinator.learner.evaluate import answered
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.warmstart import imitate
@@ -69,9 +70,8 @@ def train(folder: Path, *, seed: int, steps: int, shape: Shape) -> Path:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, (steps - step) / (steps / 2))
         first = 2**30 + step * SHEETS_PER_STEP
-        imitate(
-            policy.model, optimizer, [sheet(n) for n in range(first, first + SHEETS_PER_STEP)], said.encode, said.end
-        )
+        sheets = [sheet(number) for number in range(first, first + SHEETS_PER_STEP)]
+        imitate(policy.model, optimizer, answered(sheets, said.encode, said.end))
     policy.save_hub(start)
     return start
 

@@ -14,8 +14,10 @@ from protocol.errors import ConfigInvalid
 from protocol.tasks import ChatMessage, Problem, Prompt
 
 PROMPTS = ("prompt", "question", "problem", "input", "instruction")
-ANSWERS = ("answer", "ground_truth", "solution", "target", "label", "output")
-"""Where prompts and answers usually are, if `data.columns` does not say."""
+ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "target", "label", "output")
+"""Where prompts and answers usually are, if `data.columns` does not say; `a.b` is within a column, as verl has it."""
+
+_NOWHERE = object()
 
 
 class Columns:
@@ -41,7 +43,7 @@ class Columns:
     def _place(self, row: Mapping[str, Any], what: str, usual: tuple[str, ...]) -> str | None:
         if (chosen := self._settings.columns.get(what)) is not None:
             return chosen
-        return next((name for name in usual if row.get(name) is not None), None)
+        return next((name for name in usual if _found(row, name) not in (None, _NOWHERE)), None)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
         if isinstance(value, str) and value:
@@ -62,6 +64,13 @@ def _is_message(value: Any) -> bool:
 
 
 def _at(row: Mapping[str, Any], place: str, where: str) -> Any:
+    value = _found(row, place)
+    if value is _NOWHERE:
+        raise ConfigInvalid(f"{where} has no column {place}: there are {', '.join(map(str, row))}.")
+    return value
+
+
+def _found(row: Mapping[str, Any], place: str) -> Any:
     """The value at `a.b`: a column of that name, or what is within one."""
     if place in row:
         return row[place]
@@ -70,7 +79,7 @@ def _at(row: Mapping[str, Any], place: str, where: str) -> Any:
         if isinstance(value, str):  # verl keeps some columns as JSON text
             value = _read(value)
         if not isinstance(value, Mapping) or part not in value:
-            raise ConfigInvalid(f"{where} has no column {place}: there are {', '.join(map(str, row))}.")
+            return _NOWHERE
         value = value[part]
     return value
 

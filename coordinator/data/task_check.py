@@ -138,12 +138,14 @@ class _Trial:
             text = "Of all that was tried, nothing would be trained on."
             found.append(self._finding("nothing_taught", text, "Look at the weight and skip of its rewards."))
         if len({reward.score for rewards in first for reward in rewards}) == 1:
-            found.append(
-                self._finding(
-                    "constant", f"Whatever is said earns {first[0][0].score:g}.", "There is nothing to learn from it."
-                )
-            )
+            found.append(self._constant(first[0][0].score))
         return found + self._answers(first) + self._pace()
+
+    def _constant(self, score: float) -> Finding:
+        if any(problem.answer for problem in self._problems):
+            return self._finding("constant", f"Whatever is said earns {score:g}.", "There is nothing to learn from it.")
+        text = f"All that was tried earns {score:g}, but no problem names an answer that could have been tried."
+        return self._finding("constant", text, "See by hand whether a right answer earns more.", "warning")
 
     async def _judged(self) -> list[list[Reward]]:
         pool = Pool(self._spec)

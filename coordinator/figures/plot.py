@@ -6,12 +6,15 @@
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-COLOURS = ("#0072b2", "#e69f00", "#999999", "#d55e00", "#009e73", "#cc79a7")
+COLOURS = ("#0072b2", "#e69f00", "#999999", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 
 WIDTH, HEIGHT = 900, 340
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 75, 40
 
 BAR_MAX = 60.0
+CHARACTER_WIDTH, LEGEND_HEIGHT = 7, 16
+"""Of a name in the legend, in which three rows have room."""
+
 LABEL_WIDTH = 28
 """A bar narrower than its label carries it upright."""
 
@@ -48,10 +51,12 @@ def lines(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, ri
 def _frame(title: str, series: Sequence[str], top: float, parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
     frame = [_box(0, 0, WIDTH, HEIGHT, "#fff"), _text(LEFT, 18, title, size=14)]
-    x = float(LEFT)
+    x, y = float(LEFT), 26.0
     for number, name in enumerate(series):
-        frame += [_box(x, 26, 10, 10, COLOURS[number % len(COLOURS)]), _text(x + 14, 35, name)]
-        x += 30 + 7 * len(name)
+        if (width := 14 + CHARACTER_WIDTH * len(name)) > WIDTH - RIGHT - x:
+            x, y = float(LEFT), y + LEGEND_HEIGHT
+        frame += [_box(x, y, 10, 10, COLOURS[number % len(COLOURS)]), _text(x + 14, y + 9, name)]
+        x += width + 16
     for share in range(5):
         value = top * share / 4
         frame.append(_line([(LEFT, _y(value, top)), (WIDTH - RIGHT, _y(value, top))], "#ddd"))

@@ -1,6 +1,7 @@
 """From rewards to advantages: [N] → [N]. Which samples are judged at all is decided here, too.
 
-- A group whose rewards are all equal has no group advantage: exactly zero, whatever rounding did to its mean.
+- Rewards that are all equal have no advantage over their own mean, and none in units of their own deviation: exactly
+  zero, whatever rounding did to either.
 - The filter looks at the raw score. Were it to look at shaped rewards, every group would vary by its lengths, and
   nothing but the length would be learned.
 """
@@ -49,9 +50,11 @@ def advantages(rewards: torch.Tensor, owners: torch.Tensor, groups: int, algorit
     centred = rewards - _baseline(rewards, mean[owners], algorithm.baseline)
     if algorithm.baseline == "leave_one_out":  # the mean of the others: what is above it grows by n / (n − 1)
         centred = centred * (count / (count - 1).clamp(min=1))[owners]
-    if algorithm.baseline in ("group", "leave_one_out"):
-        # Compared, not computed: the mean of equal rewards may be off by a rounding, which division would blow up.
+    # Compared, not computed: the mean of equal rewards may be off by a rounding, which division would blow up.
+    if {algorithm.baseline, algorithm.scale_rewards} & {"group", "leave_one_out"}:
         centred = torch.where(varied(rewards, owners, groups)[owners], centred, 0.0)
+    if "batch" in (algorithm.baseline, algorithm.scale_rewards):
+        centred = torch.where(rewards.max() > rewards.min(), centred, 0.0)
     match algorithm.scale_rewards:
         case "group":
             variance = _sums((rewards - mean[owners]).square(), owners, groups) / count.clamp(min=1)

@@ -7,8 +7,10 @@
 - A piece is whole samples of similar length, so that attention, which alone is computed in rectangles, wastes little.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import torch
@@ -59,31 +61,32 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
     )
 
 
-def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1) -> Iterator[torch.Tensor]:
+def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1) -> list[torch.Tensor]:
     """The chosen samples in pieces of at most so many tokens, prompts counted once; one sample is never cut.
 
-    A group stays together where it fits, since its prompt is computed in every piece that it has samples in. For
-    several hands there are at least as many pieces, of about the same size.
+    A group stays together where it fits, since its prompt is computed in every piece that it has samples in. There are
+    as few as the bound allows, but as many for each hand, and of about the same size: hands wait for each other.
     """
     lengths, owners = data.lengths, data.owners
-    if not tokens_max or hands > 1:
-        prompts = torch.tensor([len(prompt) for prompt in data.prompts])
-        whole = int(lengths[chosen].sum() + prompts[torch.unique(owners[chosen])].sum())
-        tokens_max = min(tokens_max or whole, -(-whole // hands))
-    longest = torch.zeros(len(data.prompts), dtype=torch.long).scatter_reduce(0, owners, lengths, "amax")
-    order = sorted(chosen.tolist(), key=lambda row: (int(longest[owners[row]]), int(owners[row]), int(lengths[row])))
-    piece: list[int] = []
-    room, prompt = tokens_max, -1
-    for row in order:
-        cost = int(lengths[row]) + (len(data.prompts[owners[row]]) if owners[row] != prompt else 0)
-        if piece and cost > room:
-            yield torch.tensor(piece).sort().values
-            piece, room = [], tokens_max
-            cost = int(lengths[row]) + len(data.prompts[owners[row]])
-        piece.append(row)
-        room, prompt = room - cost, int(owners[row])
-    if piece:
-        yield torch.tensor(piece).sort().values
+    longest = torch.zeros(len(data.prompts), dtype=torch.long).scatter_reduce(0, owners, lengths, "amax").tolist()
+    samples = [(longest[owners[row]], int(owners[row]), int(lengths[row]), row) for row in chosen.tolist()]
+    samples.sort()
+
+    def cut(most: int) -> list[list[int]]:
+        found, room, prompt = list[list[int]](), -1, -1
+        for _, owner, length, row in samples:
+            cost = length + (len(data.prompts[owner]) if owner != prompt else 0)
+            if cost > room:
+                found.append([])
+                room, cost = most, length + len(data.prompts[owner])
+            found[-1].append(row)
+            room, prompt = room - cost, owner
+        return found
+
+    most = tokens_max or int(lengths[chosen].sum()) + sum(map(len, data.prompts))
+    wanted = hands * ceil(len(cut(most)) / hands)
+    least = bisect_left(range(most), True, key=lambda size: len(cut(size)) <= wanted)
+    return [torch.tensor(piece).sort().values for piece in cut(least)]
 
 
 def _drawn(sample: TrainingSample) -> torch.Tensor:

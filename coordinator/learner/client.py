@@ -18,8 +18,8 @@ BATCH_WAIT_S = 60.0
 PUBLICATION_S = 3600.0
 """Cutting, hashing and syncing the largest policies."""
 
-BATCH_MAX_BYTES = 64 * limits.MIB
-"""A batch comes from the operator's own coordinator."""
+BATCH_MAX_BYTES = 4096 * limits.MIB
+"""512 groups, each the largest that a round may ask for. Whoever configures that trains on a machine that holds it."""
 
 
 class CoordinatorClient:
@@ -35,7 +35,7 @@ class CoordinatorClient:
         """The batch that leads to update `number`; waits until there is one."""
         while not (data := self._call("GET", f"/v1/learner/batches/{number}")):
             pass
-        return Batch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES))
+        return read_batch(data)
 
     def report(self, report: Report) -> None:
         self._call("POST", "/v1/learner/reports", report)
@@ -90,6 +90,11 @@ class CoordinatorClient:
         if response.is_error:
             raise SwarmError.from_wire(canonical.decode(response.content))
         return response.content
+
+
+def read_batch(data: bytes) -> Batch:
+    """A batch comes from the operator's own coordinator: it may have as many values as it has bytes."""
+    return Batch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES, max_items=BATCH_MAX_BYTES))
 
 
 def _away(error: httpx.HTTPError) -> Unreachable:

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from coordinator.learner.evaluate import NOT_JUDGED
-from coordinator.learner.warmstart import LEARNING_RATE, RAMP_STEPS, Progress
+from coordinator.learner.evaluate import NOT_JUDGED, Lesson, lesson, scored
+from coordinator.learner.warmstart import LEARNING_RATE, RAMP_STEPS, Progress, imitate
 from protocol.codec import PolicyCodec
 from protocol.episode import Episode
 from protocol.tasks import Episodes
@@ -27,12 +26,8 @@ SETTLING_STEPS = 30
 TOKENS_PER_STEP = 1000
 """A third of a second of a processor core that is not shared."""
 
-ROWS_AT_ONCE = 256
 FIRST_GAME = 2**40
 """Train games from here on, so that RL meets them in another order."""
-
-Lesson = tuple[list[int], list[int]]
-"""Tokens, and what is to be said next at each, or `NOT_JUDGED`."""
 
 
 def warm_start(
@@ -48,15 +43,8 @@ def warm_start(
         while tokens < TOKENS_PER_STEP:
             taken.append(next(lessons))
             tokens += len(taken[-1][0])
-        inputs = pad_sequence([torch.tensor(said) for said, _ in taken], True)  # [N, L]
-        targets = pad_sequence([torch.tensor(then) for _, then in taken], True, padding_value=NOT_JUDGED)
-        logits = model(input_ids=inputs, use_cache=False).logits  # [N, L, V]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NOT_JUDGED)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        progress((step + 1) / steps, f"imitates a player who knows the words, loss {float(loss.detach()):.2f}")
+        loss = imitate(model, optimizer, taken)
+        progress((step + 1) / steps, f"imitates a player who knows the words, loss {loss:.2f}")
 
 
 def evaluated(model: Any, task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> dict[str, float]:
@@ -71,7 +59,7 @@ def strategy_of(
     model: Any, game: LimitPoker, frame: Episode, codec: PolicyCodec, end: int
 ) -> dict[str, Sequence[float]]:
     """Situation → the chance of each legal action, of those that are legal."""
-    rows, places = list[tuple[list[int], list[int]]](), list[tuple[str, int]]()
+    sayings, places = list[Lesson](), list[tuple[str, int]]()
     for name, table in situations(game.game):
         known = name.partition(":")[0]
         opening, turns = transcript(known[0], known[1:], table.history, table.actor, game.game)
@@ -79,10 +67,10 @@ def strategy_of(
         for turn, then in turns:
             read += [*codec.encode(turn), end, *codec.encode(frame.observation(then))]
         for number, action in enumerate(table.legal):
-            rows.append((read, [*codec.encode(SPOKEN[action]), end]))
+            sayings.append(lesson(read, [*codec.encode(SPOKEN[action]), end]))
             places.append((name, number))
     found: dict[str, list[float]] = {}
-    for (name, _), chance in zip(places, _chances(model, rows), strict=True):
+    for (name, _), chance in zip(places, _chances(model, sayings), strict=True):
         found.setdefault(name, []).append(chance)
     return {name: chances if sum(chances) > 0 else [1.0] * len(chances) for name, chances in found.items()}
 
@@ -108,19 +96,11 @@ def _lessons(task: Episodes, frame: Episode, codec: PolicyCodec, end: int) -> It
         yield tokens[:-1], then
 
 
-def _chances(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-    """How likely each second part is after its first one."""
+def _chances(model: Any, sayings: Sequence[Lesson]) -> list[float]:
+    """How likely it is that all is said which is judged."""
     found = list[float]()
-    with torch.inference_mode():
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            part = rows[start : start + ROWS_AT_ONCE]
-            inputs = pad_sequence([torch.tensor([*read, *said[:-1]]) for read, said in part], True)
-            targets = pad_sequence(
-                [torch.tensor([NOT_JUDGED] * (len(read) - 1) + said) for read, said in part],
-                True,
-                padding_value=NOT_JUDGED,
-            )
-            scores = torch.log_softmax(model(input_ids=inputs, use_cache=False).logits.float(), dim=-1)
-            own = scores.gather(2, targets.clamp(min=0)[:, :, None])[:, :, 0]  # [N, L]
-            found += own.masked_fill(targets == NOT_JUDGED, 0.0).sum(1).exp().tolist()
+    for logits, targets in scored(model, sayings):
+        scores = torch.log_softmax(logits.float(), dim=-1)
+        own = scores.gather(2, targets.clamp(min=0)[:, :, None])[:, :, 0]  # [n, L]
+        found += own.masked_fill(targets == NOT_JUDGED, 0.0).sum(1).exp().tolist()
     return found

@@ -72,7 +72,9 @@ class Policy:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        ends = self.model.generation_config.eos_token_id or self.model.config.eos_token_id
+        ends = self.model.generation_config.eos_token_id
+        if ends is None:  # and not 0, which is a token like any other
+            ends = self.model.config.eos_token_id
         self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
         """Tokens that end a completion."""
         self.update = 0

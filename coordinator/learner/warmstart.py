@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from coordinator.learner.evaluate import NOT_JUDGED, Encode, accuracy, answered
+from coordinator.learner.evaluate import NOT_JUDGED, Encode, Lesson, accuracy, answered, rectangles
 from protocol.tasks import Problem, Teaching
 
 IMITATION_TARGET = 0.75
@@ -46,7 +46,7 @@ def warm_start(
         lesson = [task.demonstration(index) for index in range(first, first + DEMONSTRATIONS_PER_STEP)]
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, (last - step) / SETTLING_STEPS)
-        imitate(model, optimizer, lesson, encode, end)
+        imitate(model, optimizer, answered(lesson, encode, end))
         step += 1
         if step % STEPS_PER_CHECK:
             continue
@@ -64,12 +64,13 @@ def _spread(problems: Sequence[Problem]) -> Sequence[Problem]:
     return problems[:: max(1, round(len(problems) / PROMPTS_PER_CHECK))]
 
 
-def imitate(model: Any, optimizer: torch.optim.Optimizer, lesson: Sequence[Problem], encode: Encode, end: int) -> None:
-    """One step towards saying what the lesson says."""
-    inputs, targets = answered(lesson, encode, end)  # [N, L] each
+def imitate(model: Any, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson]) -> float:
+    """One step towards saying what the lessons say; the loss before it."""
+    inputs, targets = rectangles(lessons, model.device)  # [N, L] each
     logits = model(input_ids=inputs, use_cache=False).logits  # [N, L, V]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NOT_JUDGED)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    return float(loss.detach())

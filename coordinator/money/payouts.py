@@ -31,7 +31,7 @@ from ledger import payees as tree_of
 from ledger import store
 from ledger.accounts import AccountKind
 from ledger.book import ClaimState, Outcome
-from ledger.entry import Paid, Payout, PayoutBatch, Post
+from ledger.entry import Paid, Payout, PayoutBatch, Post, Reinstate
 from ledger.payees import Payee
 from ledger.tables import balances_table, checkpoint_table, claims_table
 from protocol.errors import NotFound, PayoutFailed
@@ -179,17 +179,17 @@ def _published(connection: sa.Connection, size: int) -> dict[NodeId, int]:
     here = balances_table.c
     rows = connection.execute(sa.select(here.account, here.micros).where(here.account.startswith(prefix)))
     owed = {NodeId(account.removeprefix(prefix)): micros for account, micros in rows}
-    for claim_id in _posted_since(connection, size):
+    for claim_id in _credited_since(connection, size):
         claim = connection.execute(sa.select(claims_table).where(claims_table.c.claim_id == claim_id)).one()
         owed[NodeId(claim.node_id)] -= claim.amount_micros
     return {node: micros for node, micros in owed.items() if micros > 0}
 
 
-def _posted_since(connection: sa.Connection, size: int) -> list[str]:
-    """The claims that were posted after the checkpoint."""
+def _credited_since(connection: sa.Connection, size: int) -> list[str]:
+    """The claims that became payable after the checkpoint."""
     found: list[str] = []
     while page := store.entries(connection, size, PAGE_ENTRIES):
-        found += [recorded.entry.claim_id for recorded in page if isinstance(recorded.entry, Post)]
+        found += [recorded.entry.claim_id for recorded in page if isinstance(recorded.entry, Post | Reinstate)]
         size = page[-1].index + 1
     return found
 

@@ -2,11 +2,11 @@
 
 Three signatures are known by the names of their parameters:
 
-    TRL    fn(prompts, completions, **columns) -> [float or None for each]
+    TRL    fn(prompts, completions, completion_ids, **columns) -> [float or None for each]
     verl   compute_score(data_source, solution_str, ground_truth, extra_info) -> float, or dict with "score"
     ours   fn(problem, completion) -> float, None, or protocol.tasks.Reward
 
-- A function that names columns gets those; one with `**anything` gets all. Chat prompts and their completions come as
+- A function gets what it names; one with `**anything` gets all. Chat prompts and their completions come as
   lists of messages, as TRL gives them.
 - A function of any signature may give a `protocol.tasks.Reward` in place of a number. It says what of the completion is
   not trained on, and with which weight the rest is: of several functions, spans come together and weights multiply.
@@ -143,13 +143,14 @@ def _adapter(function: Callable[..., Any], place: str) -> Judge:
     given = inspect.signature(function).parameters
     open_ended = any(each.kind is each.VAR_KEYWORD for each in given.values())
     name = named(place)
-    if "completions" in given:
-        return lambda job: _ask_trl(function, name, set(given), open_ended, job)
+    wanted = None if open_ended else set(given)
+    if {"completions", "completion_ids"} & set(given):
+        return lambda job: _ask_trl(function, name, wanted, job)
     if "solution_str" in given:
-        return lambda job: [_part(_call(function, **_verl(job, text)), name) for text in job.completions]
+        return lambda job: [_part(_call(function, wanted, **_verl(job, text)), name) for text in job.completions]
     if {"problem", "completion"} <= set(given):
         return lambda job: [
-            _part(_call(function, problem=job.problem, completion=text), name) for text in job.completions
+            _part(_call(function, wanted, problem=job.problem, completion=text), name) for text in job.completions
         ]
     raise ConfigInvalid(
         f"{place} takes ({', '.join(given)}), which is no signature of a reward.",
@@ -158,7 +159,7 @@ def _adapter(function: Callable[..., Any], place: str) -> Judge:
     )
 
 
-def _ask_trl(function: Callable[..., Any], name: str, given: set[str], open_ended: bool, job: Job) -> list[Part]:
+def _ask_trl(function: Callable[..., Any], name: str, wanted: set[str] | None, job: Job) -> list[Part]:
     problem, count = job.problem, len(job.completions)
     chat = not isinstance(problem.prompt, str)
     prompt = problem.prompt if isinstance(problem.prompt, str) else [message._asdict() for message in problem.prompt]
@@ -166,9 +167,7 @@ def _ask_trl(function: Callable[..., Any], name: str, given: set[str], open_ende
     columns: dict[str, Any] = {column: [value] * count for column, value in problem.columns.items()}
     columns = {"answer": [problem.answer] * count} | columns
     columns |= {"prompts": [prompt] * count, "completions": said, "completion_ids": [list(ids) for ids in job.tokens]}
-    if not open_ended:
-        columns = {column: value for column, value in columns.items() if column in given}
-    answers = _call(function, **columns)
+    answers = _call(function, wanted, **columns)
     if not isinstance(answers, Sequence | Mapping) and hasattr(answers, "tolist"):
         answers = answers.tolist()
     if not isinstance(answers, Sequence) or isinstance(answers, str | bytes):
@@ -186,8 +185,9 @@ def _verl(job: Job, text: str) -> dict[str, Any]:
     }
 
 
-def _call(function: Callable[..., Any], **arguments: Any) -> Any:
-    answer = function(**arguments)
+def _call(function: Callable[..., Any], wanted: set[str] | None, **arguments: Any) -> Any:
+    """What it says of those arguments that it wants; None: of all."""
+    answer = function(**{name: value for name, value in arguments.items() if wanted is None or name in wanted})
     return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
 

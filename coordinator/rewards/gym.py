@@ -1,8 +1,16 @@
-"""The built-in reward `reasoning-gym`: the generator's own score, of what stands in <answer> tags, or of all."""
+"""The built-in reward `reasoning-gym`: the generator's own score, of what stands in <answer> tags, or of all.
 
+- Some generators read answers by `eval`, or by sympy's `parse_expr`, which is the same. Strangers wrote these answers,
+  so such a generator gets to see none that would run as more than arithmetic: it counts as no answer.
+- Some raise at an answer that they cannot read. That is the answer's fault: it is invalid, and earns nothing.
+- Some take half a second to make a problem: it is made once, and not again for each of its completions.
+"""
+
+import ast
+import inspect
 import json
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from protocol.errors import ConfigInvalid
@@ -18,18 +26,74 @@ except ModuleNotFoundError as missing:
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
+_VALUES = (ast.Expression, ast.Constant, ast.Name, ast.expr_context, ast.List, ast.Tuple, ast.Set, ast.Dict)
+_ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+_FUNCTIONS = {
+    "Abs", "acos", "asin", "atan", "cos", "cosh", "cot", "csc", "exp", "factorial", "ln", "log", "sec", "sin", "sinh",
+    "sqrt", "tan", "tanh",
+}  # fmt: skip
+
 
 def reward(problem: Problem, completion: str) -> Reward:
     made = problem.columns
-    dataset = _dataset(made["generator"], made["seed"], made["size"], json.dumps(made["parameters"], sort_keys=True))
+    parameters = json.dumps(made["parameters"], sort_keys=True)
+    dataset, entry = _entry(made["generator"], made["seed"], made["size"], parameters, made["index"])
     tagged = _TAGGED.findall(completion)
     said = (tagged[-1] if tagged else completion).strip()
-    return Reward(float(dataset.score_answer(said, dataset[made["index"]])), "ok" if said else "invalid")
+    if not _may_be_read(said, made["generator"]):
+        said = ""
+    try:
+        score = float(dataset.score_answer(said, entry))
+    except MemoryError:  # the limit of this process, which says nothing of the answer
+        raise
+    except Exception:  # whatever a library raises at an answer that it cannot read
+        return Reward(0.0, "invalid")
+    return Reward(score, "ok" if said else "invalid")
+
+
+@cache
+def readers(name: str) -> frozenset[str]:
+    """What a generator runs answers with, as its own source says."""
+    source = inspect.getsource(DATASETS[name][0].score_answer)
+    return frozenset(re.findall(r"\b(eval|parse_expr)\(", source))
+
+
+def _may_be_read(said: str, generator: str) -> bool:
+    """Whether nothing but arithmetic happens when the generator reads this.
+
+    What Python cannot compile, `eval` cannot run; but `parse_expr` makes Python of what is none, and of strings, too.
+    """
+    if not readers(generator):
+        return True
+    into_python = "parse_expr" in readers(generator)
+    try:
+        nodes = list(ast.walk(ast.parse(said, mode="eval")))
+    except (SyntaxError, ValueError):
+        return not into_python
+    except (RecursionError, MemoryError):  # nested so deeply that it cannot be looked at, but perhaps run
+        return False
+    return all(_is_harmless(node) for node in nodes) and not (into_python and any(map(_is_string, nodes)))
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+    return isinstance(node, _VALUES + _ARITHMETIC)
+
+
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
 
 
 @lru_cache(maxsize=16)
 def _dataset(name: str, seed: int, size: int, parameters: str) -> Any:
     return open_dataset(name, seed, size, json.loads(parameters))
+
+
+@lru_cache(maxsize=16)
+def _entry(name: str, seed: int, size: int, parameters: str, index: int) -> tuple[Any, Any]:
+    dataset = _dataset(name, seed, size, parameters)
+    return dataset, dataset[index]
 
 
 def open_dataset(name: str, seed: int, size: int, parameters: dict[str, Any]) -> Any:

@@ -30,6 +30,7 @@ def appeal(
     import trio
 
     from protocol.appeal import Appeal, AppealReply, seal_appeal
+    from protocol.plain import one_line
     from swarm_node import identity
     from swarm_node import join_string as joining
     from swarm_node.api_client import Coordinator
@@ -58,4 +59,4 @@ def appeal(
         typer.echo(reply.model_dump_json())
         return
     ruling = f", {reply.standing}: {reply.ruling}" if reply.ruling else ", and waits for the operator's ruling"
-    typer.echo(f"{reply.outcome}: appeal {reply.number} about claim {reply.claim_id}{ruling}")
+    typer.echo(one_line(f"{reply.outcome}: appeal {reply.number} about claim {reply.claim_id}{ruling}"))

@@ -217,22 +217,30 @@ def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson =
     found = trio.run(_earnings, joining.parse(join_string), home)
     if as_json:
         typer.echo(found.model_dump_json())
-        return
+    else:
+        show_earnings(found)
+
+
+def show_earnings(found: "Earnings") -> None:
+    """As a table, in which names are the words of others."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from protocol.plain import one_line
     from swarm_node.notices import day
 
     table = Table("node", "pending", "payable", "being paid", "paid", caption="micro-units")
     for row in (*found.nodes, found.total):
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
-        table.add_row(name, *map(str, amounts))
+        table.add_row(Text(one_line(name)), *map(str, amounts))
     Console().print(table)
     typer.echo(f"owner {found.owner}")
-    typer.echo(f"paid to {found.address or 'nowhere yet: the owner sets an address with `swarm-node keys address`'}")
+    nowhere = "nowhere yet: the owner sets an address with `swarm-node keys address`"
+    typer.echo(f"paid to {one_line(found.address) or nowhere}")
     if found.next_address:
-        typer.echo(f"CHANGES to {found.next_address} on {day(found.next_from_ms)}")
+        typer.echo(f"CHANGES to {one_line(found.next_address)} on {day(found.next_from_ms)}")
 
 
 def _typed(kind: "type[Statement]", **fields: str | int) -> "Statement":

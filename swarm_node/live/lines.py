@@ -1,16 +1,23 @@
 """A snapshot as lines for people; the live view and `swarm-node status` say the same.
 
 - Pure: a snapshot as JSON in, lines out. What is not known is said to be unknown, never shown as zero.
+- Some of it is a coordinator's word: nothing in it steers a terminal.
 """
 
 from collections.abc import Iterator
 from typing import Any
+
+from protocol.plain import one_line
 
 GB = 10**9
 
 
 def of_status(told: dict[str, Any]) -> Iterator[str]:
     """Everything, one subject a line."""
+    return map(one_line, _of_status(told))
+
+
+def _of_status(told: dict[str, Any]) -> Iterator[str]:
     yield f"node      {told['name']}  {told['node_id']}"
     yield f"round     {told['coordinator']}  (agent {told['pid']}, up {ago(_since_s(told, told['started_ms']))})"
     yield f"doing     {doing(told)}"
@@ -27,6 +34,10 @@ def of_status(told: dict[str, Any]) -> Iterator[str]:
 
 def of_stopped(said: str, last: dict[str, Any] | None, *, now_ms: int) -> Iterator[str]:
     """What there is to say where no agent runs."""
+    return map(one_line, _of_stopped(said, last, now_ms))
+
+
+def _of_stopped(said: str, last: dict[str, Any] | None, now_ms: int) -> Iterator[str]:
     yield said
     if last is None:
         yield "Nothing is noted of an earlier one, or it was killed. `swarm-node join` starts one."

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.log_lines import Lines
+from protocol.plain import one_line
 from swarm_node.live import lines
 from swarm_node.snapshot import Snapshot
 
@@ -30,13 +31,13 @@ def panel(told: dict[str, Any]) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
     calm = not told["resting"] and not told["distrust"]
-    table.add_row("doing", Text(lines.doing(told), style="green" if calm else "yellow"))
+    table.add_row("doing", Text(one_line(lines.doing(told)), style="green" if calm else "yellow"))
     if told["download"]:
         load = told["download"]
         table.add_row("", ProgressBar(total=max(1, load["bytes"]), completed=load["bytes_done"], width=40))
     rows = ("version", "speed", "credit", "verdicts", "traffic", "machine")
     for name in rows:
-        table.add_row(name, Text(getattr(lines, name)(told)))
+        table.add_row(name, Text(one_line(getattr(lines, name)(told))))
     table.add_row("queue", Text(f"{told['open_leases']} groups, {told['unsent']} rollouts not sent yet"))
     title = f"{told['name']} at {told['coordinator']}"
     help_line = Text("Ctrl-C leaves · swarm-node pause | finish | status | limits in another terminal", style="dim")

@@ -77,8 +77,6 @@ class FetchRules:
     deadlines: Deadlines = field(default_factory=Deadlines)
     picker: PickerRules = field(default_factory=PickerRules)
     failures_kept: int = 20
-    farewell_s: float = 0.5
-    """For goodbyes at the end; whoever is still being dialled is left alone."""
 
 
 async def fetch_chunks(
@@ -158,10 +156,7 @@ class _Download:
             with self._arrivals.expecting(missing, held):
                 error = await self._drive(picker, nursery)
             self._news.close()
-            for upstream in self._upstreams.values():
-                upstream.finish()
-            farewell_s = 0.0 if error else self._rules.farewell_s
-            nursery.cancel_scope.deadline = trio.current_time() + farewell_s
+            nursery.cancel_scope.cancel()
         self.report.seconds = trio.current_time() - started
         self.report.busy_s = {name: picker.busy_s(name) for name in self.report.bytes_from_node}
         if error is not None:

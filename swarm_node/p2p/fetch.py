@@ -131,12 +131,8 @@ class Upstream:
         """A chunk that was asked for is not needed any more; it may come all the same."""
         self._orders_in.send_nowait(Cancel(chunk))
 
-    def finish(self) -> None:
-        """There is nothing more to ask: say goodbye and end."""
-        self._orders_in.close()
-
     async def run(self) -> None:
-        """Serve `ask` until `finish` or the first failure, which is reported and not raised."""
+        """Serve `ask` until the first failure, which is reported and not raised; cancelled, it says goodbye."""
         try:
             link = await self._host.connect(
                 self._peer,
@@ -154,13 +150,13 @@ class Upstream:
     async def _use(self, link: Link) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._or_end, nursery, self._send_orders(link, nursery.cancel_scope))
-                nursery.start_soon(self._or_end, nursery, self._take_answers(link, nursery))
+                nursery.start_soon(self._or_end, nursery, self._send_orders(link))
+                nursery.start_soon(self._or_end, nursery, self._be_answered(link, nursery))
         finally:
             if isinstance(self._failure, PeerVanished):
                 await link.abort()
             else:
-                await link.close(Farewell.FAULT if self._failure else Farewell.DONE)
+                self._host.part(link, Farewell.FAULT if self._failure else Farewell.DONE)
         if self._failure is not None:
             raise self._failure
 
@@ -172,7 +168,7 @@ class Upstream:
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
 
-    async def _send_orders(self, link: Link, conversation: trio.CancelScope) -> None:
+    async def _send_orders(self, link: Link) -> None:
         async for order in self._orders:
             message: Want | Cancel | None
             if isinstance(order, Want):
@@ -183,17 +179,17 @@ class Upstream:
                 message = self._requester.cancel(order.chunk)
             if message is not None:
                 await link.send(message, stall_s=self._deadlines.stall_s)
-        conversation.cancel()
+
+    async def _be_answered(self, link: Link, nursery: trio.Nursery) -> None:
+        with self._patience:
+            await self._take_answers(link, nursery)
+        raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
 
     async def _take_answers(self, link: Link, nursery: trio.Nursery) -> None:
         arriving: ChunkId | None = None
         while True:
-            with trio.CancelScope() as self._patience:
-                self._be_patient()
-                messages = await link.receive()
-            if self._patience.cancelled_caught:
-                raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
-            for message in messages:
+            self._be_patient()
+            for message in await link.receive():
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
                     raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
@@ -219,7 +215,10 @@ class Upstream:
 
     async def _report(self, news: Outcome) -> None:
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
-            await self._outcomes.send(news)
+            try:
+                self._outcomes.send_nowait(news)
+            except trio.WouldBlock:
+                await self._outcomes.send(news)
 
     def _be_patient(self) -> None:
         self._patience.deadline = next(iter(self._due.values()), math.inf)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import trio
 from libp2p import new_host
-from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.abc import IMuxedConn, INetConn, INetStream, INetwork, INotifee, ISecureConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -34,6 +34,7 @@ from multiaddr import Multiaddr
 
 from protocol import exchange, limits
 from protocol.errors import ConfigInvalid, PeerFault, named
+from protocol.frames import Farewell
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from swarm_node.addresses import allowed
@@ -81,6 +82,8 @@ class HostSettings:
     """Keep-alive: a frozen peer is found out after two to three of these."""
     mux: MuxLimits = field(default_factory=MuxLimits)
     receive_max_bytes: int = limits.HOST_RECEIVE_MAX_BYTES
+    receive_per_address_bytes: int = limits.ADDRESS_RECEIVE_MAX_BYTES
+    """Of those who call us; whom we call is our choice."""
 
 
 class _Newcomers(INotifee):
@@ -158,6 +161,10 @@ class Host:
         if stream.muxed_conn.is_initiator:
             self.dials.note(name, True)
         return Link(stream, name, chunk_max_bytes=chunk_max_bytes)
+
+    def part(self, link: Link, reason: Farewell) -> None:
+        """End a link with a word; the link's user need not wait until its uplink has room for that."""
+        self._nursery.start_soon(link.close, reason)
 
     def call(self, peers: Iterable[Peer]) -> None:
         """From now on keep a connection open to each of these, who cannot dial this node, and to nobody else."""
@@ -258,9 +265,7 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     workarounds.guard_streams(basic)
     workarounds.free_inbound_slots(basic, per_address=settings.connections_per_address)
     budget = Budget(settings.receive_max_bytes)
-    workarounds.use_muxer(
-        basic, partial(YamuxConnection, host_budget=budget, mux_limits=settings.mux, tick_s=settings.tick_s)
-    )
+    workarounds.use_muxer(basic, _muxer(settings, budget))
     failure: Exception | None = None
     async with basic.run([_multiaddr(f"[{host}]:{port}")]), trio.open_nursery() as nursery:
         running = Host(basic, budget, settings, nursery)
@@ -279,6 +284,20 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
                 await running.cut_all()
     if failure is not None:
         raise failure
+
+
+def _muxer(settings: HostSettings, budget: Budget) -> Callable[[ISecureConn, ID], IMuxedConn]:
+    """Makes the muxer of a connection; whoever calls us shares a part of the budget with all others of that address."""
+    shares = WeakValueDictionary[str, Budget]()  # each lives as long as its connections
+
+    def make(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        share, remote = budget, conn.get_remote_address()
+        if not conn.is_initiator and remote is not None:
+            share = Budget(settings.receive_per_address_bytes, budget)
+            share = shares.setdefault(workarounds.neighbourhood(remote[0]), share)
+        return YamuxConnection(conn, peer_id, host_budget=share, mux_limits=settings.mux, tick_s=settings.tick_s)
+
+    return make
 
 
 def _basic_host(key_seed: bytes, settings: HostSettings) -> BasicHost:

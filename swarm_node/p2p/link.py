@@ -20,6 +20,9 @@ READ_BYTES = 256 * 1024
 WRITE_BYTES = 1024 * 1024
 """One slice under one deadline."""
 
+GATHERED_MAX_BYTES = 64 * 1024
+"""Of a long frame, what is waited for before it is looked at; far below what a first window allows."""
+
 
 class PeerVanished(PeerFault):
     """The stream or the connection ended before the exchange did."""
@@ -38,7 +41,7 @@ class Link:
 
     def __init__(self, stream: INetStream, peer: NodeId, *, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> None:
         self.peer = peer
-        self._stream = stream
+        self._stream, self._bytes = stream, workarounds.under(stream)
         self._frames = FrameReader(chunk_max_bytes)
 
     async def send(self, message: Message, *, stall_s: float) -> None:
@@ -47,7 +50,7 @@ class Link:
         try:
             for start in range(0, len(frame), WRITE_BYTES):
                 with trio.fail_after(stall_s):
-                    await self._stream.write(frame[start : start + WRITE_BYTES])  # type: ignore[arg-type]  # our streams take views
+                    await self._bytes.write(frame[start : start + WRITE_BYTES])
         except trio.TooSlowError:
             await self.abort()
             raise PeerStalled(f"Peer {self.peer} took no bytes for {stall_s:g} s.") from None
@@ -58,12 +61,17 @@ class Link:
             raise self._lost(error) from error
 
     async def receive(self) -> list[Message]:
-        """The messages completed by the next bytes that arrive; none if they complete nothing."""
+        """The messages completed by the next bytes that arrive; none if they complete nothing.
+
+        A frame that has begun is waited for in large pieces: each packet of a slow link would wake us in vain.
+        """
         try:
-            data = await self._stream.read(READ_BYTES)
+            data = await self._bytes.read(READ_BYTES)
         except Exception as error:  # as above
             raise self._lost(error) from error
-        return self._frames.feed(data)
+        messages = self._frames.feed(data)
+        self._bytes.enough = min(self._frames.missing_bytes, GATHERED_MAX_BYTES)
+        return messages
 
     @property
     def arriving(self) -> ChunkId | None:
@@ -75,7 +83,7 @@ class Link:
         with trio.CancelScope(shield=True):
             try:
                 with trio.fail_after(workarounds.CLOSE_PATIENCE_S):
-                    await self._stream.write(encode(Bye(reason)))
+                    await self._bytes.write(encode(Bye(reason)))
                     await self._stream.close()
             except Exception:  # it is gone already, or does not take a goodbye
                 await self.abort()

@@ -44,7 +44,7 @@ class ServeLimits:
     """Waiting for a chunk that is on its way here."""
     grace_s: float = 2.0
     """Waiting for a chunk that nobody here has heard of."""
-    news_s: float = 0.25
+    news_s: float = 0.5
     """Between two HAVEs: whoever was planned to ask here does so without being told."""
     idle_s: float = 120.0
     """Without a WANT the stream is closed, unless something is on its way; opening another costs two round trips."""

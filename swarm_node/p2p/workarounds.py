@@ -13,25 +13,36 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import trio
 from libp2p.abc import IMuxedConn, INetConn, INetStream, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
+from libp2p.host.ping import ID as PING
+from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import IOException
+from libp2p.io.utils import read_exactly
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.rcmgr import ResourceLimits, ResourceManager
 from libp2p.rcmgr.connection_limits import ConnectionLimits
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.utils.varint import decode_uvarint_from_stream
 from multiaddr import Multiaddr
 
+from protocol import limits
 from protocol.errors import SwarmError, named
 from swarm_node.p2p.noise import Noise
+from swarm_node.p2p.yamux import YamuxStream
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +58,26 @@ def install() -> None:
     if found != PINNED_VERSION:
         raise RuntimeError(f"libp2p is {found}, but the workarounds are written for {PINNED_VERSION}: see {__name__}")
     _silence_logging()
+    _bound_negotiations()
+
+
+def _bound_negotiations() -> None:
+    """Before a protocol is agreed on, a word may have any length, which is kept, and there may be any number of them,
+    each of which is answered: a few short ones."""
+    words = WeakKeyDictionary[MultiselectCommunicator, int]()
+
+    async def read(self: MultiselectCommunicator) -> str:
+        words[self] = words.get(self, 0) + 1
+        try:
+            size = await decode_uvarint_from_stream(self.read_writer)
+            if words[self] > limits.NEGOTIATION_WORDS_MAX or not 0 < size <= limits.NEGOTIATION_WORD_MAX_BYTES:
+                raise ParseError(f"word {words[self]} has {size} bytes")
+            word = await read_exactly(self.read_writer, size)
+            return word.removesuffix(b"\n").decode()
+        except (ParseError, IOException, UnicodeDecodeError) as error:
+            raise MultiselectCommunicatorError("the other side does not negotiate") from error
+
+    MultiselectCommunicator.read = read  # type: ignore[method-assign]  # of every negotiation, in either role
 
 
 def _silence_logging() -> None:
@@ -68,26 +99,26 @@ def free_inbound_slots(host: BasicHost, *, per_address: int) -> None:
     async def serve(read_write_closer: ReadWriteCloser, maddr: Multiaddr, _failure_event: object) -> None:
         raw_conn = RawConnection(read_write_closer, False)
         remote = raw_conn.get_remote_address()
-        neighbourhood = _neighbourhood(remote[0]) if remote else ""
-        held[neighbourhood] += 1
+        place = neighbourhood(remote[0]) if remote else ""
+        held[place] += 1
         try:
-            if held[neighbourhood] > per_address:
-                raise PermissionError(f"{neighbourhood} holds {per_address} connections")
+            if held[place] > per_address:
+                raise PermissionError(f"{place} holds {per_address} connections")
             muxed_conn = await swarm.upgrade_inbound_raw_conn(raw_conn, maddr)
             await muxed_conn.event_closed.wait()
         except Exception as error:  # the other side decides what goes wrong here; it costs that connection only
             log.debug("inbound connection ended: %s", error)
         finally:
-            held[neighbourhood] -= 1
-            if not held[neighbourhood]:
-                del held[neighbourhood]
+            held[place] -= 1
+            if not held[place]:
+                del held[place]
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
                 await raw_conn.close()
 
     swarm._do_handle_inbound_connection = serve
 
 
-def _neighbourhood(address: str) -> str:
+def neighbourhood(address: str) -> str:
     """What one stranger has for the price of one address: an IPv6 network of 64 bits."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
@@ -153,7 +184,10 @@ def guard(handler: StreamHandler, *, bug_level: int = logging.DEBUG) -> StreamHa
 
 def ask_nobody(host: BasicHost) -> None:
     """Identify runs unasked in system tasks, where an escaping error ends the program, and stores whatever addresses a
-    peer claims for later dials: we answer identify, but ask nobody."""
+    peer claims for later dials, also when it tells them by itself; pings are answered as fast as they come: we answer
+    identify, but ask nobody, and listen to nobody who was not asked."""
+    for uninvited in (ID_PUSH, PING):
+        host.multiselect.remove_handler(uninvited)
     swarm: Any = host.get_network()
     for notifee in list(swarm.notifees):
         if isinstance(notifee, _IdentifyNotifee):
@@ -173,6 +207,14 @@ async def reset(stream: INetStream) -> None:
     """End a stream whatever state it is in; with our muxer this never waits for the peer."""
     with trio.CancelScope(shield=True):
         await stream.reset()
+
+
+def under(stream: INetStream) -> YamuxStream:
+    """Each read and write of a stream takes a lock, and two turns of the event loop for that: read and write the muxed
+    stream under it."""
+    muxed: Any = stream
+    assert isinstance(muxed.muxed_stream, YamuxStream)
+    return muxed.muxed_stream
 
 
 async def end_of(connection: INetConn) -> None:

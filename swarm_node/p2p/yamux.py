@@ -54,11 +54,13 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._pieces: deque[memoryview | bytearray] = deque()
+        self._size = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
+    def __len__(self) -> int:
+        return self._size
 
     def put(self, piece: memoryview) -> None:
+        self._size += len(piece)
         if 2 * len(piece) >= FRAME_MAX_BYTES:
             self._pieces.append(piece)
         elif self._pieces and isinstance(last := self._pieces[-1], bytearray):
@@ -76,10 +78,12 @@ class _Inbox:
                 piece = piece[:left]
             left = None if left is None else left - len(piece)
             taken.append(piece)
+            self._size -= len(piece)
         return b"".join(taken)
 
     def clear(self) -> None:
         self._pieces.clear()
+        self._size = 0
 
 
 class YamuxStream(IMuxedStream):
@@ -89,6 +93,8 @@ class YamuxStream(IMuxedStream):
         self.muxed_conn: YamuxConnection = conn
         self.stream_id = stream_id
         self.inbox = _Inbox()
+        self.enough = 1
+        """Bytes that the next read waits for, unless the stream ends before; never more than half a first window."""
         self.ended = False
         """The peer has finished, cleanly."""
         self.broken: Exception | None = None
@@ -98,20 +104,21 @@ class YamuxStream(IMuxedStream):
         self._writer = trio.Lock()
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to `n` bytes, as soon as there are any; EOF only after the peer's FIN."""
-        await trio.lowlevel.checkpoint()
-        while not self.inbox:
+        """Up to `n` bytes, as soon as there are enough; EOF only after the peer's FIN."""
+        if self._has_enough:
+            await trio.lowlevel.checkpoint()
+        while not self._has_enough:
+            await self.news.park()
+        if not self.inbox:
             if self.ended:
                 raise MuxedStreamEOF("The peer has sent all it has.")
-            if self.broken is not None:
-                raise MuxedStreamReset(str(self.broken)) from self.broken
-            await self.news.park()
+            raise MuxedStreamReset(str(self.broken)) from self.broken
         data = self.inbox.take(None if n is None or n < 0 else n)
         self.muxed_conn.machine.read(self.stream_id, len(data))
         self.muxed_conn.changed()
         return data
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Return when all of it is on its way."""
         async with self._writer:
             self._require_writable()
@@ -176,6 +183,10 @@ class YamuxStream(IMuxedStream):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def _has_enough(self) -> bool:
+        return len(self.inbox) >= self.enough or self.ended or self.broken is not None
 
     def _require_writable(self) -> None:
         if self.broken is not None:
@@ -341,7 +352,8 @@ class YamuxConnection(IMuxedConn):
             case Arrived(stream_id, data):
                 stream = self.streams[stream_id]
                 stream.inbox.put(data)
-                stream.news.unpark_all()
+                if len(stream.inbox) >= stream.enough:
+                    stream.news.unpark_all()
             case Ended(stream_id):
                 stream = self.streams[stream_id]
                 stream.ended = True

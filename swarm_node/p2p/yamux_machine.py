@@ -36,6 +36,8 @@ from swarm_node.p2p.yamux_stream import Act, Budget, MuxLimits, State, Stream
 FRAME_MAX_BYTES = 65519
 """A frame is one Noise message: 65535 bytes, less 16 for its tag."""
 BODY_MAX_BYTES = FRAME_MAX_BYTES - HEADER_BYTES
+CRUMB_BYTES = 1024
+"""So little at the end of what is written goes along with the frame before: it is not worth a message of its own."""
 _FRAME_COST = 1024
 """A frame costs as much as a KiB of payload earns."""
 
@@ -236,7 +238,7 @@ class Machine:
             stream.fin_due = False
             self._settle(stream)
             return pack(Kind.WINDOW_UPDATE, Flag.FIN, stream.name, 0)
-        body = stream.take_unsent(body_max)
+        body = stream.take_unsent(body_max, min(body_max + CRUMB_BYTES, BODY_MAX_BYTES))
         self._allowance += len(body)
         if not stream.unsent:
             self._written.append(stream.name)

@@ -164,10 +164,10 @@ class Stream:
         if self.may_send > LENGTH_MAX:
             raise MuxViolation(f"The window of stream {self.name} overflows.")
 
-    def take_unsent(self, size_max: int) -> memoryview:
-        """The next bytes to send, within the window."""
+    def take_unsent(self, size_max: int, last_max: int) -> memoryview:
+        """The next bytes to send, within the window; the last ones of what is written may be some more."""
         data = self.unsent[0]
-        body = data[: min(size_max, self.may_send)]
+        body = data[: min(len(data) if len(data) <= last_max else size_max, self.may_send)]
         self.may_send -= len(body)
         if len(body) == len(data):
             self.unsent.popleft()

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from bench.learning.cells import Cell
 from bench.learning.prompts import Prompts
-from bench.selection import PROBLEMS, RULES, play, settings
+from bench.learning.subjects import EXAMPLES
+from bench.selection import DATA, EVEN, RULES, SKEWED, play, settings
+from coordinator.config import load
 from coordinator.data.importing import FOLDER, make_copy
 from coordinator.data.task import open_task
 from coordinator.learner.embedded import make_policy
@@ -34,23 +36,36 @@ def test_a_problem_that_taught_nothing_is_left_out_when_it_comes_up_again() -> N
     assert [source.number % PROBLEM_COUNT for source in prompts.next(3)] == [0, 1, 3]
 
 
+def test_data_sets_have_as_many_different_problems_as_they_say_in_an_order_of_their_seed() -> None:
+    for name, size in {"even": EVEN, "skewed": SKEWED}.items():
+        found = [[problem.prompt for problem in DATA[name](seed)] for seed in (0, 0, 1)]
+        assert [len(set(prompts)) for prompts in found] == [size] * 3
+        assert found[0] == found[1] != found[2]
+
+
+def test_half_of_the_skewed_answers_are_longer_than_a_completion_may_be() -> None:
+    tokens = load(EXAMPLES / "demo.toml", []).sampling.max_new_tokens
+    answers = [problem.answer for problem in DATA["skewed"](0)]
+    assert sum(len(answer) + 1 > tokens for answer in answers) == SKEWED // 2  # a token each digit, and the end
+
+
 def test_all_have_the_same_problems_and_only_their_own_rules(tmp_path: Path) -> None:
     copies, rules = set(), []
     for name in RULES:
         folder = tmp_path / name
         folder.mkdir()
-        config = settings(Cell("selection", 0, name, 0, 2), folder, tmp_path / "start")
+        config = settings(Cell("even", 0, name, 0, 2), folder, tmp_path / "start")
         make_copy(config, folder / "round" / FOLDER)
         task = open_task(config)
-        copies.add(tuple(task.problem(number).prompt for number in range(2 * PROBLEMS)))
+        copies.add(tuple(task.problem(number).prompt for number in range(2 * EVEN)))
         rules.append(rules_of(config))
     (problems,) = copies
-    assert PROBLEMS // 2 < len(set(problems)) <= PROBLEMS  # a few are kept back for validation
+    assert EVEN // 2 < len(set(problems)) <= EVEN  # a few are kept back for validation
     assert [one.chooses for one in rules] == [False, True, True]
 
 
 def test_a_cell_is_trained_and_measured(tmp_path: Path) -> None:
     make_policy(tmp_path / "start", seed=0)
-    done = play(Cell("selection", 0, "filtered", 0, 2), tmp_path / "start")
+    done = play(Cell("skewed", 0, "filtered", 0, 2), tmp_path / "start")
     assert [update for update, _ in done.curve] == [0, 2]
     assert len(done.rewards) == 2

@@ -11,12 +11,15 @@ from coordinator.audit.trust import Rules, Standing
 from coordinator.people import explain, standings
 from coordinator.store import tables
 from ledger import store
-from ledger.entry import Void
-from protocol.auditing import Cases, Explanations, Why
+from ledger.entry import Pending, Void
+from protocol.auditing import AuditCase, Cases, Explanations, Why
 from protocol.chunks import digest
+from protocol.fragment import check_fragments
+from protocol.lease import Lease
 from protocol.messages import Verdict
+from protocol.rollout import RolloutClaim, check_claim
 from protocol.signing import NodeKey, open_envelope
-from tests.coordinator.world import HONEST_TOKENS, World, answer, fragment
+from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer, fragment
 
 HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 """One unaudited group stays unpaid."""
@@ -56,6 +59,34 @@ def is_drawn(world: World, drawn: bool) -> None:
 def voided(world: World) -> dict[str, str]:
     entries = [row.entry for row in world.run(store.entries, 0, 1000)]
     return {entry.claim_id: entry.reason_code for entry in entries if isinstance(entry, Void)}
+
+
+def test_structural_mismatch_what_is_audited_is_what_was_paid(audited: World) -> None:
+    """An auditor who read other tokens out of the same bytes than the till did would pass what nobody checked."""
+    first, heir = audited.join(1), audited.join(2)
+    share(audited, first, heir)
+    assert audited.earn(first).outcome == "accepted"
+    paid = {
+        row.entry.claim_id: row.entry.tokens
+        for row in audited.run(store.entries, 0, 1000)
+        if isinstance(row.entry, Pending)
+    }
+    taken: Cases = audited.run(casework.take, "auditor", 64, terms=audited.audits, now_ms=audited.now_ms)
+    read = {case.claim_id: tokens_of(audited, case) for case in taken.cases}
+    assert read == {claim_id: (claim_id, tokens) for claim_id, tokens in paid.items()}
+    assert len(read) == 3
+
+
+def tokens_of(world: World, case: AuditCase) -> tuple[str, int]:
+    """The claim that a case is about, and how many tokens an auditor looks at, from the signed bytes alone."""
+    lease, bounds = Lease.from_bytes(case.lease), world.judge.bounds
+    if case.fragments:
+        payloads = [open_envelope("fragment", told).payload for told in case.fragments]
+        said = check_fragments(payloads, lease, ROUND, bounds)
+    else:
+        payloads = [open_envelope("rollout", case.rollout).payload]
+        said = check_claim(RolloutClaim.from_bytes(payloads[0]), lease, ROUND, bounds)
+    return digest(payloads[-1]), sum(len(one.tokens) for one in said)
 
 
 def money(world: World, *keys: NodeKey) -> list[tuple[int, int]]:

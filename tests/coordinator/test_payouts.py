@@ -20,7 +20,7 @@ from coordinator.people import owners
 from coordinator.store.state import Database
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind, paid, payable, paying
-from ledger.entry import Paid, PayoutBatch, Pending, Post, amount
+from ledger.entry import Appeal, Paid, PayoutBatch, Pending, Post, Reinstate, Ruling, Void, amount
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound, PayoutFailed, ProofInvalid
 from protocol.owner import PayoutAddress, seal_statement
@@ -143,6 +143,31 @@ def test_only_what_a_checkpoint_covers_is_paid(world: World) -> None:
     assert balance(world, key) == (1_000, 150, 0)
     with pytest.raises(PayoutFailed):  # the same checkpoint again
         world.run(payouts.create, TERMS, now_ms=world.now_ms)
+
+
+def test_what_an_appeal_gave_back_waits_for_a_checkpoint_too(world: World) -> None:
+    """Else money moves on the word of an order that nobody outside has seen."""
+    (key,) = owner(1, world)
+    claim = "f" * 64
+    credit = Pending(
+        claim_id=claim,
+        lease_id="f" * 32,
+        node_id=key.node_id,
+        tokens=500,
+        price_micros_per_mtok=PRICE,
+        amount_micros=amount(500, PRICE),
+    )
+    world.run(store.append_all, [credit, Void(claim_id=claim, reason_code="replay_mismatch")], 0)
+    publish(world)
+    ruled = [
+        Appeal(claim_id=claim, statement_digest="0" * 64),
+        Ruling(claim_id=claim, outcome="granted", reason_code="fault_refuted"),
+        Reinstate(claim_id=claim, appealed_claim_id=claim, reason_code="fault_refuted"),
+    ]
+    world.run(store.append_all, ruled, 0)
+    with pytest.raises(PayoutFailed, match="No owner"):
+        world.run(payouts.create, TERMS, now_ms=world.now_ms)
+    assert [payee.amount_micros for payee in create(world).payees] == [500]
 
 
 def test_nothing_to_pay_makes_no_batch(world: World) -> None:

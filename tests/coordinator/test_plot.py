@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from coordinator.figures.plot import HEIGHT, WIDTH, bars, lines
+from coordinator.figures.plot import CHARACTER_WIDTH, COLOURS, HEIGHT, TOP, WIDTH, bars, lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -24,6 +24,18 @@ def test_every_bar_says_its_value_and_stays_inside_the_picture() -> None:
 
 def test_a_group_may_lack_a_series() -> None:
     assert texts(bars("t", {"a": {"x": 1.0}, "b": {"y": 2.0}}, bound=1.0, top=2.0)).count("1.00") == 1
+
+
+def test_as_many_lines_as_a_plot_may_have_are_told_apart_and_all_named_inside_the_picture() -> None:
+    names = [f"corrected, S = {number}" for number in range(len(COLOURS))]
+    root = ElementTree.fromstring(lines("t", {name: [(0.0, 0.5), (2.0, 1.0)] for name in names}, right=2.0, top=1.0))
+    named = {text.text: text for text in root.iter(f"{SVG}text")}
+    for name in names:
+        x, y = (float(named[name].attrib[side]) for side in ("x", "y"))
+        assert x + CHARACTER_WIDTH * len(name) <= WIDTH
+        assert y < TOP
+    drawn = [line.attrib["stroke"] for line in root.iter(f"{SVG}polyline")][-len(names) :]
+    assert len(set(drawn)) == len(names)
 
 
 @pytest.mark.parametrize("points", [[], [(0.0, 0.0)], [(0.0, 0.5), (2.0, 1.0), (9.0, 1.0)]])

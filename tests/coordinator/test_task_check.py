@@ -96,6 +96,13 @@ def test_a_reward_that_is_wrong_is_found(tmp_path: Path, reward: str, code: str)
     assert found[code].next_step
 
 
+def test_problems_without_an_answer_are_no_proof_that_nothing_can_be_earned(tmp_path: Path) -> None:
+    unknown = PROBLEMS.replace(', "answer": str(number + 1)', "")
+    right = "\ndef reward(problem, completion): return float(completion == str(eval(problem.prompt[:-1])))\n"
+    (one,) = findings(tmp_path, right, problems=unknown)
+    assert (one.code, one.severity) == ("constant", "warning")
+
+
 SOUND = "\ndef reward(completions, answer): return [float(a == b) for a, b in zip(completions, answer)]\n"
 
 

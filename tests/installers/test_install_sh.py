@@ -104,6 +104,19 @@ def test_install_update_and_uninstall(machine: Machine) -> None:
     assert "Nothing is installed" in again.stderr
 
 
+def test_modules_that_lie_where_root_stands_are_not_run(machine: Machine, tmp_path: Path) -> None:
+    """Who may write to a folder in which root runs the installer, such as /tmp, must not become root."""
+    lying, ran = tmp_path / "anybodys", tmp_path / "ran"
+    lying.mkdir()
+    for name in ("ensurepip", "venv", "pip", "zipfile", "hashlib", "pathlib"):
+        (lying / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + chr(10))\n")
+    wheel = next(machine.wheels.iterdir())
+    command = machine.command("--engine", "none", "--sha256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    run = subprocess.run(command, cwd=lying, env=machine.environment({}), capture_output=True, text=True, check=False)
+    assert not ran.exists(), ran.read_text()
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_a_version_that_does_not_start_is_not_switched_to(machine: Machine) -> None:
     assert machine.run().returncode == 0
     small_wheel(machine.wheels, "2.0", exit_code=3)

@@ -63,11 +63,13 @@ def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Message], cut
 def test_a_chunk_is_known_from_the_last_byte_of_its_name_to_the_last_of_its_own() -> None:
     chunk = chunk_id(b"bytes")
     reader, frame = FrameReader(), encode(Chunk(chunk, b"bytes"))
-    known = []
+    known, missing = [], []
     for at in range(len(frame)):
         reader.feed(frame[at : at + 1])
         known.append(reader.arriving)
+        missing.append(reader.missing_bytes)
     name_end = HEADER_BYTES + 32
+    assert missing == [1] * (HEADER_BYTES - 1) + [*range(len(frame) - HEADER_BYTES, 0, -1)] + [1]
     assert known == [None] * (name_end - 1) + [chunk] * (len(frame) - name_end) + [None]
     reader.feed(encode(Want(chunk))[:-1])
     assert reader.arriving is None

@@ -180,7 +180,7 @@ async def test_the_first_bytes_of_a_chunk_are_reported_before_the_last_are_sent(
         assert isinstance(await outcomes.receive(), Began)
         finish.set()
         assert isinstance(await outcomes.receive(), Delivered)
-        upstream.finish()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio

@@ -5,21 +5,27 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from libp2p import new_host
 from libp2p.abc import IHost
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.exceptions import StreamFailure
+from libp2p.network.stream.exceptions import StreamReset
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 from trio.testing import wait_all_tasks_blocked
 
+from protocol import limits
 from protocol.errors import ConfigInvalid, PeerFault
 from protocol.frames import Bye, Farewell, Want
 from protocol.ids import ChunkId
@@ -27,6 +33,7 @@ from protocol.signing import NodeKey
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.host import Host, HostSettings, WrongPeer, open_host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, key, node, server_process, stall, store
 
 DIAL_S = 5.0
@@ -187,6 +194,72 @@ async def test_garbage_in_place_of_a_protocol_name_ends_its_stream_only() -> Non
             await stream.write(garbage)
             await stream.close()
         assert await is_answered(two, one)
+
+
+GREETING = b"\x13/multistream/1.0.0\n"
+
+
+@pytest.mark.trio
+async def test_a_protocol_name_without_end_is_not_kept() -> None:
+    """The windows of the muxer bound what waits to be read, not what a negotiation reads."""
+    async with node(1, say_goodbye) as one, node(2) as two:
+        assert await is_answered(two, one)
+        stream: Any = await two._swarm.new_stream(ID.from_base58(one.node_id))
+        await stream.write(GREETING + b"\xff\xff\xff\xff\x0f")
+        with pytest.raises(MuxedStreamError), trio.fail_after(PATIENT_SECONDS):
+            await stream.muxed_stream.write(bytes(600_000))
+
+
+@pytest.mark.trio
+async def test_a_stranger_whose_first_word_has_no_end_is_let_go_at_once() -> None:
+    async with (
+        node(1, say_goodbye, HostSettings(upgrade_s=PATIENT_SECONDS)) as one,
+        await trio.open_tcp_stream("127.0.0.1", int(one.addresses[0].split(":")[1])) as stranger,
+    ):
+        with trio.fail_after(PATIENT_SECONDS / 2), suppress(trio.BrokenResourceError):
+            await stranger.send_all(b"\xff\xff\xff\xff\x0f")
+            while await stranger.receive_some():  # multistream's greeting, then the end
+                pass
+
+
+@pytest.mark.trio
+async def test_protocols_are_not_proposed_for_ever() -> None:
+    async with node(1, say_goodbye) as one, node(2) as two:
+        assert await is_answered(two, one)
+        stream = await two._swarm.new_stream(ID.from_base58(one.node_id))
+        await stream.write(GREETING + 1000 * b"\x02x\n")
+        answered = b""
+        with trio.fail_after(PATIENT_SECONDS), suppress(StreamReset):
+            while len(answered) < 3000:
+                answered += await stream.read(2**16)
+        assert answered.count(b"na\n") < 2 * limits.NEGOTIATION_WORDS_MAX
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("protocol", ["/ipfs/id/push/1.0.0", "/ipfs/ping/1.0.0"])
+async def test_what_a_stranger_says_unasked_is_not_listened_to(protocol: str) -> None:
+    """Pushed addresses would be stored, and dialled, in our own network, too; pings are work without end."""
+    async with node(1, say_goodbye) as one, node(2) as two:
+        assert await is_answered(two, one)
+        with pytest.raises(StreamFailure), trio.fail_after(PATIENT_SECONDS):
+            await two._host.new_stream(ID.from_base58(one.node_id), [TProtocol(protocol)])
+
+
+@pytest.mark.trio
+async def test_one_address_cannot_take_every_window() -> None:
+    """Streams that a stranger opens and forgets hold windows, without which we could open none ourselves."""
+    share = 4 * INITIAL_WINDOW_BYTES
+    settings = HostSettings(receive_max_bytes=2 * share, receive_per_address_bytes=share)
+    async with node(1, say_goodbye, settings) as one, node(2) as two, node(3) as three, node(4, say_goodbye) as four:
+        for stranger in (two, three):
+            assert await is_answered(stranger, one)
+        for stranger in (two, three, two, three, two, three):
+            await stranger._swarm.new_stream(ID.from_base58(one.node_id))
+        with trio.fail_after(PATIENT_SECONDS):
+            while one.budget.left > share:
+                await wait_all_tasks_blocked(0.01)
+        assert one.budget.left == share
+        assert await is_answered(one, four)
 
 
 @pytest.mark.trio

@@ -103,6 +103,31 @@ async def test_only_fin_is_a_clean_end() -> None:
             await cut_end.read()
 
 
+async def test_a_reader_that_waits_for_much_is_not_woken_for_little_but_for_the_end() -> None:
+    async with face_to_face() as (one, two):
+        stream = await one.muxed.open_stream()
+        other = await two.muxed.accept_stream()
+        other.enough = 10
+        got: list[bytes] = []
+
+        async def read() -> None:
+            got.append(await other.read())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await stream.write(b"12345")
+            await wait_all_tasks_blocked()
+            assert not got
+            await stream.write(b"67890ab")
+        assert got == [b"1234567890ab"]
+        await stream.write(b"rest")
+        await stream.close_write()
+        await wait_all_tasks_blocked()
+        assert await other.read() == b"rest"
+        with pytest.raises(MuxedStreamEOF):
+            await other.read()
+
+
 async def test_closing_a_connection_first_sends_what_was_written() -> None:
     async with face_to_face() as (one, two):
         stream = await one.muxed.open_stream()

@@ -17,6 +17,7 @@ from swarm_node.p2p.yamux_frames import (
 )
 from swarm_node.p2p.yamux_machine import (
     BODY_MAX_BYTES,
+    CRUMB_BYTES,
     FRAME_MAX_BYTES,
     Arrived,
     Ended,
@@ -128,6 +129,16 @@ def test_no_frame_is_larger_than_what_is_sent_at_once() -> None:
     machine.write(name, memoryview(bytes(20_000)))
     assert [len(frame) - 12 for frame in machine.output(8_000)] == [8_000]
     assert [len(frame) - 12 for frame in machine.output(EVERYTHING)] == [12_000]
+
+
+def test_a_crumb_at_the_end_goes_along() -> None:
+    machine = Machine(initiator=True)
+    name = machine.open()
+    sent(machine)
+    for more, bodies in ((CRUMB_BYTES, [8_000 + CRUMB_BYTES]), (CRUMB_BYTES + 1, [8_000, CRUMB_BYTES + 1])):
+        machine.write(name, memoryview(bytes(8_000 + more)))
+        assert [len(machine.output(8_000)[0]) - 12 for _ in bodies] == bodies
+        assert not machine.has_output
 
 
 def test_streams_take_turns_and_answers_go_first() -> None:

@@ -21,7 +21,7 @@ from protocol.errors import ConfigInvalid, PayoutFailed, Unreachable
 GAS_PRICE_PERCENT = 125
 """Of what the chain asks at the moment: it may rise until the transaction's block."""
 
-CONTRACT: dict[str, Any] = json.loads(resources.files("coordinator").joinpath("rails/payouts.json").read_text())
+CONTRACT: dict[str, Any] = json.loads(resources.files(__package__).joinpath("payouts.json").read_text())
 
 
 class Chain:

@@ -1,6 +1,7 @@
 """A round's copy of its problems: whatever they came from, complete, without repetition, and never changed."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_columns_come_to_the_reward_as_they_are(tmp_path: Path) -> None:
     assert problem.answer == '[2, "two"]'
     assert problem.columns["answer"] == [2, "two"]
     assert (problem.columns["level"], problem.columns["none"]) == (7, None)
+
+
+@pytest.mark.parametrize("kept_as", [dict, json.dumps])
+def test_a_row_of_verls_needs_no_columns_named(tmp_path: Path, kept_as: Callable[[dict[str, str]], object]) -> None:
+    asked = [{"role": "user", "content": "1+1"}]
+    row = {"data_source": "sums", "prompt": asked, "reward_model": kept_as({"style": "rule", "ground_truth": "2"})}
+    task = copied(config(tmp_path, train=lines(tmp_path / "p.jsonl", [row])))
+    (problem,) = (found for split in (every(task, 1),) for found in split)
+    assert (problem.prompt, problem.answer) == ((ChatMessage("user", "1+1"),), "2")
 
 
 def test_prompts_may_be_messages(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coordinator.learner.advantages import advantages, judged, of_batch, of_group, overlong_penalty, varied
-from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.algorithm import PRESETS, Algorithm, Baseline
 from coordinator.learner.batch import collate
 from tests.coordinator.learner.groups import UNEQUAL
 
@@ -38,7 +38,16 @@ def test_no_baseline_leaves_rewards_alone() -> None:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_equal_rewards_teach_nothing(name: str, reward: float) -> None:
     found = advantages(torch.full((7,), reward), torch.zeros(7, dtype=torch.long), 1, PRESETS[name])
-    assert found.tolist() == pytest.approx([0.0] * 7, abs=1e-1 if name == "reinforce_pp" else 0.0)
+    assert found.tolist() == [0.0] * 7
+
+
+@pytest.mark.parametrize("baseline", ["batch", "none"])
+def test_no_advantage_is_divided_by_a_deviation_of_nothing(baseline: Baseline) -> None:
+    """Against the mean of a batch, a group of equal rewards lies above or below; but it has no deviation of its own."""
+    rewards, owners = torch.tensor([1.0, 1.0, 0.0, 0.5]), torch.tensor([0, 0, 1, 1])
+    found = advantages(rewards, owners, 2, Algorithm(baseline=baseline, scale_rewards="group"))
+    assert found[:2].tolist() == [0.0, 0.0]
+    assert found.abs().max() < 10
 
 
 def test_a_sample_alone_in_its_group_teaches_nothing() -> None:

@@ -62,6 +62,12 @@ def test_a_step_makes_rewarded_completions_likelier(policy_folder: Path) -> None
     assert all(distance < 1e-4 for distance in step.distances.values())
 
 
+def test_token_0_may_be_the_end(policy_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(policy_folder, folder := tmp_path / "policy")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    assert Policy(folder, SETTINGS).ends == [0]
+
+
 def test_a_claim_with_invented_logprobs_stands_out(policy_folder: Path) -> None:
     policy = Policy(policy_folder, SETTINGS)
     honest = fresh(policy, UNEQUAL)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,22 @@ def test_what_two_ranks_publish_is_byte_for_byte_what_one_exports(results: Path,
     assert ours == theirs
 
 
-def test_every_hand_gets_pieces_of_about_the_same_size() -> None:
+@pytest.mark.parametrize("budget", [0, 60])
+def test_every_hand_gets_as_many_pieces_of_about_the_same_size(budget: int) -> None:
+    """One more than there are hands would have all of them compute twice."""
     data = collate([group for group in UNEQUAL for _ in range(20)])
     everything = torch.arange(len(data.rewards))
+    alone = len(pieces(data, everything, budget))
     for hands in (1, 2, 3, 8):
-        found = list(pieces(data, everything, 0, hands=hands))
+        found = pieces(data, everything, budget, hands=hands)
         assert sorted(torch.cat(found).tolist()) == everything.tolist()
-        assert hands <= len(found) <= hands + 1
+        assert len(found) == hands * ceil(alone / hands)
+        sizes = [
+            int(data.lengths[piece].sum()) + sum(len(data.prompts[n]) for n in set(data.owners[piece].tolist()))
+            for piece in found
+        ]
+        assert max(sizes) <= (budget or max(sizes))
+        assert max(sizes) < 2 * sum(sizes) / len(sizes)
 
 
 HANGS = """

@@ -1,5 +1,6 @@
 """Accuracy by one forward pass, and the corpus and course of the warm start."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from coordinator.learner import warmstart
-from coordinator.learner.evaluate import Encode, accuracy
+from coordinator.learner.evaluate import Encode, accuracy, answered
 from protocol.tasks.arithmetic import Arithmetic
 
 END = 2
@@ -27,7 +28,7 @@ def test_accuracy_is_that_of_greedy_decoding(policy_folder: Path, encode: Encode
     problems = Arithmetic().problems("validation")[:40]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):
-        warmstart.imitate(model, optimizer, problems[:20], encode, END)
+        warmstart.imitate(model, optimizer, answered(problems[:20], encode, END))
     right = 0
     for problem in problems:
         asked = torch.tensor([encode(problem.prompt)])
@@ -35,6 +36,40 @@ def test_accuracy_is_that_of_greedy_decoding(policy_folder: Path, encode: Encode
         right += said[0, asked.shape[1] :].tolist() == [*encode(problem.answer), END]
     assert 10 < right < 30, "the comparison needs right and wrong answers"
     assert accuracy(model, problems, encode, END) == right / 40
+
+
+def test_accuracy_holds_no_more_logits_than_it_may(policy_folder: Path, encode: Encode) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
+    problems, held = Arithmetic().problems("validation")[:40], list[int]()
+    whole = accuracy(model, problems, encode, END)
+    model.register_forward_hook(lambda _model, _inputs, found: held.append(found.logits.numel()))
+    most = 8 * model.config.vocab_size * 10  # eight rows of at most ten tokens
+    assert accuracy(model, problems, encode, END, logits_max=most) == whole
+    assert len(held) > 1
+    assert max(held) <= most
+
+
+def test_a_single_row_is_computed_however_wide_its_logits_are(policy_folder: Path, encode: Encode) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
+    problems = Arithmetic().problems("validation")[:3]
+    assert accuracy(model, problems, encode, END, logits_max=1) == accuracy(model, problems, encode, END)
+
+
+def test_problems_are_fed_where_the_model_lies(policy_folder: Path, encode: Encode) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder)
+    model.to("meta")
+    fed = list[torch.device]()
+
+    def note(_model: Any, _inputs: Any, named: dict[str, Any]) -> None:
+        fed.append(named["input_ids"].device)
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    problems = Arithmetic().problems("validation")[:4]
+    with suppress(RuntimeError):  # a tensor without numbers has no loss to be told
+        warmstart.imitate(model, torch.optim.AdamW(model.parameters()), answered(problems, encode, END))
+    with suppress(RuntimeError):
+        accuracy(model, problems, encode, END)
+    assert fed == [torch.device("meta")] * 2
 
 
 def test_the_warm_start_ends_and_tells_how_far_it_is(policy_folder: Path, encode: Encode) -> None:

@@ -27,6 +27,15 @@ def chatty(prompts, completions, **kwargs):
 async def waits(completions, completion_ids, **kwargs):
     return [float(ids[0]) for ids in completion_ids]
 
+class Short:
+    # as that of get_repetition_penalty_reward, which is TRL's own
+
+    def __call__(self, completion_ids, **kwargs):
+        assert "prompts" in kwargs and "completions" in kwargs
+        return [1.0 / len(ids) for ids in completion_ids]
+
+short = Short()
+
 def only_some(completions, **kwargs):
     return [1.0 if said == "4" else None for said in completions]
 
@@ -38,6 +47,10 @@ VERL = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert data_source == "sums" and extra_info == {"hard": False}
     return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "pred": solution_str}
+
+def of_gsm8k(solution_str, ground_truth, method="strict"):
+    assert method == "strict"
+    return float(solution_str == ground_truth)
 """
 
 OURS = """
@@ -64,7 +77,9 @@ def scores(folder: Path, text: str, name: str, job: Job = JOB) -> list[float]:
         (TRL, "by_column", [0.3, 0.0]),
         (TRL, "exact", [1.0, 0.0]),
         (TRL, "waits", [7.0, 8.0]),
+        (TRL, "short", [0.5, 0.5]),
         (VERL, "compute_score", [1.0, 0.0]),
+        (VERL, "of_gsm8k", [1.0, 0.0]),
         (OURS, "judged", [0.5, 0.5]),
     ],
 )

@@ -11,6 +11,10 @@ from swarm_node.live import lines, view
 NOW_MS = 1_800_000_000_000
 
 
+STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\rpaid to evm:0x0"
+"""Fills a terminal's clipboard, clears its screen, and begins a line anew."""
+
+
 def told(**changes: Any) -> dict[str, Any]:
     """A snapshot of an agent that works."""
     moved = {"from_peers": 3_000_000_000, "from_seeder": 0, "from_http": 1_000_000, "to_peers": 2_500_000_000}
@@ -153,3 +157,15 @@ def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
 )
 def test_sizes(count: float, said: str) -> None:
     assert lines.size(count) == said
+
+
+@pytest.mark.parametrize("place", ["resting", "distrust", "no_work", "no_upload", "rejected"])
+def test_no_word_of_a_coordinator_steers_the_terminal(place: str) -> None:
+    change: dict[str, Any] = {place: {STEERING: 1} if place == "rejected" else STEERING, "open_leases": 0}
+    assert "\x1b" not in "".join(lines.of_status(told(**change)))
+    drawn = io.StringIO()
+    Console(file=drawn, width=200, force_terminal=True, color_system=None).print(view.panel(told(**change)))
+    assert "\x1b]" not in drawn.getvalue()
+    assert "\x1b[2J" not in drawn.getvalue()
+    last = {"at_ms": NOW_MS, "message": STEERING, "hint": STEERING, "code": STEERING}
+    assert "\x1b" not in "".join(lines.of_stopped("No agent runs.", last, now_ms=NOW_MS))

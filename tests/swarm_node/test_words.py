@@ -1,0 +1,38 @@
+"""What a coordinator says to a node's owner on a terminal: words, and nothing that steers it."""
+
+import json
+
+import pytest
+
+from protocol.auditing import Explanation
+from protocol.owner import Earnings, NodeEarnings
+from protocol.signing import NodeKey
+from swarm_node.commands import keys
+from swarm_node.why import lines
+
+STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you"
+NODE = NodeKey(bytes(32)).node_id
+
+
+def test_an_explanation_does_not_steer_the_terminal() -> None:
+    report = {"findings": [{"rule": STEERING, "outcome": "hard", "expected": STEERING, "observed": 1, "positions": []}]}
+    said = Explanation(
+        lease_id="0" * 32, claim_id=STEERING, state=STEERING, code=STEERING, said=STEERING, finding="hard",
+        appeal="denied", ruling=STEERING, report=json.dumps(report).encode(), lease=b"", rollout=b"",
+    )  # fmt: skip
+    told = "".join(lines(said))
+    assert told.isprintable()
+    assert "\\x1b]52" in told
+
+
+def test_earnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are other people's, and addresses the coordinator's word."""
+    amounts = {"pending_micros": 1, "payable_micros": 2, "paying_micros": 3, "paid_micros": 4}
+    row = NodeEarnings(node_id=NODE, name=STEERING, revoked=False, **amounts)
+    found = Earnings(
+        owner=NODE, nodes=(row,), total=row, address=STEERING, next_address=STEERING, next_from_ms=1_800_000_000_000
+    )
+    keys.show_earnings(found)
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "[link=" in told, "no markup either"

@@ -133,7 +133,7 @@ $(TRL): $(STAMP)
 	@touch $(TRL)
 
 # constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
-# newer there than libp2p asks for (ADR 0035). Only torch finds what it brings along itself: that differs by platform.
+# newer there than libp2p asks for (ADR 0035), and Python 3.14 would have to compile coincurve. Only torch finds what it brings along itself: that differs by platform.
 # Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt
@@ -141,10 +141,10 @@ $(STAMP): pyproject.toml constraints.txt
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  found=; \
 	  for python in $(PYTHON) python3.11 python3 python3.12 python3.13; do \
-	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+	    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; then found=$$python; break; fi; \
 	  done; \
 	  if [ -z "$$found" ]; then \
-	    echo 'Python 3.11 or newer is needed, and none was found.' >&2; \
+	    echo 'Python 3.11, 3.12 or 3.13 is needed, and none was found.' >&2; \
 	    echo 'Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11' >&2; exit 1; \
 	  fi; \
 	  if ! $$found -m venv --clear $(VENV) >/dev/null; then \

@@ -33,6 +33,7 @@ from coordinator.commands import (
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
 
 app = typer.Typer(
@@ -51,7 +52,13 @@ app.add_typer(evaluate.app, name="eval")
 app.add_typer(samples.app, name="samples")
 app.add_typer(task.app, name="task")
 app.add_typer(policy.app, name="policy")
-app.command()(audit.calibrate)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator calibrate round.toml --node NODE_ID --class vllm/bf16/cuda",
+        "name the class in `audit.tolerance` or `audit.classes`, and `launch` again.",
+        EXIT_CODES,
+    )
+)(audit.calibrate)
 
 
 def say_version(wanted: bool) -> None:
@@ -78,10 +85,20 @@ def program(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 
 
-app.command(epilog=EXIT_CODES)(init.init)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator init round.toml", "`plan` says what it needs and costs, `launch` starts it.", EXIT_CODES
+    )
+)(init.init)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator launch round.toml",
+        "hand out the line that it prints; `status` says whether the learner waits, and why.",
+        EXIT_CODES,
+    )
+)
 def launch(
     config_file: ConfigFile,
     settings: Settings,
@@ -104,7 +121,13 @@ def launch(
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator api runs/round --listen 127.0.0.1:8702",
+        "name its address to the proxy that stands before the coordinator.",
+        EXIT_CODES,
+    )
+)
 def api(
     folder: Annotated[Path, typer.Argument(help="The folder of a launched round on PostgreSQL.")],
     listen: Annotated[str, typer.Option(help="Address of this process's HTTP API.")] = "127.0.0.1:8702",
@@ -121,10 +144,22 @@ def api(
     asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
 
 
-app.command(epilog=EXIT_CODES)(status.status)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator status round.toml",
+        "set what its first line names; `nodes list` and `samples show` look closer.",
+        EXIT_CODES,
+    )
+)(status.status)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator fsck round.toml",
+        "if anything differs, `restore` the last backup into a new folder.",
+        EXIT_CODES,
+    )
+)
 def fsck(
     config_file: ConfigFile,
     settings: Settings,
@@ -155,7 +190,13 @@ def fsck(
     raise typer.Exit(1 if found else 0)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator export round.toml policy --best",
+        'transformers loads the folder: AutoModelForCausalLM.from_pretrained("policy").',
+        EXIT_CODES,
+    )
+)
 def export(
     config_file: ConfigFile,
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -173,7 +214,13 @@ def export(
     typer.echo(f"{folder}: the policy after {update} updates")
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator demo examples/demo.toml --seed 1 --stay",
+        "`launch` and `swarm-node join` start the same by hand.",
+        EXIT_CODES,
+    )
+)
 def demo(
     config_file: ConfigFile,
     settings: Settings,
@@ -198,14 +245,46 @@ def demo(
     raise typer.Exit(asyncio.run(demonstration.run(options)))
 
 
-app.command(epilog=EXIT_CODES)(upgrade.upgrade)
-app.command(epilog=EXIT_CODES)(backup.backup)
-app.command(epilog=EXIT_CODES)(backup.restore)
-app.command(epilog=EXIT_CODES)(planning.plan)
-app.command(epilog=EXIT_CODES)(planning.simulate)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator upgrade round.toml --dry-run", "the same without --dry-run, then `launch`.", EXIT_CODES
+    )
+)(upgrade.upgrade)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator backup round.toml /media/disk/round.tar",
+        "`restore` it once into an empty folder: only that proves that you can.",
+        EXIT_CODES,
+    )
+)(backup.backup)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator restore /media/disk/round.tar runs/again --nothing-newer",
+        "`launch` as it prints.",
+        EXIT_CODES,
+    )
+)(backup.restore)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator plan round.toml --train-s 60 --group-s 55 --broadcast-s 20",
+        "`simulate` plays the round with the same figures; `plan --live` later takes what was measured.",
+        EXIT_CODES,
+    )
+)(planning.plan)
+app.command(
+    epilog=lesson(
+        "swarm-coordinator simulate round.toml --nodes 20 --train-s 60 --group-s 55",
+        "try another setting with --set; then `launch`.",
+        EXIT_CODES,
+    )
+)(planning.simulate)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator auditor round.toml", "`status` says how many claims still wait for one.", EXIT_CODES
+    )
+)
 def auditor(
     source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
     settings: Settings,
@@ -228,7 +307,13 @@ def auditor(
     run(config, "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}")
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator learner round.toml --coordinator http://10.0.0.2:8700 --token operator.token",
+        "`status` says which update it has come to.",
+        EXIT_CODES,
+    )
+)
 def learner(
     source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
     settings: Settings,

@@ -7,6 +7,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
@@ -32,6 +33,8 @@ GRACE_S = 4.0
 
 PRICES = (1_000_000, 800_000, 1_200_000)
 """Millionths of a unit per million tokens; the nodes take turns."""
+
+FOUND = {"pass": "passed", "pardon": "pardoned, as nobody could check them in time"}
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,6 @@ def summarise(seed: int, status: dict[str, Any], nodes: list[dict[str, Any]], se
         "audit": {"share": round(status["audit"]["share"], 4), "verdicts": status["audit"]["verdicts"]},
         "credit_micros_per_update": round(sum(node["posted_micros"] for node in nodes) / max(1, status["update"])),
         "fleet": {one["name"]: one["reason"] for one in status["fleet"]},
-        "alarm": status["alarm"],
         "credits_by_node": {node["name"]: node["posted_micros"] for node in nodes},
         "seconds": round(seconds, 1),
     }
@@ -248,12 +250,12 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     age = summary["age"]
     table.add_row("age of what was trained on", f"mean {age['mean']:.1f}, p99 {age['p99']} updates")
     table.add_row("work in vain", f"{summary['in_vain_share']:.1%}")
-    found = ", ".join(f"{count} {finding}" for finding, count in summary["audit"]["verdicts"].items()) or "none"
+    verdicts = summary["audit"]["verdicts"]
+    found = ", ".join(f"{count} {FOUND.get(finding, finding)}" for finding, count in verdicts.items()) or "none"
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")
-    table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}")
+    shared = f"learner, auditor and {len(nodes)} nodes share {os.cpu_count()} processor cores"
+    table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
     table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
-    if summary["alarm"]:
-        table.add_row("alarm", summary["alarm"])
     table.add_row("seconds", str(summary["seconds"]))
     console.print(table)
     columns = ("node", "tokens", "price / Mtok", "credit", "from peers", "uploaded")

@@ -40,7 +40,7 @@ Installs or updates swarm-node, the agent that lends this machine to a training 
   --version X        install version X instead of the newest
   --find-links DIR   take packages from this folder, too (a wheel that you built or downloaded)
   --sha256 HEX       refuse a wheel of echo-swarm with another hash
-  --python PATH      the Python to use; otherwise the first of python3.13 … python3.11, python3 that is new enough
+  --python PATH      the Python to use; otherwise the first of python3.13 … python3.11, python3 that fits
   --prefix DIR       where everything goes ($PREFIX)
   --bin DIR          where the command goes ($BIN)
   --service JOIN     also start the agent with this machine (or, without root, when you log in), for the round at JOIN
@@ -114,24 +114,32 @@ find_system() {
   if [ "$SYSTEM" = Darwin ] && [ "$MACHINE" = x86_64 ]; then
     die "Macs with Intel processors are not supported: torch has no builds for them any more."
   fi
-  if [ "$SYSTEM" = Linux ] && ! { ldd --version 2>&1 || true; } | grep -qi -e gnu -e glibc; then
-    die "This Linux has no glibc, for which torch and vLLM are built." "Use a container with Debian on it: see the Dockerfile."
-  fi
+  GLIBC=0
+  [ "$SYSTEM" = Linux ] || return 0
+  LIBC=$({ ldd --version 2>&1 || true; } | head -n 1)
+  case $LIBC in
+    *GNU* | *GLIBC* | *glibc*) ;;
+    *) die "This Linux has no glibc, for which torch and vLLM are built." "Use a container with Debian on it: see the Dockerfile." ;;
+  esac
+  GLIBC=$(printf '%s' "${LIBC##* 2.}" | sed 's/[^0-9].*//')
+  [ "${GLIBC:-0}" -ge 28 ] || die "Every package is built for glibc 2.28 or newer, and this system has 2.${GLIBC:-?}." \
+    "Use a newer release of it, or a container with Debian on it: see the Dockerfile."
 }
 
-new_enough() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; }
+# Python 3.14 would have to compile coincurve, which libp2p asks for.
+new_enough() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; }
 
 find_python() {
   if [ -n "$PYTHON" ]; then
-    new_enough "$PYTHON" || die "$PYTHON is not a Python of 3.11 to 3.14." "Name another with --python."
+    new_enough "$PYTHON" || die "$PYTHON is not a Python of 3.11 to 3.13." "Name another with --python."
   else
     for candidate in python3.13 python3.12 python3.11 python3; do
       if command -v "$candidate" >/dev/null 2>&1 && new_enough "$candidate"; then PYTHON=$(command -v "$candidate"); break; fi
     done
   fi
-  [ -n "$PYTHON" ] || die "Python 3.11 or newer is needed, and none was found." \
+  [ -n "$PYTHON" ] || die "Python 3.11, 3.12 or 3.13 is needed, and none was found." \
     "Debian, Ubuntu:  sudo apt-get install python3 python3-venv" \
-    "Fedora:          sudo dnf install python3" \
+    "Fedora:          sudo dnf install python3.13" \
     "macOS:           brew install python@3.12" \
     "Or name one with --python PATH."
   UV=$(command -v uv 2>/dev/null || true)
@@ -142,6 +150,8 @@ find_python() {
 }
 
 find_engine() {
+  # By what installers/vllm.lock resolves to on each: some of it is built for newer systems than the agent is.
+  case $MACHINE in aarch64 | arm64) VLLM_GLIBC=34 ;; *) VLLM_GLIBC=31 ;; esac
   WHY="as you said"
   CARD=
   CARD_MB=0
@@ -151,7 +161,9 @@ find_engine() {
     CARD_MB=${CARD_MB:-0}
   fi
   if [ "$ENGINE" = auto ]; then
-    if [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ]; then
+    if [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ] && [ "$GLIBC" -lt "$VLLM_GLIBC" ]; then
+      ENGINE=torch WHY="vLLM is built for glibc 2.$VLLM_GLIBC here, and this system has 2.$GLIBC"
+    elif [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ]; then
       ENGINE=vllm WHY="$CARD has $CARD_MB MB"
     elif [ -n "$CARD" ]; then
       ENGINE=torch WHY="$CARD has $CARD_MB MB, vLLM wants 16 GB"
@@ -162,7 +174,11 @@ find_engine() {
     fi
   fi
   case $ENGINE in
-    vllm) [ -n "$CARD" ] || die "vLLM needs an NVIDIA card, and nvidia-smi shows none." "--engine torch samples without one." ;;
+    vllm)
+      [ -n "$CARD" ] || die "vLLM needs an NVIDIA card, and nvidia-smi shows none." "--engine torch samples without one."
+      [ "$GLIBC" -ge "$VLLM_GLIBC" ] || \
+        die "vLLM is built for glibc 2.$VLLM_GLIBC or newer on $MACHINE, and this system has 2.$GLIBC." \
+          "--engine torch samples with the card, too." ;;
     llama)
       command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || \
         die "llama.cpp is compiled for your machine, and there is no C++ compiler." \

@@ -181,7 +181,7 @@ class Coordinator:
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Unreachable(
                 f"The coordinator at {self.url} does not answer ({type(error).__name__}: {error}).",
-                hint="The node keeps trying; check the network if this lasts.",
+                hint="Check its address, and the network of this machine.",
             ) from error
         if response.status_code // 100 == 2:
             return data

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
 from swarm_node import locks, logs
 from swarm_node.commands import agent, appeal, doctor, join, keys, ledger
@@ -36,14 +37,44 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command(epilog=join.EXIT_CODES)(join.join)
-app.command(epilog=join.EXIT_CODES)(join.mirror)
-app.command(epilog=doctor.EXIT_CODES)(doctor.doctor)
+app.command(
+    epilog=lesson(
+        "swarm-node join http://swarm.example.org:8700#FINGERPRINT --hours 22:00-07:00",
+        "`status` in another terminal says what it does; `doctor` says why it cannot.",
+        join.EXIT_CODES,
+    )
+)(join.join)
+app.command(
+    epilog=lesson(
+        "swarm-node mirror JOIN_STRING --listen 0.0.0.0:8701 --upload-gb 500",
+        "the leaderboard shows what it passed on.",
+        join.EXIT_CODES,
+    )
+)(join.mirror)
+app.command(
+    epilog=lesson(
+        "swarm-node doctor JOIN_STRING --bundle report.zip",
+        "mend what fails, by the step named beside it; then `join`.",
+        doctor.EXIT_CODES,
+    )
+)(doctor.doctor)
 agent.add_to(app)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
-app.command(epilog=keys.EXIT_CODES)(keys.earnings)
-app.command(epilog=appeal.EXIT_CODES)(appeal.appeal)
+app.command(
+    epilog=lesson(
+        "swarm-node earnings JOIN_STRING",
+        "`keys address` says where to pay; `why` tells what became of single leases.",
+        keys.EXIT_CODES,
+    )
+)(keys.earnings)
+app.command(
+    epilog=lesson(
+        "swarm-node appeal JOIN_STRING LEASE --reason 'this card passes my own replay'",
+        "the same again, later, says how the operator has ruled.",
+        appeal.EXIT_CODES,
+    )
+)(appeal.appeal)
 
 
 def say_version(wanted: bool) -> None:
@@ -67,7 +98,13 @@ def program(
         os.environ[VARIABLE] = "json"  # the engine inherits it
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-node bench JOIN_STRING --groups 16",
+        "`join` with the --engine and --groups that were fastest.",
+        "Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    )
+)
 def bench(
     policy: Annotated[str, typer.Argument(help="A policy folder, or the join string of a round that this home knows.")],
     home: Annotated[Path, typer.Option(help="Where the round's versions are, given a join string.")] = DEFAULT_HOME,
@@ -116,7 +153,13 @@ def bench(
         )
 
 
-@app.command(epilog="Exit codes: 0 told, 1 failed, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.")
+@app.command(
+    epilog=lesson(
+        "swarm-node why JOIN_STRING LEASE --replay",
+        "`appeal`, if the evidence does not convince you.",
+        "Exit codes: 0 told, 1 failed, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.",
+    )
+)
 def why(
     join_string: JoinText,
     lease: Annotated[str, typer.Argument(help="A lease or claim of this node; without, its last ones.")] = "",
@@ -134,7 +177,7 @@ def why(
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
     join = joining.parse(join_string)
-    found = trio.run(asking.ask, join, identity.load_or_create(home / "node.key").key, lease)
+    found = trio.run(asking.ask, join, identity.of(home).key, lease)
     for explanation in found.explanations:
         if as_json:
             told = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
@@ -145,7 +188,13 @@ def why(
         raise typer.Exit(asking.replay(join, home, found))
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-node seed --blobs runs/demo/blobs --key seeder.key --listen 0.0.0.0:8701",
+        "nothing by hand: a coordinator starts its own, and names it to all nodes.",
+        "Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    )
+)
 def seed(
     blobs: Annotated[Path, typer.Option(help="Folder of chunks, as a coordinator or a node keeps it.")],
     key: Annotated[Path, typer.Option(help="File of the seeder's key; made if it is not there.")],

@@ -34,6 +34,14 @@ def load_or_create(path: Path) -> Identity:
     return _load(path)
 
 
+def of(home: Path) -> Identity:
+    """The identity of a home in which a node is; a mistyped home gets none."""
+    path = home / FILE
+    if not path.exists():
+        raise ConfigInvalid(f"There is no node in {home}.", hint="Name its --home; `swarm-node join` makes a new one.")
+    return _load(path)
+
+
 @contextmanager
 def only_agent(home: Path) -> Iterator[None]:
     """Nobody else uses this home until the end."""

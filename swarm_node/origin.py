@@ -76,7 +76,7 @@ class Origin:
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
             raise Unreachable(
                 f"{self.url} does not answer ({type(error).__name__}: {error}).",
-                hint="The node keeps trying; check the network if this lasts.",
+                hint="Check its address, and the network of this machine.",
             ) from error
 
     async def _answer(self, url: str, max_bytes: int) -> bytes | None:

@@ -17,6 +17,7 @@ from coordinator.commands.nodes import when
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import Unreachable
+from protocol.lesson import lesson
 
 app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
 
@@ -31,7 +32,12 @@ class Word(StrEnum):
     DENY = "deny"
 
 
-@app.command("list", epilog=EXIT_CODES)
+@app.command(
+    "list",
+    epilog=lesson(
+        "swarm-coordinator appeals list round.toml", "`appeals show` with a number; then `appeals rule`.", EXIT_CODES
+    ),
+)
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all appeals: those that wait, the oldest first, then those that were ruled on."""
     from coordinator.people import appeals
@@ -50,7 +56,13 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
     typer.echo(f"{len(rows)} appeals, {sum(row['state'] == 'open' for row in rows)} wait for a ruling")
 
 
-@app.command(epilog=f"{EXIT_CODES[:-1]}; with --replay 0 pass, 3 soft fail, 4 hard fail, 1 no verdict.")
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator appeals show round.toml 3 --replay",
+        "`appeals rule`: grant what the replay does not confirm, deny the rest.",
+        f"{EXIT_CODES[:-1]}; with --replay 0 pass, 3 soft fail, 4 hard fail, 1 no verdict.",
+    )
+)
 def show(
     config_file: ConfigFile,
     number: Number,
@@ -75,7 +87,13 @@ def show(
         audit.replay(config_file, settings, row["claim_id"], tolerance=config.audit.tolerance, as_json=as_json)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator appeals rule round.toml 3 deny --reason 'the replay differs here, too'",
+        "nothing: it is for good, and the node reads it in the answer to its appeal.",
+        EXIT_CODES,
+    )
+)
 def rule(
     config_file: ConfigFile,
     number: Number,

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.commands.options import ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import AuditFailed, ConfigInvalid, SwarmError
+from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.audit.case import Case, RoundArchive
@@ -37,7 +38,13 @@ Neighbours = Annotated[
 ]
 
 
-@app.command(epilog="Exit codes: 0 pass, 3 soft fail, 4 hard fail, 1 no verdict, 2 a setting is wrong.")
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator audit replay round.toml CLAIM",
+        "`nodes show` its node; after a hard fail `nodes ban` may be what is left.",
+        "Exit codes: 0 pass, 3 soft fail, 4 hard fail, 1 no verdict, 2 a setting is wrong.",
+    )
+)
 def replay(
     source: Annotated[Path, typer.Argument(help="The round's TOML file, or a folder made by `audit export`.")],
     settings: Settings,
@@ -63,7 +70,13 @@ def replay(
     raise typer.Exit(EXIT_OF_OUTCOME[report.outcome])
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator audit export round.toml CLAIM case",
+        "`audit replay case` on any machine that has the case and this program.",
+        EXIT_CODES,
+    )
+)
 def export(
     config_file: ConfigFile,
     claim: Annotated[str, typer.Argument(help="The claim's id.")],
@@ -81,7 +94,13 @@ def export(
     typer.echo(f"swarm-coordinator audit replay {shlex.quote(str(folder))}")
 
 
-@app.command(epilog="Exit codes: 0 told, 1 failed, 2 a setting is wrong.")
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator audit provenance round.toml OWNER",
+        "`policy rollback` to a version before theirs.",
+        "Exit codes: 0 told, 1 failed, 2 a setting is wrong.",
+    )
+)
 def provenance(
     config_file: ConfigFile,
     owner: Annotated[str, typer.Argument(help="The owner; a node's own id, if it has no other.")],

@@ -9,13 +9,20 @@ import typer
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load, manual
 from protocol.errors import ConfigInvalid
+from protocol.lesson import lesson
 
 app = typer.Typer(help="Check and explain a round's settings.", no_args_is_help=True, add_completion=False)
 
 EXIT_CODES = "Exit codes: 0 good, 2 a setting is wrong."
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator config check round.toml --set staleness.max_updates=6",
+        "`plan` says how many nodes these settings need.",
+        EXIT_CODES,
+    )
+)
 def check(config_file: ConfigFile, settings: Settings) -> None:
     """Say whether the settings are good, and what is probably not meant; starts nothing."""
     config = load(config_file, settings)
@@ -24,7 +31,11 @@ def check(config_file: ConfigFile, settings: Settings) -> None:
     typer.echo(f"{config_file} is good.")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator config show round.toml", "`config explain` says what each of them does.", EXIT_CODES
+    )
+)
 def show(
     config_file: ConfigFile,
     settings: Settings,
@@ -40,7 +51,13 @@ def show(
             typer.echo(manual.explain(config, key.path)[0])
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator config explain round.toml --only staleness",
+        "change it in the file, or for one run with --set staleness.max_updates=6.",
+        EXIT_CODES,
+    )
+)
 def explain(
     settings: Settings,
     config_file: Annotated[Path | None, typer.Argument(help="The round's TOML file; else the defaults.")] = None,

@@ -16,6 +16,7 @@ from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.figures import overview
 from protocol.errors import ConfigInvalid, NotFound, Unreachable
+from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.config import Config
@@ -36,7 +37,13 @@ EVALUATED: tuple[Literal["held_out", "validation"], ...] = ("held_out", "validat
 Version = Annotated[int, typer.Option(min=0, help="A version; 0: every version.")]
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator eval run round.toml --problems 64",
+        "`eval show` tells it problem by problem; `export --best` writes the best version.",
+        EXIT_CODES,
+    )
+)
 def run(
     config_file: ConfigFile,
     settings: Settings,
@@ -66,7 +73,12 @@ def run(
         raise typer.Exit(3)
 
 
-@app.command("list", epilog=EXIT_CODES)
+@app.command(
+    "list",
+    epilog=lesson(
+        "swarm-coordinator eval list round.toml", "`eval show` for the last one, or for a version.", EXIT_CODES
+    ),
+)
 def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """List what was measured, the oldest first."""
     from coordinator.work import evaluations
@@ -82,7 +94,11 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
         typer.echo("Nothing was evaluated yet: set eval.every, or `swarm-coordinator eval run`.")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator eval show round.toml --version 7", "`policy rollback`, if it was better before.", EXIT_CODES
+    )
+)
 def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_json: AsJson = False) -> None:
     """Show the last evaluation, or the last of a version, problem by problem."""
     from coordinator.work import evaluations

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.commands.options import ConfigFile, Settings
+from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import load
 from protocol.errors import ConfigInvalid
+from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.publishing.role_keys import RoleKeys
@@ -32,7 +33,13 @@ RootKeys = Annotated[
 PENDING = "pending.root.json"
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator keys show round.toml",
+        "keep root.pem away from this machine; `keys rotate` replaces what was lost or stolen.",
+        EXIT_CODES,
+    )
+)
 def show(config_file: ConfigFile, settings: Settings) -> None:
     """Show each role's keys, how many must sign, and which are here. Needs no key."""
     from coordinator.publishing.role_keys import ROLES, RoleKeys
@@ -50,7 +57,13 @@ def show(config_file: ConfigFile, settings: Settings) -> None:
     typer.echo(f"ledger: {ledger[:16]}…{'' if here else ' (not here)'}")
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator keys rotate timestamp round.toml --root-keys /media/stick",
+        "`launch` again; or, while signatures are missing, `keys sign` and `keys install`.",
+        EXIT_CODES,
+    )
+)
 def rotate(
     role: Annotated[str, typer.Argument(help="root, targets, snapshot, timestamp or ledger.")],
     config_file: ConfigFile,
@@ -76,7 +89,13 @@ def rotate(
         _finish(metadata, made, folder, data)
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator keys sign pending.root.json --root-keys /media/stick",
+        "take the file back into the round's folder; `keys install` there.",
+        EXIT_CODES,
+    )
+)
 def sign(
     file: Annotated[Path, typer.Argument(exists=True, help="A copy of pending.root.json.")],
     root_keys: RootKeys,
@@ -95,7 +114,13 @@ def sign(
     typer.echo(f"{signatures} signatures added; take {file} back to the coordinator.")
 
 
-@app.command()
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator keys install round.toml",
+        "`launch` again; nodes follow the new root by themselves.",
+        EXIT_CODES,
+    )
+)
 def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
     from coordinator.opening import only_coordinator

@@ -17,6 +17,7 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import load
 from coordinator.web.words import line, readable
 from protocol.errors import Unreachable
+from protocol.lesson import lesson
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
@@ -24,7 +25,9 @@ Node = Annotated[str, typer.Argument(help="The node's id, the beginning or end o
 Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
 
 
-@app.command("list", epilog=EXIT_CODES)
+@app.command(
+    "list", epilog=lesson("swarm-coordinator nodes list round.toml", "`nodes show` for whoever stands out.", EXIT_CODES)
+)
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all nodes, the best earner first."""
     from coordinator.people import moderation
@@ -47,7 +50,13 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         typer.echo(stopped_line(config_file, stopped_since_ms(config)))
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator nodes show round.toml calm-heron-417",
+        "`nodes pause` while you find out; `audit replay` for a claim that looks odd.",
+        EXIT_CODES,
+    )
+)
 def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJson = False) -> None:
     """Show one node: its owner, its work, why answers were refused, and the orders about it."""
     from coordinator.people import moderation
@@ -73,25 +82,49 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator nodes pause round.toml calm-heron-417 --reason 'its clock is wrong'",
+        "`nodes resume`, when it is mended.",
+        EXIT_CODES,
+    )
+)
 def pause(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
     """Give a node no new work; what it holds it may finish, and is paid."""
     _order(config_file, settings, "pause", node, reason)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator nodes resume round.toml calm-heron-417",
+        "`nodes show` says whether its answers are accepted.",
+        EXIT_CODES,
+    )
+)
 def resume(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason = "no reason given") -> None:
     """Let a paused node work again."""
     _order(config_file, settings, "resume", node, reason)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator nodes ban round.toml calm-heron-417 --reason 'made up its samples'",
+        "`appeals list`, since every owner may appeal; `nodes unban` takes it back.",
+        EXIT_CODES,
+    )
+)
 def ban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
     """Ban the owner of a node with all their nodes: what no audit found right is void, by entries of the ledger."""
     _order(config_file, settings, "ban", node, reason)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator nodes unban round.toml calm-heron-417 --reason 'the card was broken'",
+        "`appeals rule` pays what was void, if the ban was wrong.",
+        EXIT_CODES,
+    )
+)
 def unban(config_file: ConfigFile, node: Node, settings: Settings, reason: Reason) -> None:
     """Let an owner in again; they are audited in full until they have proved themselves. What is void stays void."""
     _order(config_file, settings, "unban", node, reason)

@@ -17,6 +17,7 @@ import typer
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
+from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.money.payouts import Row
@@ -31,7 +32,13 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 under way: s
 REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator payout create round.toml",
+        "look through what it exported; then `payout settle` with its number.",
+        EXIT_CODES,
+    )
+)
 def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """Put all who are owed enough, and whose address counts, into a new batch, and export it."""
     from coordinator.money import payouts, rails
@@ -43,7 +50,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=lesson("swarm-coordinator payout show round.toml 1", "`payout settle` has it paid.", EXIT_CODES))
 def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: AsJson = False) -> None:
     """Show a batch, and export it again."""
     from coordinator.money import payouts
@@ -53,7 +60,10 @@ def show(config_file: ConfigFile, number: Number, settings: Settings, as_json: A
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
 
 
-@app.command("list", epilog=EXIT_CODES)
+@app.command(
+    "list",
+    epilog=lesson("swarm-coordinator payout list round.toml", "`payout settle` those that are not done.", EXIT_CODES),
+)
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all batches and where they stand."""
     from coordinator.money import payouts
@@ -67,7 +77,13 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         typer.echo(f"batch {row.number}: {row.state}, rail {row.rail}, reference {row.reference or '-'}")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator payout settle round.toml 1 --reference transfer-2026-11",
+        "after exit code 3 the same again, later: nobody is paid twice.",
+        EXIT_CODES,
+    )
+)
 def settle(
     config_file: ConfigFile,
     number: Number,
@@ -94,7 +110,13 @@ def settle(
     raise typer.Exit({Status.DONE: 0, Status.FAILED: 1, Status.UNDER_WAY: 3}[status])
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator payout deploy round.toml 0x52908400098527886E0F7030069857D2E4169EE7 --unit 1000000",
+        "put the contract's address into the settings; `config explain --only payouts` has them.",
+        EXIT_CODES,
+    )
+)
 def deploy(
     config_file: ConfigFile,
     token: Annotated[str, typer.Argument(help="Address of the token to pay in.")],

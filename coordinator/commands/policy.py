@@ -19,6 +19,7 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import Config, load
 from coordinator.publishing.publish import newest_version
 from protocol.errors import OutOfOrder
+from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.publishing.verifying import Verification
@@ -39,7 +40,14 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept with the order.")]
 Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of them.")]
 
 
-@app.command("list", epilog=EXIT_CODES)
+@app.command(
+    "list",
+    epilog=lesson(
+        "swarm-coordinator policy list round.toml --last 5",
+        "`policy show` with a number; `export` writes one as a folder.",
+        EXIT_CODES,
+    ),
+)
 def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json: AsJson = False) -> None:
     """List the published versions, the newest first."""
     from coordinator.audit.case import RoundArchive
@@ -61,7 +69,13 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
         typer.echo(stopped_line(config_file, since_ms))
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator policy show round.toml 7",
+        "`policy verify` proves that what is kept is what was signed.",
+        EXIT_CODES,
+    )
+)
 def show(config_file: ConfigFile, version: Version, settings: Settings, as_json: AsJson = False) -> None:
     """Show one version: its manifest, its files with their digests, and whose keys signed what nodes see."""
     from coordinator.audit.case import RoundArchive
@@ -92,7 +106,13 @@ def show(config_file: ConfigFile, version: Version, settings: Settings, as_json:
         typer.echo(f"{role:9} {keys} ({signed['threshold']} must)")
 
 
-@app.command(epilog=f"{EXIT_CODES[:-1]}, {DIFFERS} something is not as it was signed.")
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator policy verify round.toml 7",
+        "if anything differs, `restore` a backup, and do not roll back to this version.",
+        f"{EXIT_CODES[:-1]}, {DIFFERS} something is not as it was signed.",
+    )
+)
 def verify(
     config_file: ConfigFile,
     settings: Settings,
@@ -123,7 +143,13 @@ def verify(
         raise typer.Exit(DIFFERS)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator policy rollback round.toml 7 --reason 'version 8 rambles'",
+        "`status` shows it spread as the next version; `eval run` measures it.",
+        EXIT_CODES,
+    )
+)
 def rollback(
     config_file: ConfigFile, version: Version, settings: Settings, reason: Reason, as_json: AsJson = False
 ) -> None:
@@ -135,7 +161,13 @@ def rollback(
     _replace(load(config_file, settings), {"action": "rollback", "version": version, "reason": reason}, as_json)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator policy publish round.toml policy --reason 'tuned by hand'",
+        "`status` shows it spread; `eval run` measures it.",
+        EXIT_CODES,
+    )
+)
 def publish(
     config_file: ConfigFile,
     folder: Annotated[Path, typer.Argument(help="This policy with other weights, or another adapter for its base.")],

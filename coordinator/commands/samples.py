@@ -21,6 +21,7 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import Config, load
 from coordinator.web.words import line, readable
 from protocol.errors import ConfigInvalid
+from protocol.lesson import lesson
 
 if TYPE_CHECKING:
     from coordinator.work.samples import Shown, Wanted
@@ -35,7 +36,13 @@ RewardMin = Annotated[float, typer.Option(help="Only rewards of this much or mor
 RewardMax = Annotated[float, typer.Option(help="Only rewards of this much or less.")]
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator samples show round.toml --reward-max 0 --limit 3",
+        "`samples grep` finds a text; `task check` finds out why a reward is odd.",
+        EXIT_CODES,
+    )
+)
 def show(
     config_file: ConfigFile,
     settings: Settings,
@@ -53,7 +60,13 @@ def show(
     tell(_find(load(config_file, settings), wanted, limit), as_json)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator samples grep round.toml '[0-9]{4}' --version 7",
+        "`audit replay` with the claim says whether the node sampled it honestly.",
+        EXIT_CODES,
+    )
+)
 def grep(
     config_file: ConfigFile,
     pattern: Annotated[str, typer.Argument(help="A regular expression, as Python has them.")],

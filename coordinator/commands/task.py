@@ -9,15 +9,23 @@ from typing import Annotated
 
 import typer
 
-from coordinator.commands.options import AsJson, Settings
+from coordinator.commands.options import EXIT_CODES, AsJson, Settings
 from coordinator.config import load
 from coordinator.data.kinds import SHIPPED
+from protocol.lesson import lesson
 from protocol.tasks import BUILT_IN, environments
 
 app = typer.Typer(help="Tasks: which there are, and what is wrong with one.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command(
+    "list",
+    epilog=lesson(
+        "swarm-coordinator task list",
+        "`swarm-coordinator init round.toml --set task.name=…` with one of them.",
+        EXIT_CODES,
+    ),
+)
 def list_tasks(as_json: AsJson = False) -> None:
     """Name the tasks that `task.name` may be; a file like my_task.py is another."""
     found = every()
@@ -28,7 +36,13 @@ def list_tasks(as_json: AsJson = False) -> None:
         typer.echo(f"{name:16} {about}")
 
 
-@app.command(epilog="Exit codes: 0 nothing is wrong, 1 something is, 2 a setting is wrong.")
+@app.command(
+    epilog=lesson(
+        "swarm-coordinator task check my_task.py",
+        "mend what is an error, then `launch`.",
+        "Exit codes: 0 nothing is wrong, 1 something is, 2 a setting is wrong.",
+    )
+)
 def check(
     source: Annotated[Path, typer.Argument(help="A round's TOML file, or a my_task.py.")],
     settings: Settings,

@@ -5,6 +5,7 @@
 - `length_bias`: how much longer nodes worked on groups that came too late than on those that were trained on. Far above
   1, long answers are being thrown away, and the policy is taught to be short.
 - Everything is read from the store, so a restart forgets nothing.
+- An alarm is a call to act: a finished round raises none, and its figures stay.
 """
 
 import math
@@ -14,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
+from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.work import marks, scoring
 from protocol.errors import StaleVersion
@@ -57,7 +59,9 @@ def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[s
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
         "verifier": verifier,
-        "alarm": verifier_alarm(verifier)
+        "alarm": ""
+        if get_fact(connection, "finished", False)
+        else verifier_alarm(verifier)
         or alarm(asked, kappa, idle_share, in_vain, share)
         or _bias_alarm(bias, in_vain, trained),
     }
@@ -111,8 +115,8 @@ def _why_idle(asked: Load, kappa: int, idle_share: float) -> str:
     if VISIBLE.bubble(asked, kappa, math.inf) < idle_share / 2:
         needed = asked.rollouts_per_update / asked.train_s
         return waits + (
-            f"nodes gave {needed * (1 - idle_share):.3g} of {needed:.3g} groups/s. More nodes are needed, "
-            "or a higher fleet.gamma or market.max_price_micros_per_mtok."
+            f"nodes gave {needed * (1 - idle_share):.3g} of {needed:.3g} groups/s. More nodes on other machines "
+            "are needed, or a higher fleet.gamma or market.max_price_micros_per_mtok."
         )
     enough = least_staleness(asked, kappa)
     if asked.rollout_s > asked.broadcast_s:

@@ -24,8 +24,6 @@ except ModuleNotFoundError as missing:
         f"Task reasoning-gym needs its library ({missing}).", hint="pip install 'echo-swarm[tasks]'"
     ) from None
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
 _VALUES = (ast.Expression, ast.Constant, ast.Name, ast.expr_context, ast.List, ast.Tuple, ast.Set, ast.Dict)
 _ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 _FUNCTIONS = {
@@ -38,8 +36,7 @@ def reward(problem: Problem, completion: str) -> Reward:
     made = problem.columns
     parameters = json.dumps(made["parameters"], sort_keys=True)
     dataset, entry = _entry(made["generator"], made["seed"], made["size"], parameters, made["index"])
-    tagged = _TAGGED.findall(completion)
-    said = (tagged[-1] if tagged else completion).strip()
+    said = _said(completion)
     if not _may_be_read(said, made["generator"]):
         said = ""
     try:
@@ -49,6 +46,13 @@ def reward(problem: Problem, completion: str) -> Reward:
     except Exception:  # whatever a library raises at an answer that it cannot read
         return Reward(0.0, "invalid")
     return Reward(score, "ok" if said else "invalid")
+
+
+def _said(completion: str) -> str:
+    """What stands in the last tags, or all of it; found in one pass, however many tags are open."""
+    before, closed, _ = completion.rpartition("</answer>")
+    _, opened, tagged = before.rpartition("<answer>")
+    return (tagged if closed and opened else completion).strip()
 
 
 @cache

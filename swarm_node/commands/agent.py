@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from protocol.lesson import lesson
 from swarm_node.commands.options import (
     DEFAULT_HOME,
     AsJson,
@@ -126,5 +127,16 @@ def _show(told: dict[str, Any], as_json: bool) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Make these commands of the program."""
-    for command in (status, pause, resume, finish, leave, limits):
-        app.command(epilog=EXIT_CODES)(command)
+    for command, example, then in (
+        (status, "swarm-node status", "`why` tells what became of single leases, `earnings` what is owed."),
+        (pause, "swarm-node pause", "`resume` goes on; `leave` ends the agent."),
+        (resume, "swarm-node resume", "`status` says whether the limits let it work now."),
+        (finish, "swarm-node finish", "`resume` before it has ended takes that back."),
+        (leave, "swarm-node leave", "`join` continues, with the same key and all that was earned."),
+        (
+            limits,
+            "swarm-node limits --hours 22:00-07:00 --upload-gb 200",
+            "`status` says when one keeps it from working.",
+        ),
+    ):
+        app.command(epilog=lesson(example, then, EXIT_CODES))(command)

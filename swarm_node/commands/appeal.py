@@ -40,12 +40,7 @@ def appeal(
         said = Appeal.from_value({"kind": "appeal", "round_id": join.round_id, "about": lease, "reason": reason})
     except MalformedMessage as error:
         raise ConfigInvalid(error.message, hint="Name a lease or claim as `swarm-node why` shows it.") from None
-    if owner_key is not None:
-        key = unlocked(owner_key, passphrase_file, passphrase_fd)
-    elif (path := home / identity.FILE).exists():
-        key = identity.load_or_create(path).key
-    else:
-        raise ConfigInvalid(f"There is no node in {home}.", hint="Name the node's --home, or sign with --owner-key.")
+    key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.of(home).key
 
     async def send() -> AppealReply:
         coordinator = Coordinator(join.url, join.round_id, key)

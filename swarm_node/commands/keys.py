@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import ConfigInvalid, MalformedMessage
+from protocol.lesson import lesson
 from swarm_node.commands.options import DEFAULT_HOME, AsJson, Home, JoinText
 
 if TYPE_CHECKING:
@@ -33,15 +34,12 @@ PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read it from this
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage."
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=lesson("swarm-node keys show", "`keys backup` now, before the disk fails.", EXIT_CODES))
 def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Show the node's id, and for whom it works. Needs no passphrase."""
     from swarm_node import delegation, identity
 
-    path = home / identity.FILE
-    if not path.exists():
-        raise ConfigInvalid(f"There is no node in {home}.", hint="`swarm-node join` makes one.")
-    me = identity.load_or_create(path).key.node_id
+    path, me = home / identity.FILE, identity.of(home).key.node_id
     data = delegation.kept(home, me)
     owner = delegation.owner_of(data, me)[0] if data else None
     private = path.stat().st_mode & 0o077 == 0
@@ -52,7 +50,9 @@ def show(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     typer.echo(f"{path}{'' if private else ' CAN BE READ BY OTHERS: chmod 600'}")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson("swarm-node keys rotate", "its owner runs what it prints; then start the agent again.", EXIT_CODES)
+)
 def rotate(
     home: Home = DEFAULT_HOME,
     drop_unsent: Annotated[bool, typer.Option("--drop-unsent", help="Even if finished work is not sent yet.")] = False,
@@ -72,7 +72,14 @@ def rotate(
     typer.echo(f"Its owner: `swarm-node keys delegate {new}`, and `swarm-node keys revoke {old} JOIN_STRING`.")
 
 
-@app.command("backup", epilog=EXIT_CODES)
+@app.command(
+    "backup",
+    epilog=lesson(
+        "swarm-node keys backup /media/stick/node.key",
+        "keep the passphrase elsewhere; `keys restore` brings the key back.",
+        EXIT_CODES,
+    ),
+)
 def backup_node(
     target: Annotated[Path, typer.Argument(help="A new file, on another disk.")],
     home: Home = DEFAULT_HOME,
@@ -83,18 +90,20 @@ def backup_node(
     from swarm_node import identity
     from swarm_node import owner_key as keys
 
-    path = home / identity.FILE
-    if not path.exists():
-        raise ConfigInvalid(f"There is no node in {home}.", hint="`swarm-node join` makes one.")
+    me = identity.of(home)
     keys.require_new(target)
-    me = identity.load_or_create(path)
     words = keys.passphrase(passphrase_file, passphrase_fd, twice=True)
     keys.write(target, me.seed, words, keys.NODE)
     keys.unlock(target, words, keys.NODE)
     typer.echo(f"node {me.key.node_id}\n{target}")
 
 
-@app.command("restore", epilog=EXIT_CODES)
+@app.command(
+    "restore",
+    epilog=lesson(
+        "swarm-node keys restore /media/stick/node.key", "`swarm-node join` goes on as the same node.", EXIT_CODES
+    ),
+)
 def restore_node(
     source: Annotated[Path, typer.Argument(help="A backup of a node's key.")],
     home: Home = DEFAULT_HOME,
@@ -112,7 +121,13 @@ def restore_node(
     typer.echo(f"node {node}\n{path}")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node keys delegate NODE_ID --out delegation",
+        "take the file to that machine: `swarm-node join JOIN_STRING --owner delegation`.",
+        EXIT_CODES,
+    )
+)
 def delegate(
     node_id: NodeText,
     out: Annotated[Path | None, typer.Option(help="Where to write it; by default delegation-… here.")] = None,
@@ -131,7 +146,13 @@ def delegate(
     typer.echo(str(target))
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node keys revoke NODE_ID JOIN_STRING",
+        "say it in every round in which that node worked; `keys rotate` there makes a new key.",
+        EXIT_CODES,
+    )
+)
 def revoke(
     node_id: NodeText,
     join_string: JoinText,
@@ -148,7 +169,13 @@ def revoke(
     typer.echo(f"{reply.outcome}: {node_id} works no more.")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node keys address JOIN_STRING evm:0x52908400098527886E0F7030069857D2E4169EE7",
+        "`swarm-node earnings` shows it, and from when on it counts.",
+        EXIT_CODES,
+    )
+)
 def address(
     join_string: JoinText,
     where: Annotated[str, typer.Argument(metavar="ADDRESS", help="evm:0x… or text:…, whatever the round pays to.")],
@@ -167,7 +194,13 @@ def address(
     typer.echo(f"{reply.outcome}: {where} counts from {day(reply.counts_from_ms)}.")
 
 
-@owner_app.command(epilog=EXIT_CODES)
+@owner_app.command(
+    epilog=lesson(
+        "swarm-node keys owner new",
+        "`keys owner backup` to another disk; then `keys delegate` for each of your nodes.",
+        EXIT_CODES,
+    )
+)
 def new(
     owner_key: OwnerKey = DEFAULT_OWNER_KEY, passphrase_file: PassphraseFile = None, passphrase_fd: PassphraseFd = None
 ) -> None:
@@ -178,7 +211,9 @@ def new(
     typer.echo(f"owner {made.node_id}\n{owner_key}")
 
 
-@owner_app.command("show", epilog=EXIT_CODES)
+@owner_app.command(
+    "show", epilog=lesson("swarm-node keys owner show", "`keys delegate` makes a node work for this owner.", EXIT_CODES)
+)
 def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
     """Show whose key a file holds. Needs no passphrase."""
     from swarm_node import owner_key as keys
@@ -186,7 +221,13 @@ def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
     typer.echo(f"owner {keys.read(owner_key).owner}\n{owner_key}")
 
 
-@owner_app.command(epilog=EXIT_CODES)
+@owner_app.command(
+    epilog=lesson(
+        "swarm-node keys owner backup /media/stick/owner.key",
+        "keep the passphrase elsewhere; `keys owner restore` brings the key back.",
+        EXIT_CODES,
+    )
+)
 def backup(
     target: Annotated[Path, typer.Argument(help="A new file, on another disk.")],
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
@@ -197,7 +238,11 @@ def backup(
     _copy(owner_key, target, passphrase_file, passphrase_fd)
 
 
-@owner_app.command(epilog=EXIT_CODES)
+@owner_app.command(
+    epilog=lesson(
+        "swarm-node keys owner restore /media/stick/owner.key", "`keys owner show` says whose it is.", EXIT_CODES
+    )
+)
 def restore(
     source: Annotated[Path, typer.Argument(help="A backup.")],
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
@@ -295,10 +340,7 @@ async def _earnings(join: "JoinString", home: Path) -> "Earnings":
     from swarm_node import identity
     from swarm_node.api_client import Coordinator
 
-    path = home / identity.FILE
-    if not path.exists():
-        raise ConfigInvalid(f"There is no node in {home}.", hint="Name the node's --home.")
-    coordinator = Coordinator(join.url, join.round_id, identity.load_or_create(path).key)
+    coordinator = Coordinator(join.url, join.round_id, identity.of(home).key)
     try:
         return await coordinator.earnings()
     finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid
+from protocol.lesson import lesson
 from swarm_node import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
@@ -39,7 +40,13 @@ Quorum = Annotated[int | None, typer.Option(min=0, help="How many of the witness
 EXIT_CODES = "Exit codes: 0 proved, 1 not proved, 2 wrong usage."
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node ledger verify JOIN_STRING --save ledger-files",
+        "`ledger receipts` keeps what proves your own credit.",
+        EXIT_CODES,
+    )
+)
 def verify(
     join_string: JoinText,
     keys: WitnessKeys,
@@ -69,7 +76,13 @@ def verify(
         )
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node ledger receipts JOIN_STRING",
+        "anybody can check one of these files with `ledger check`, without a network.",
+        EXIT_CODES,
+    )
+)
 def receipts(
     join_string: JoinText,
     home: Annotated[Path, typer.Option(help="The node's folder; receipts are kept below it.")] = DEFAULT_HOME,
@@ -93,7 +106,13 @@ def receipts(
     typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node ledger check JOIN_STRING RECEIPT",
+        "if it is the proof of a fork, publish it: no honest coordinator signs two histories.",
+        EXIT_CODES,
+    )
+)
 def check(
     join_string: JoinText,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A receipt, or the proof of a fork.")],
@@ -113,7 +132,13 @@ def check(
         typer.echo(json.dumps(entry.model_dump()))
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(
+    epilog=lesson(
+        "swarm-node ledger witness JOIN_STRING --name example.org/anna --submit",
+        "run it every few minutes, and tell others your key for `ledger verify --witness`.",
+        EXIT_CODES,
+    )
+)
 def witness(
     join_string: JoinText,
     home: Annotated[Path, typer.Option(help="Folder of the witness's key and of what it has seen.")] = DEFAULT_HOME,
@@ -191,7 +216,7 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
     folder = round_folder(home, join)
     if not folder.exists():
         raise ConfigInvalid(f"{home} has not taken part in this round.", hint="Name the node's --home.")
-    me = identity.load_or_create(home / "node.key").key.node_id
+    me = identity.of(home).key.node_id
     found: list[dict[str, str | int]] = []
     missing: list[str] = []
     async with _files(join) as online:

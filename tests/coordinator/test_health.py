@@ -12,6 +12,7 @@ from coordinator.figures import health
 from coordinator.figures.health import alarm, percentile
 from coordinator.fleet.activation import kappa
 from coordinator.fleet.capacity import VISIBLE, Load
+from coordinator.store.state import set_fact
 from tests.coordinator.world import World, answer
 
 CALM = Load(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)
@@ -137,3 +138,5 @@ def test_a_policy_that_is_taught_to_be_short_raises_an_alarm_of_its_own(world: W
     assert found["in_vain_share"] < health.IN_VAIN_MAX
     assert "take 10.0 times as long" in found["alarm"]
     assert "leases.timeout_s" in found["alarm"]
+    world.run(set_fact, "finished", True)
+    assert figures(world) == found | {"alarm": ""}, "nothing can be set any more, and the figures stay"

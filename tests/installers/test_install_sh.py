@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -70,6 +69,14 @@ def machine(tmp_path: Path) -> Machine:
     home.mkdir()
     small_wheel(tmp_path / "wheels", "1.0")
     return Machine(home, tmp_path / "wheels", tools)
+
+
+def put(machine: Machine, name: str, script: str) -> None:
+    """Another program of that name on this machine."""
+    tool = machine.tools / name
+    tool.unlink(missing_ok=True)
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
 
 
 def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None:
@@ -174,10 +181,7 @@ def test_no_network_is_told_with_the_next_step(machine: Machine) -> None:
 
 
 def test_a_full_disk_is_told_before_anything_is_written(machine: Machine) -> None:
-    tools = machine.tools / "df"
-    tools.unlink()
-    tools.write_text("#!/bin/sh\necho head\necho none 1000 990 10240 99% /\n")
-    tools.chmod(tools.stat().st_mode | stat.S_IXUSR)
+    put(machine, "df", "echo head\necho none 1000 990 10240 99% /")
     run = machine.run()
     assert run.returncode == 1
     assert "10 MB free" in run.stderr
@@ -188,17 +192,14 @@ def test_without_a_python(machine: Machine) -> None:
     (machine.tools / "python3").unlink()
     run = machine.run()
     assert run.returncode == 1
-    assert "Python 3.11 or newer is needed" in run.stderr
+    assert "Python 3.11, 3.12 or 3.13 is needed" in run.stderr
     assert "apt-get install python3" in run.stderr
 
 
 def test_a_python_that_is_too_old(machine: Machine) -> None:
-    python = machine.tools / "python3"
-    python.unlink()
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
+    put(machine, "python3", "exit 1")
     assert "none was found" in machine.run().stderr
-    named = machine.run("--python", str(python))
+    named = machine.run("--python", str(machine.tools / "python3"))
     assert "is not a Python of 3.11" in named.stderr
 
 
@@ -222,12 +223,40 @@ def test_wrong_usage_ends_with_2(machine: Machine, options: list[str], said: str
     ("memory_mb", "engine"), [("24564", "vllm"), ("8188", "torch")], ids=["a large card", "a small card"]
 )
 def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: str) -> None:
-    card = machine.tools / "nvidia-smi"
-    card.write_text(f'#!/bin/sh\ncase "$*" in *memory*) echo {memory_mb} ;; *) echo "NVIDIA Test" ;; esac\n')
-    card.chmod(0o755)
+    put(machine, "nvidia-smi", f'case "$*" in *memory*) echo {memory_mb} ;; *) echo "NVIDIA Test" ;; esac')
     run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
     assert run.returncode == 0, run.stderr
     assert f"Engine:   {engine} (NVIDIA Test has {memory_mb} MB" in run.stdout
+
+
+LARGE_CARD = 'case "$*" in *memory*) echo 24564 ;; *) echo "NVIDIA Test" ;; esac'
+
+
+@pytest.mark.parametrize(
+    ("processor", "glibc", "wanted"), [("x86_64", "2.28", "2.31"), ("aarch64", "2.31", "2.34")], ids=["x86-64", "ARM"]
+)
+def test_where_vllm_has_no_packages_torch_samples_and_vllm_is_refused(
+    machine: Machine, processor: str, glibc: str, wanted: str
+) -> None:
+    put(machine, "nvidia-smi", LARGE_CARD)
+    put(machine, "ldd", f'echo "ldd (GNU libc) {glibc}"')
+    put(machine, "uname", f'[ "$1" = -m ] && echo {processor} || echo Linux')
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert f"Engine:   torch (vLLM is built for glibc {wanted} here, and this system has {glibc})" in run.stdout
+    refused = machine.run("--engine", "vllm")
+    assert refused.returncode == 1
+    assert f"glibc {wanted}" in refused.stderr
+    assert "--engine torch" in refused.stderr
+    assert not machine.prefix.exists()
+
+
+def test_a_system_older_than_every_package_is_refused(machine: Machine) -> None:
+    put(machine, "ldd", 'echo "ldd (GNU libc) 2.17"')
+    run = machine.run()
+    assert run.returncode == 1
+    assert "glibc 2.28" in run.stderr
+    assert not machine.prefix.exists()
 
 
 def test_vllm_without_a_card_is_refused(machine: Machine) -> None:

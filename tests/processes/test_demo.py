@@ -31,7 +31,6 @@ KEYS = [
     "audit",
     "credit_micros_per_update",
     "fleet",
-    "alarm",
     "credits_by_node",
     "seconds",
 ]

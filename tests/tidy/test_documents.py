@@ -5,6 +5,7 @@
   the rooms and of bench/ has a line; other lines are free, as long as what they name exists.
 - docs/protocol.md lists every error: between `<!-- errors -->` and its end those of `protocol.errors.ERRORS`, between
   `<!-- local errors -->` and its end those that never cross the wire.
+- Every command's `--help` ends in an example, which its parser takes, and in what comes next.
 - docs/commands.md gives every command a heading like ``### `swarm-node join` `` and, below it, names its options.
 """
 
@@ -133,6 +134,34 @@ def test_no_help_shows_a_default_that_only_python_understands() -> None:
         if callable(option.default) and option.show_default
     ]
     report(wrong)
+
+
+def test_every_help_ends_in_an_example_that_parses_and_in_the_next_step() -> None:
+    problems = []
+    for program in PROGRAMS:
+        for name, command in commands_of(program).items():
+            if command.hidden:
+                continue
+            said = dict(part.split(": ", 1) for part in (command.epilog or "").split("\n\n") if ": " in part)
+            if missing := {"Example", "Then"} - said.keys():
+                problems.append(f"{name}: --help has no {' and no '.join(sorted(missing))}")
+            elif not said["Example"].startswith(f"{name}"):
+                problems.append(f"{name}: the example is of something else: {said['Example']}")
+            else:
+                problems += [f"{name}: {problem}" for problem in mistakes(command, name, said["Example"])]
+    report(problems)
+
+
+def mistakes(command: Any, name: str, example: str) -> list[str]:
+    """What the command's own parser does not like about a line that is typed, files apart."""
+    typed = shlex.split(example.removeprefix(name))
+    context = command.make_context(name, [], resilient_parsing=True)
+    try:
+        given, rest, _ = command.make_parser(context).parse_args(typed)
+    except Exception as error:  # whatever the parser raises, the example is wrong
+        return [f"{example}: {error}"]
+    wanted = [one.name for one in command.params if one.required and given.get(one.name) in (None, ())]
+    return [f"{example}: nothing takes {rest}"] * bool(rest) + [f"{example}: {one} is missing" for one in wanted]
 
 
 def prefixes(words: list[str]) -> Iterator[list[str]]:

@@ -145,9 +145,9 @@ class TestEvents:
         async with asyncio.timeout(60):
             while watch.listeners:
                 await served.client.get("/healthz")
-        watch.listeners = LISTENERS_MAX
+        watch.listeners["elsewhere"] = LISTENERS_MAX
         response = await served.client.get("/v1/events")
-        watch.listeners = 0
+        watch.listeners.clear()
         assert response.status == 503
         assert "Retry-After" in response.headers
 

@@ -85,6 +85,14 @@ def test_a_generators_own_score_counts() -> None:
     assert gym.reward(problem, "").status == "invalid"
 
 
+def test_tags_without_end_are_read_in_one_pass() -> None:
+    """As long as a completion can be; looking for the end of each tag anew would take minutes, and stop all rewards."""
+    problem = asked("chain_sum")
+    assert gym.reward(problem, "<answer>" * 32_768).score == 0.0
+    said = f"<answer>no</answer>{'<answer>' * 32_768}{problem.answer}</answer><answer>never mind"
+    assert gym.reward(problem, said).score == 1.0
+
+
 def test_a_generator_that_is_none_is_refused_with_the_list() -> None:
     with pytest.raises(ConfigInvalid, match="chain_sum"):
         gym.open_dataset("no_such", 0, 1, {})

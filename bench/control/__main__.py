@@ -100,8 +100,16 @@ class Round:
         self.learner = CoordinatorClient(f"http://{address}", (folder / "round" / "operator.token").read_text())
         write_policy(policy)
         self.learner.publish(1, 0, policy)
+        self._trained = 0
         self.round_id = httpx.get(f"http://{address}/v1/status").json()["round_id"]
         self.fleet = Fleet.of(self.round_id, size)
+
+    def train(self) -> int:
+        """One update of the learner; how many groups it got."""
+        self._trained += 1
+        batch = self.learner.batch(self._trained)
+        self.learner.report(Report(number=self._trained, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+        return len(batch.groups)
 
 
 @contextmanager
@@ -137,8 +145,11 @@ def compare(bench: Bench, kind: str, here: Round, rivals: Server, say: Callable[
 
 
 def measure_requests(bench: Bench, here: Round, rivals: Server, rounds: int) -> None:
-    resident = []
+    resident = list[float]()
     for _ in range(rounds):
+        if resident:  # else ever more groups would wait, which no round lets happen
+            for _ in range(len(here.fleet.keys) // BATCH):
+                here.train()
         compare(bench, "heartbeat", here, rivals, Fleet.heartbeats)
         offered = compare(bench, "lease", here, rivals, Fleet.lease_requests)
         leases = [one for reply in offered for one in LeaseReply.from_bytes(reply.body).leases]
@@ -160,12 +171,10 @@ async def flood(here: Round, prepared: Prepared, batches: int) -> tuple[list[Rep
     learner_s: list[float] = []
 
     def train() -> None:
-        for number in range(1, batches + 1):
+        for _ in range(batches):
             started = time.perf_counter()
-            batch = here.learner.batch(number)
-            here.learner.report(Report(number=number, mismatched=(), metrics={}, idle_s=0.0, busy_s=0.0))
+            assert here.train() == BATCH
             learner_s.append(time.perf_counter() - started)
-            assert len(batch.groups) == BATCH
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:

@@ -1,6 +1,7 @@
 """Wiring of the coordinator: the HTTP server, the timers and the children, started together and ended together."""
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -31,6 +32,7 @@ from coordinator.api import (
     public,
     stats,
 )
+from coordinator.api.callers import Callers
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
 from coordinator.children import keep_running, script
@@ -64,6 +66,9 @@ LOOK_S = 0.25
 SWITCH_S = 0.0005
 """How long a thread that reads a large board may keep the interpreter from the loop: each answer waits for it a few
 times, and 200 a second would pile up behind the usual 5 ms."""
+
+GARBAGE_AFTER = 20_000
+"""Objects that are made and not let go before cycles are looked for: the requests under way are several thousand."""
 
 CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""
@@ -99,14 +104,17 @@ def build(round_: Round) -> web.Application:
 
 def make_runner(round_: Round) -> web.AppRunner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
-    return web.AppRunner(
-        build(round_),
+    app = build(round_)
+    runner = web.AppRunner(
+        app,
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.5,
         auto_decompress=False,
         keepalive_timeout=IDLE_S,
     )
+    app.cleanup_ctx.append(Callers(runner, round_.config.round.connections_per_address).run)
+    return runner
 
 
 async def run(
@@ -118,7 +126,7 @@ async def run(
     show: "Show | None" = None,
 ) -> None:
     """Serve the round until it is told to stop, and show it where somebody looks."""
-    sys.setswitchinterval(SWITCH_S)
+    _ease_interpreter()
     round_ = Round(config)
     stop = _told_to_stop()
     await round_.settle_orders()
@@ -165,7 +173,7 @@ async def run(
 
 async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -> None:
     """Serve nodes of a round that another process leads, until told to stop."""
-    sys.setswitchinterval(SWITCH_S)
+    _ease_interpreter()
     round_ = Round.beside(folder)
     stop = _told_to_stop()
     runner = make_runner(round_)
@@ -180,6 +188,14 @@ async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -
     finally:
         await runner.cleanup()
         round_.close()
+
+
+def _ease_interpreter() -> None:
+    """Quick turns of its threads, and no search for cycles among modules and schemas, which stay anyway."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER)
 
 
 def _told_to_stop() -> asyncio.Event:

@@ -14,7 +14,6 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
@@ -79,7 +78,8 @@ class Prepared:
         self._statement = statement
         self._lists = _lists(statement)
         self._adds = isinstance(statement, sa.Insert)
-        self._forms = WeakKeyDictionary[sa.Dialect, dict[tuple[Any, ...], _Form]]()
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+        """By the kind of database, for which it is always the same."""
 
     def __call__(self, connection: sa.Connection, /, **values: Any) -> Found:
         """Run it once."""
@@ -95,13 +95,10 @@ class Prepared:
 
     def _form(self, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
         # The text depends on which columns a new row has, and on how many values stand in a list.
-        key = tuple(values) if self._adds else tuple([len(values[name]) for name in self._lists])
-        forms = self._forms.get(dialect)
-        if forms is None:
-            forms = self._forms.setdefault(dialect, {})
-        form = forms.get(key)
+        key = (type(dialect), *(values if self._adds else [len(values[name]) for name in self._lists]))
+        form = self._forms.get(key)
         if form is None:
-            form = forms[key] = _compiled(self._statement, dialect, values)
+            form = self._forms[key] = _compiled(self._statement, dialect, values)
         return form
 
 

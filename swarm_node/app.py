@@ -1,5 +1,6 @@
 """Wiring of the node agent: every machine is made here, and they know each other only through here."""
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from swarm_node.snapshot import Agent, Snapshot, now_ms
 from swarm_node.teller import Teller
 from swarm_node.waiting import first_of
 from swarm_node.worker import Worker
+
+log = logging.getLogger(__name__)
 
 Show = Callable[[Callable[[], Snapshot]], Awaitable[None]]
 
@@ -109,6 +112,7 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
             await first_of(worker.finished.wait, governor.leaving.wait)
             said = "you asked it to leave" if governor.leaving.is_set() else "it has finished, as you asked"
             said = said if governor.leaving.is_set() or governor.finishing else "the round is finished"
+            log.info("leaving: %s", said)
             await _drain(sender, outbox)
             with suppress(SwarmError):  # the round is over, whether or not this is still heard
                 await pulse.beat()

@@ -10,6 +10,7 @@
 import getpass
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,6 +117,10 @@ def passphrase(file: Path | None, descriptor: int | None, *, twice: bool = False
                 return _first_line(stream.read(FILE_MAX_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"Cannot read the passphrase: {error}.") from None
+    if not sys.stdin.isatty():
+        raise ConfigInvalid(
+            "A passphrase is wanted, and nobody is there to type it.", hint="Give --passphrase-file or --passphrase-fd."
+        )
     typed = getpass.getpass("Passphrase: ")
     if twice and getpass.getpass("Once more: ") != typed:
         raise ConfigInvalid("The two passphrases differ.", hint="Try again.")

@@ -55,8 +55,14 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
     """Demand and earnings, as people read them."""
     fleet = status.get("fleet") or []
     works = sum(1 for one in fleet if one["works"])
-    standing = f", {works} wanted for work, {len(fleet) - works} standing by" if fleet else ", all of them wanted"
-    yield f"demand: {status['nodes_alive']} nodes here{standing}; update {status['update']} of {status['max_updates']}"
+    here = f"{status['nodes_alive']} nodes here" if status["nodes_alive"] else "nobody is here yet"
+    if status["finished"]:
+        here = "none, the round is finished"
+    elif fleet:
+        here += f", {works} wanted for work, {len(fleet) - works} standing by"
+    elif status["nodes_alive"]:
+        here += ", all of them wanted"
+    yield f"demand: {here}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
     yield f"demand: the learner waits {idle:.0%} of its time; {status['budget_micros']} micro-units of budget are left"
     found = forecast(status, rows, price=price)

@@ -7,7 +7,8 @@
 - Whoever comes back with `Last-Event-ID` hears only of what it does not know; there is no history to replay, since
   every event has the whole state.
 - A comment goes out every `BEAT_S`, so that proxies and both ends know that the other is there.
-- Who does not read for `BEAT_S` is let go. There are so many streams and no more: 503 means to ask now and then.
+- Who does not read for `BEAT_S` is let go. There are so many streams and no more, of all together and of one address:
+  503 means to ask now and then.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from coordinator.api.snapshot import SECURITY
-from coordinator.api.watch import LISTENERS_MAX, WATCH
+from coordinator.api.watch import WATCH
 
 routes = web.RouteTableDef()
 
@@ -29,14 +30,15 @@ RETRY_MS = 5000
 async def events(request: web.Request) -> web.StreamResponse:
     """The round as it happens, as server-sent events."""
     watch = request.app[WATCH]
-    if watch.listeners >= LISTENERS_MAX:
+    address = request.remote or ""
+    if not watch.has_room(address):
         return web.Response(status=503, text="Too many listen; ask again instead.\n", headers={"Retry-After": "30"})
     headers = {**SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
     stream = web.StreamResponse(headers=headers)
     await stream.prepare(request)
     known = request.headers.get("Last-Event-ID", "")
     said = f"retry: {RETRY_MS}\n\n"
-    with watch.listening(), suppress(ConnectionError, TimeoutError):
+    with watch.listening(address), suppress(ConnectionError, TimeoutError):
         while True:
             async with asyncio.timeout(BEAT_S):
                 await stream.write(said.encode())

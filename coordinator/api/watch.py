@@ -8,6 +8,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import orders
+from coordinator.api.callers import is_own
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import curves, history, summary
 from coordinator.figures.curves import Curves
@@ -52,7 +54,8 @@ class Watch:
         self._curves = Curves()
         self.board = Snapshot(self._board)
         self.training = Snapshot(self._training)
-        self.listeners = 0
+        self.listeners = Counter[str]()
+        """Open streams by the address that they go to."""
         self._state: State | None = None
         self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -67,15 +70,22 @@ class Watch:
         await self.board.close()
         await self.training.close()
 
+    def has_room(self, address: str) -> bool:
+        """Whether one more may listen from there."""
+        share = 0 if is_own(address) else self._here.config.round.listeners_per_address
+        return self.listeners.total() < LISTENERS_MAX and not 0 < share <= self.listeners[address]
+
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, address: str) -> Iterator[None]:
         """While somebody does, states are produced."""
-        self.listeners += 1
+        self.listeners[address] += 1
         self._wanted.set()
         try:
             yield
         finally:
-            self.listeners -= 1
+            self.listeners[address] -= 1
+            if not self.listeners[address]:
+                del self.listeners[address]
 
     async def state_after(self, name: str) -> State:
         """The newest state, once it is another than the named one."""

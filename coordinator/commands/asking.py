@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.opening import led_until_ms
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+
+if TYPE_CHECKING:
+    from coordinator.store.state import Database
 
 T = TypeVar("T")
 
@@ -61,11 +64,16 @@ def ask(
 
 def read_store(config: Config, effect: Callable[[sa.Connection], T]) -> T:
     """An effect on the store of a stopped round, as its last launch left it."""
+    with closing(opened_store(config)) as database:
+        return database.run_now(effect)
+
+
+def opened_store(config: Config) -> "Database":
+    """The store of a round, whichever kind it was launched with; the coordinator may be running."""
     from coordinator.store.state import Database
 
     require_round(config)
-    with closing(Database(launched(config).state)) as database:
-        return database.run_now(effect)
+    return Database(launched(config).state)
 
 
 def stopped_since_ms(config: Config) -> int:

@@ -7,11 +7,11 @@ import json
 import time
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from coordinator.commands.asking import opened_store
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import load
 from coordinator.figures import overview
@@ -64,7 +64,7 @@ def run(
     size = _size(config, split)
     terms = EvaluationTerms.of(config)
     terms = replace(terms, problems=problems or terms.problems, samples=samples or terms.samples)
-    with closing(_open(config)) as database:
+    with closing(opened_store(config)) as database:
         newest, _ = database.run_now(publish.newest_version)
         number = database.run_now(evaluations.begin, version or newest, split, size, terms, now_ms=now_ms())
         found = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
@@ -83,7 +83,7 @@ def list_(config_file: ConfigFile, settings: Settings, version: Version = 0, as_
     """List what was measured, the oldest first."""
     from coordinator.work import evaluations
 
-    with closing(_open(load(config_file, settings))) as database:
+    with closing(opened_store(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.shown, version=version)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -103,7 +103,7 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
     """Show the last evaluation, or the last of a version, problem by problem."""
     from coordinator.work import evaluations
 
-    with closing(_open(load(config_file, settings))) as database:
+    with closing(opened_store(load(config_file, settings))) as database:
         rows = database.run_now(evaluations.shown, version=version)
         if not rows:
             raise NotFound("There is no such evaluation.", hint="`swarm-coordinator eval list` names them.")
@@ -116,14 +116,6 @@ def show(config_file: ConfigFile, settings: Settings, version: Version = 0, as_j
     for one in problems:
         scores = one["scores"]
         typer.echo(f"  problem {one['problem']:6d}  {sum(scores) / len(scores):7.3f}  {_marks(scores)}")
-
-
-def _open(config: "Config") -> "Database":
-    from coordinator.store.state import Database
-
-    if isinstance(config.state, Path) and not config.state.exists():
-        raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Launch it first.")
-    return Database(config.state)
 
 
 def _size(config: "Config", split: str) -> int:

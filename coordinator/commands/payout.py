@@ -9,11 +9,12 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.commands.asking import opened_store, require_round
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
@@ -148,21 +149,16 @@ def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
 
 @contextmanager
 def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
-    """The store of a round, and the round's id; the coordinator may be running."""
+    """The store of a round, and the round's id; nobody else pays meanwhile."""
     from coordinator.publishing.signed_metadata import SignedMetadata
-    from coordinator.store.state import Database
 
     folder = config.round.directory
-    if not (folder / "state.db").exists():
-        raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
+    require_round(config)
     metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
     with (folder / "payouts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        database = Database(folder / "state.db")
-        try:
+        with closing(opened_store(config)) as database:
             yield database, metadata.round_id
-        finally:
-            database.close()
 
 
 def _now_ms() -> int:

@@ -20,6 +20,12 @@ class RoundSection(Section):
     tls_certificate: Path = Field(Path("tls.crt"), description="PEM file of the certificate and its chain")
     tls_key: Path = Field(Path("tls.key"), description="PEM file of its private key")
     public_url: str = Field("", description="how nodes reach it, if not by the listen address")
+    connections_per_address: int = Field(
+        256, ge=0, description="HTTP connections from one address that is not this machine's; 0 for any number"
+    )
+    listeners_per_address: int = Field(
+        16, ge=0, description="streams of /v1/events to one such address; 0 for any number"
+    )
     seeder: str = Field("127.0.0.1:8701", description="address on which the seeder serves chunks over libp2p")
     seeder_public: str = Field("", description="host:port at which nodes reach the seeder, if not as it listens")
     seed: int = Field(0, ge=0, description="decides the embedded model, the prompts and their order")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from coordinator.config import Config
 
@@ -45,12 +46,15 @@ def launch(command: Sequence[str], config: Config) -> int:
     shared = {"WORLD_SIZE": str(size), STORE: str(store)}
     shared |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     ranks = {}
-    for rank in range(size):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **shared, **own})
-        log.info("rank %d started, pid %d", rank, process.pid)
-        ranks[process.pid] = (rank, process)
-    return _await(ranks)
+    with ExitStack() as pipes:
+        for rank in range(size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **shared, **own})
+            assert process.stdin
+            pipes.enter_context(process.stdin)
+            log.info("rank %d started, pid %d", rank, process.pid)
+            ranks[process.pid] = (rank, process)
+        return _await(ranks)
 
 
 def _await(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]]) -> int:

@@ -79,6 +79,7 @@ def live(name: str, *children: Any, heading: str = "") -> Markup:
 def strip(status: Mapping[str, Any], now_ms: int) -> Markup:
     """Where the round stands, in one line of figures; and the alarm, if there is one."""
     buffered = status["rollouts"].get("buffered", 0)
+    measured = [status[f"accuracy_{when}"] for when in ("before", "after")]
     facts = {
         "phase": status["phase"],
         "version": status["version"],
@@ -87,11 +88,13 @@ def strip(status: Mapping[str, Any], now_ms: int) -> Markup:
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
         "groups waiting": words.whole(buffered),
         "learner idle": words.percent(status["learner_idle_share_lately"]),
-        "accuracy": " → ".join(words.percent(status[f"accuracy_{when}"]) for when in ("before", "after")),
+        "accuracy": " → ".join(words.percent(share) for share in measured if share is not None),
     }
     return live(
         "strip",
-        el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items()), class_="facts"),
+        el(
+            "dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items() if value), class_="facts"
+        ),
         el("p", el("strong", "Alarm: "), status["alarm"], class_="alarm") if status["alarm"] else None,
     )
 

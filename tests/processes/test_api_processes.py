@@ -1,5 +1,7 @@
 """A round on PostgreSQL, served by two processes at once: nothing is given out, used or paid twice."""
 
+import json
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +109,9 @@ def test_the_process_beside_hears_of_a_version_and_leaves_plans_to_the_first(doo
     assert node.http.get("/v1/learner/state").status_code == NotFound.http_status
     until("the status to know it", lambda: node.http.get("/v1/status").json()["version"] == version)
     node.close()
+
+
+def test_the_operator_finds_payouts_and_evaluations_in_postgresql(doors: Doors) -> None:
+    for words in (["payout", "list"], ["eval", "list"]):
+        command = [script("swarm-coordinator"), *words, str(doors.first.config_file), "--json"]
+        assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == []

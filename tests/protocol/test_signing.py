@@ -131,7 +131,7 @@ def test_a_key_of_small_order_cannot_sign_for_everybody() -> None:
     points = small_order_encodings()
     assert len(points) == 14
     for point in points:
-        with pytest.raises(BadSignature, match="small order"):
+        with pytest.raises(BadSignature):
             open_envelope("rollout", sealed(ids.node_id(point), b"anything", identity + bytes(32)))
 
 

@@ -71,6 +71,8 @@ def test_passphrase_comes_from_a_file_or_a_descriptor_and_a_short_one_makes_no_k
         owner_key.passphrase(file, 0)
     with pytest.raises(ConfigInvalid, match="Cannot read"):
         owner_key.passphrase(tmp_path / "nowhere", None)
+    with pytest.raises(ConfigInvalid, match="--passphrase-file"):
+        owner_key.passphrase(None, None)  # nobody types it into a test
     with pytest.raises(ConfigInvalid, match="characters"):
         owner_key.create(tmp_path / "owner.key", "short")
     assert not (tmp_path / "owner.key").exists()

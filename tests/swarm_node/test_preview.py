@@ -60,6 +60,16 @@ def test_demand_tells_who_is_wanted_and_who_stands_by() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"nodes_alive": 0}, "demand: nobody is here yet;"), ({"finished": True}, "demand: none, the round is finished;")],
+)
+def test_where_nobody_works_nobody_is_said_to_be_wanted(changes: dict[str, Any], said: str) -> None:
+    told = next(iter(lines(STATUS | changes, [], price=1)))
+    assert told.startswith(said)
+    assert "wanted" not in told
+
+
+@pytest.mark.parametrize(
     ("status", "rows"),
     [
         ({}, []),

@@ -65,6 +65,12 @@ class TestPages:
         assert response.status == 404
         assert "<script>" not in (await response.text()).replace('<script type="module"', "")
 
+    @pytest.mark.parametrize("path", ["/", "/training"])
+    async def test_what_was_not_measured_yet_has_no_place_above_the_pages(self, served: Served, path: str) -> None:
+        page = await (await served.client.get(path)).text()
+        assert "<dt>learner idle</dt>" in page
+        assert "<dt>accuracy</dt>" not in page
+
     @pytest.mark.parametrize("name", ["..%2findex.py", "live.js%00", "nothing.js", "STYLE.css"])
     async def test_static_files_are_those_of_their_folder_and_no_others(self, served: Served, name: str) -> None:
         assert (await served.client.get(f"/static/{name}")).status == 404
@@ -145,9 +151,9 @@ class TestEvents:
         async with asyncio.timeout(60):
             while watch.listeners:
                 await served.client.get("/healthz")
-        watch.listeners = LISTENERS_MAX
+        watch.listeners["elsewhere"] = LISTENERS_MAX
         response = await served.client.get("/v1/events")
-        watch.listeners = 0
+        watch.listeners.clear()
         assert response.status == 503
         assert "Retry-After" in response.headers
 

@@ -13,7 +13,7 @@ STAMP  := $(VENV)/.installed
 LOG    := $(VENV)/install.log
 PYTHON ?=
 ARGS   ?=
-WORKERS ?= 2
+WORKERS ?= 3
 QUICK  ?=
 ROUND  ?=
 BENCHES := $(filter-out __init__ harness,$(basename $(notdir $(wildcard bench/*.py)))) \
@@ -35,7 +35,7 @@ setup: $(LLAMA)  ## make .venv and install everything into it (the others do it 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
-test: lint  ## lint and all tests, WORKERS=2 at a time; ARGS go to pytest
+test: lint  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
 	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python

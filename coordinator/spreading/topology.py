@@ -226,7 +226,10 @@ def _share_out(
         room = [count - 1] * stripes
     shares: list[dict[str, int]] = [{} for _ in range(stripes)]
     wide_first = sorted(slots, key=lambda name: -slots[name])
-    fan_out_max = min(max(1, count - 1), FAN_OUT_MAX)
+    # In a small swarm a narrow node feeds one other in each of its trees, so that it can be the widest every time: what
+    # that one gets from others, it need not ask the source for.
+    narrow = max(slots.values(), default=0) / NARROW if count <= COMPARED and len(dialable) == count else -1
+    fan_out_max = {name: 1 if slots[name] <= narrow else min(max(1, count - 1), FAN_OUT_MAX) for name in slots}
     left = count * stripes - source_slots
     # Shy nodes have the least choice: in every tree they feed no more than there are nodes that can be dialled.
     shy = {name: slots[name] for name in wide_first if name not in dialable}
@@ -236,12 +239,14 @@ def _share_out(
     return shares
 
 
-def _deal(left: dict[str, int], room: list[int], shares: list[dict[str, int]], fan_out_max: int, needed: int) -> int:
+def _deal(
+    left: dict[str, int], room: list[int], shares: list[dict[str, int]], fan_out_max: Mapping[str, int], needed: int
+) -> int:
     """Deal these slots to the stripes that have room for them; how many more are needed then."""
     while needed > 0 and any(free > 0 for free in room) and any(left.values()):
         for name, slots in left.items():
             stripe = max(range(len(room)), key=lambda s: (name not in shares[s], room[s]))
-            given = min(slots, room[stripe], fan_out_max - shares[stripe].get(name, 0), needed)
+            given = min(slots, room[stripe], fan_out_max[name] - shares[stripe].get(name, 0), needed)
             if given > 0:
                 shares[stripe][name] = shares[stripe].get(name, 0) + given
                 room[stripe] -= given

@@ -28,8 +28,11 @@ LEASES_HELD_FACTOR = 2
 AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
 """Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
 
-# Written out in every statement: partial indexes want it.
-IS_OPEN = leases.c.state.in_([sa.literal(state.value, literal_execute=True) for state in OPEN])
+# Written out in every statement: partial indexes want it. The second half finds the few open leases among all there
+# ever were, of all nodes or of one, by the indexes of when leases ended.
+IS_OPEN = leases.c.state.in_([sa.literal(state.value, literal_execute=True) for state in OPEN]) & (
+    leases.c.ended_ms.is_(None)
+)
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _over = Prepared(

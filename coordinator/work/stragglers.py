@@ -13,9 +13,10 @@ import sqlalchemy as sa
 
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.work import marks
+from coordinator.work.leases import IS_OPEN
 from coordinator.work.sizing import MEASURED_MAX
 from protocol.ids import NodeId
-from protocol.lease import OPEN, State
+from protocol.lease import State
 
 LATE = 1.5
 """Times as long as groups lately took."""
@@ -58,7 +59,7 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
             sa.func.count(),
             sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
         )
-        .where(leases.c.state.in_(OPEN), ~leases.c.surplus, leases.c.group_no >= 0)
+        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0)
         .group_by(leases.c.group_no)
     )
     return choose(

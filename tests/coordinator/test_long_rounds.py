@@ -1,0 +1,69 @@
+"""What a round has behind it costs those who ask for work nothing: counted in steps of SQLite, not in time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator.people import standings
+from coordinator.store import tables
+from coordinator.work import stragglers
+from protocol.ids import NodeId
+from tests.coordinator.world import World
+
+HISTORY = 5_000
+STEP = 50
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda connection, _: standings.share_of(connection, 100, 0.25),
+        lambda connection, node: standings.at_work(connection, standings.owner_of(connection, node)),
+        lambda connection, node: stragglers.late_groups(connection, node, size=2, bound=1, now_ms=10**6),
+    ],
+    ids=["share", "at work", "late groups"],
+)
+def test_a_question_of_every_lease_takes_no_longer_after_thousands(
+    world: World, ask: Callable[[sa.Connection, NodeId], Any]
+) -> None:
+    keys = [world.join(number) for number in (1, 2, 3)]
+    for key in keys:
+        world.earn(key)
+    world.train(1)
+    world.lease(keys[0])
+    before = world.run(steps, ask, keys[0].node_id)
+    world.run(lengthen, keys[0].node_id)
+    assert world.run(steps, ask, keys[0].node_id) <= 2 * before + STEP
+
+
+def steps(connection: sa.Connection, ask: Callable[[sa.Connection, NodeId], Any], node: NodeId) -> int:
+    """How many times fifty instructions SQLite takes for an answer."""
+    counted = 0
+
+    def count() -> None:
+        nonlocal counted
+        counted += 1
+
+    driver = connection.connection.driver_connection
+    assert driver
+    driver.set_progress_handler(count, STEP)
+    ask(connection, node)
+    driver.set_progress_handler(None, 0)
+    return counted
+
+
+def lengthen(connection: sa.Connection, node: NodeId) -> None:
+    """Let the node have answered thousands of groups that were trained on."""
+    for table in (tables.leases, tables.rollouts):
+        like = connection.execute(sa.select(table).where(table.c.lease_id.in_(answered()))).mappings().one()
+        fresh = [dict(like) | {"lease_id": f"old-{n}", "group_no": 1_000 + n, "node_id": node} for n in range(HISTORY)]
+        if "claim_id" in like:
+            fresh = [row | {"claim_id": f"old-{n}"} for n, row in enumerate(fresh)]
+        connection.execute(sa.insert(table), fresh)
+
+
+def answered() -> sa.Select[Any]:
+    batched = tables.rollouts.c.state == "batched"
+    return sa.select(tables.rollouts.c.lease_id).where(batched).order_by(tables.rollouts.c.lease_id).limit(1)

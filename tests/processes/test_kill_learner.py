@@ -29,6 +29,8 @@ def everything(swarm: Swarm, policy: Path) -> Iterator[Coordinator]:
     coordinator = Coordinator(swarm, training(policy)).start(learner=True)
     with at_work(*[coordinator.join_string] * LABOURERS):
         yield coordinator
+        if not coordinator.program.running:
+            coordinator.start()  # a labourer may still wait for its verdict
 
 
 @pytest.fixture

@@ -266,10 +266,13 @@ async def _steer(round_: Round) -> None:
 
 
 async def _seeder(round_: Round) -> None:
-    def ready(line: str) -> None:
-        found = json.loads(line)
-        address = round_.config.round.seeder_public or found["addrs"][0]
-        round_.seeder = Peer(peer_id=found["peer_id"], address=address, kind="seeder")
+    def heard(line: str) -> None:
+        said = json.loads(line)
+        if "peer_id" in said:
+            address = round_.config.round.seeder_public or said["addrs"][0]
+            round_.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
+        else:
+            round_.seeder_up = said["bytes_per_s"]
 
     command = [
         script("swarm-node"), "seed",
@@ -278,7 +281,7 @@ async def _seeder(round_: Round) -> None:
         "--listen", round_.config.round.seeder,
     ]  # fmt: skip
     log_file = round_.folder / "logs" / "seeder.log"
-    await keep_running("seeder", command, log_file=log_file, on_line=ready, may_end=False)
+    await keep_running("seeder", command, log_file=log_file, on_line=heard, may_end=False)
 
 
 async def _learner(round_: Round) -> None:

@@ -112,6 +112,8 @@ class Round:
         self.unscored = asyncio.Event()
         """Something was accepted whose rewards take a process."""
         self.seeder: Peer | None = None
+        self.seeder_up = 0.0
+        """What it sent in its best second of late, bytes."""
         self.plans = Plans()
         self.silent_after_ms = int(3000 * config.leases.heartbeat_s)
         """Who was not heard of for so long is not counted on."""

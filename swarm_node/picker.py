@@ -4,22 +4,22 @@
   parent is asked in the order of the version even for chunks that it does not hold yet: those WANTs wait there, and the
   chunk comes the moment the parent has it.
 - No part of the plan runs far ahead of the whole (`lead`): an uplink that has sent us our share is needed by others.
+  Who could go on has time to spare; the seeder then takes over like anybody.
 - Who would finish sooner takes over from who would finish later: a chunk whose parents fall behind is asked of a source
   that holds it and would end its own part earlier at its present pace, the rarest chunk first. A parent that stalls
   falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
-- In a large swarm a chunk has far to go: for as long as that takes by the plan nobody counts as late, and the seeder
-  is asked beyond its part no more often than the plan allows.
+- In a large swarm a chunk has far to go: nobody counts as late sooner, and the seeder helps no faster than planned.
+- A source is asked for two chunks that it can send; for more while its link falls idle between chunks, since queues on
+  the way make a WANT take as long as several of them.
 - What is taken over is first taken back: the other source is asked when the first one confirms that it sends nothing,
   or says no word. So a chunk that was about to leave comes once, and not twice.
 - When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
-- A WANT that could be answered and is not within `overdue_factor` times that source's usual time, counted from the
-  first bytes if some came, is asked of another at once. Whoever has not begun by then is told.
-- The origin is the last resort: when the seeder lacks a chunk, when nothing came for `origin_patience_s`, and when no
-  other source is left.
-- A source that refused pauses; one that failed pauses, longer each time, and is given up after `strikes_max` failures
-  without a delivery. One that lied is never asked again.
-- Every chunk is delivered, or `hopeless` says that it never will be: no source is left, or none delivered anything
-  for `give_up_s`.
+- A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
+  some came, is asked of another at once. Whoever has not begun by then is told.
+- The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or nobody is left.
+- A source that refused or failed pauses, longer each time; it is given up after `strikes_max` failures without a
+  delivery. One that lied is never asked again.
+- Every chunk is delivered, or `hopeless` says that it never will be: nobody is left, or delivers for `give_up_s`.
 """
 
 import math
@@ -79,7 +79,7 @@ class Picker:
         self._unasked = dict.fromkeys(chunk for chunk in chunks if chunk in self._missing)
         self._copies: Counter[ChunkId] = Counter()
         """How many peers said that they hold a chunk."""
-        self._states = {source.name: SourceState(source, (blames or {}).get(source.name, 0)) for source in sources}
+        self._states = {s.name: SourceState(s, (blames or {}).get(s.name, 0), self._rules.window) for s in sources}
         self._heirs: dict[ChunkId, SourceState] = {}
         """Who shall be asked for what was taken back."""
         self._parents: dict[ChunkId, list[SourceState]] = {}
@@ -144,14 +144,13 @@ class Picker:
                 if chunk in state.asked:
                     state.asked[chunk] = now
                 self._offer(state, chunk)
-        return state.ready < self._rules.window
+        return state.ready < state.window
 
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The first bytes of a chunk are here; says whether that could change what others do now."""
         state = self._states[name]
         if chunk in state.asked:
-            state.begun[chunk] = now
-            state.taken_back.discard(chunk)
+            state.begin(chunk, now, self._rules)
         if state.asked.get(chunk) != math.inf:
             return False
         state.asked[chunk] = now
@@ -223,7 +222,7 @@ class Picker:
         if chunk := self._freed(state, now):
             return chunk
         on_pace = self._is_on_pace(state)
-        if state.ready + len(state.reserved) < self._rules.window:
+        if state.ready + len(state.reserved) < state.window:
             chunk = self._next_planned(state) if state.holds_all else self._rarest(state)
             if chunk and on_pace:
                 return chunk
@@ -234,7 +233,7 @@ class Picker:
                 return chunk
             if chunk:
                 self._reserve(state, chunk, now)
-        may_wait = len(state.asked) - state.ready < self._rules.waits and len(state.asked) < self._rules.asked_max
+        may_wait = len(state.asked) - min(state.ready, state.window) < self._rules.waits
         if on_pace and may_wait and not state.holds_all:
             return self._next_planned(state)
         return None
@@ -324,7 +323,8 @@ class Picker:
             return -1.0  # nobody delivers anything
         own_s = rules.ahead * helper.done_in_s(now) + ahead_s
         if helper.source.kind != "peer":
-            return max(own_s, rules.reluctance * survey.typical_s + ahead_s)
+            may_spare = not self._is_on_pace(helper)
+            return own_s if may_spare else max(own_s, rules.reluctance * survey.typical_s + ahead_s)
         if survey.usual_s and helper.usual_s > rules.slow * survey.usual_s:
             return math.inf
         return max(own_s, survey.typical_s)

@@ -9,7 +9,12 @@ class PickerRules:
 
     window: int = 2
     """Chunks that a source can send at once and was asked for: one under way, one behind it."""
-    asked_max: int = 6
+    window_max: int = 8
+    """One more where a link falls idle between two chunks, because the next WANT is still on its way."""
+    gap: float = 0.1
+    """As a share of the usual time between two chunks: what counts as idle."""
+    fluent: int = 16
+    """Chunks without such a gap, after which one less is asked for."""
     waits: int = 4
     """Chunks that a parent was asked for and does not hold yet."""
     lead: float = 0.05

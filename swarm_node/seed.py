@@ -1,7 +1,8 @@
 """The seeder: serve a folder of chunks over libp2p until told to stop.
 
 - It only reads the folder; the coordinator writes it, and new chunks are served as soon as they appear.
-- One JSON line on stdout says that it is ready, who it is and where it listens.
+- The first JSON line on stdout says that it is ready, who it is and where it listens; later ones, how much it has sent
+  in its best second of late. No receiver sees that: what it gets may be all that its own link takes.
 - It ends when stdin reaches its end (the parent is gone) or on SIGINT or SIGTERM, quietly, within a second.
 """
 
@@ -18,18 +19,42 @@ from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import open_host
 from swarm_node.p2p.serve import ChunkServer
 
+FADING = 0.995
+"""Of the best second, with every other in which something is sent: a link that got narrower is noticed in minutes."""
+
+TOLD_CHANGE = 0.02
+
 
 async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
     """Serve until stdin ends or a signal comes."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with open_host(key_seed, host, port) as running, trio.open_nursery() as nursery:
-            running.serve(ChunkServer(BlobStore(blobs_dir)).handle)
-            with suppress(BrokenPipeError):  # the parent is gone already, and standard input will say so
-                ready = json.dumps({"peer_id": running.node_id, "addrs": list(running.addresses)})
-                os.write(sys.stdout.fileno(), f"{ready}\n".encode())
+            server = ChunkServer(BlobStore(blobs_dir))
+            running.serve(server.handle)
+            _tell({"peer_id": running.node_id, "addrs": list(running.addresses)})
+            nursery.start_soon(_tell_best_second, server)
             nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
             async for _ in signals:
                 nursery.cancel_scope.cancel()
+
+
+async def _tell_best_second(server: ChunkServer) -> None:
+    best = told = 0.0
+    before, since = server.bytes_sent, trio.current_time()
+    while True:
+        await trio.sleep(1.0)  # the second that is measured
+        sent, now = server.bytes_sent, trio.current_time()
+        if sent > before:
+            best = max((sent - before) / (now - since), FADING * best)
+            if abs(best - told) > TOLD_CHANGE * told:
+                told = best
+                _tell({"bytes_per_s": round(best)})
+        before, since = sent, now
+
+
+def _tell(what: dict[str, object]) -> None:
+    with suppress(BrokenPipeError):  # the parent is gone already, and standard input will say so
+        os.write(sys.stdout.fileno(), f"{json.dumps(what)}\n".encode())
 
 
 async def _end_with_stdin(scope: trio.CancelScope) -> None:

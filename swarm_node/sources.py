@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Literal
 
 from protocol.ids import ChunkId
+from swarm_node.picker_rules import PickerRules
 
 ORIGIN = "origin"
 """The name of the source that is not a node."""
@@ -32,6 +33,10 @@ class SourceState:
 
     source: Source
     blames: int
+    window: int
+    """How many chunks that it could send at once it is asked for."""
+    fluent: int = 0
+    """How many of them began right after the one before, since the last that did not."""
     planned: deque[ChunkId] = field(default_factory=deque)
     """What it is asked for first, in the order of the version; delivered ones are skipped."""
     total: int = 0
@@ -58,7 +63,7 @@ class SourceState:
     delivered: int = 0
     timed: int = 0
     timed_s: float = 0.0
-    """Deliveries; those of chunks that it held when they were asked for, or said so before; how long they took."""
+    """Deliveries; those of chunks that it held when they were asked for, or said so before; for how long they came."""
     settled_at: float = -math.inf
     interval_s: float = 0.0
     """Between two deliveries while it owes us something, smoothed."""
@@ -108,16 +113,28 @@ class SourceState:
         for forgotten in (self.asked, self.begun, self.taken_back, self.has, self.offers, self.extras):
             forgotten.clear()
 
+    def begin(self, chunk: ChunkId, now: float, rules: PickerRules) -> None:
+        """The first bytes of a chunk are here; if they were waited for although asked for in time, ask for more."""
+        if self.begun or self.asked[chunk] < self.settled_at:
+            idle_s = 0.0 if self.begun else now - self.settled_at
+            self.fluent = self.fluent + 1 if idle_s <= rules.gap * self.interval_s else 0
+            if not self.fluent:
+                self.window = min(self.window + 1, rules.window_max)
+            elif self.fluent % rules.fluent == 0:
+                self.window = max(self.window - 1, rules.window)
+        self.begun[chunk] = now
+        self.taken_back.discard(chunk)
+
     def settle(self, chunk: ChunkId, now: float) -> None:
         """It delivered: note its pace."""
         since = self.asked.pop(chunk, math.inf)
         self.taken_back.discard(chunk)
-        self.begun.pop(chunk, None)
+        begun = self.begun.pop(chunk, since)
         self.delivered += 1
         if since < math.inf:
             self.usual_s = _smoothed(self.usual_s, now - since)
             self.timed += 1
-            self.timed_s += now - max(since, self.settled_at)
+            self.timed_s += now - max(begun, self.settled_at)
         self.settled_at = now
         if self.owing_since is not None:
             self.interval_s = _smoothed(self.interval_s, now - self.owing_since)

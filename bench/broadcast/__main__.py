@@ -12,7 +12,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from bench.broadcast.cells import Cell, parse
@@ -62,7 +61,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=1 if quick else 3)
     parser.add_argument("--worker-mbit", type=float, default=20.0)
-    parser.add_argument("--together-mbit", type=float, default=80.0, help="at most, for all workers together")
+    parser.add_argument(
+        "--together-mbit", type=float, default=80.0, help="at most, for what all workers together receive"
+    )
     parser.add_argument("--mib", type=float, default=8 if quick else 32)
     parser.add_argument("--disturb", default="4:3:uniform" if quick else "8:8:uniform", metavar="N:SOURCE:LINKS")
     parser.add_argument("--plots", type=Path)
@@ -73,7 +74,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def cell_of(text: str, options: argparse.Namespace) -> Cell:
     """A cell with its rates and payload; the more workers, the slower their links must be for the cores to keep up."""
     cell = parse(text, worker_mbit_s=options.worker_mbit, size_bytes=int(options.mib * 2**20))
-    return replace(cell, worker_mbit_s=min(cell.worker_mbit_s, options.together_mbit / cell.workers))
+    return cell.within(options.together_mbit)
 
 
 def measure_cell(bench: Bench, book: Laps, cell: Cell, contenders: Sequence[str], rounds: int) -> list[Lap]:

@@ -6,7 +6,8 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 MBIT = 1_000_000
 
@@ -48,6 +49,16 @@ class Cell:
             return [Link(rate, rate)] * self.workers
         uplinks = (MIXED_UPLINKS[number % len(MIXED_UPLINKS)] for number in range(self.workers))
         return [Link(factor * rate, 2 * rate) for factor in uplinks]
+
+    @property
+    def together_mbit_s(self) -> float:
+        """What all workers receive at the bound."""
+        return self.workers * 8 * self.size_bytes / self.bound_s / MBIT
+
+    def within(self, together_mbit_s: float) -> Self:
+        """The same cell with slower links, so that all workers together receive no more than this."""
+        slower = min(1.0, together_mbit_s / self.together_mbit_s)
+        return replace(self, worker_mbit_s=slower * self.worker_mbit_s)
 
     @property
     def bound_s(self) -> float:

@@ -182,7 +182,7 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
         live = registry.live_nodes(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
         source = here.seeder.peer_id if here.seeder else ""
-        source_up, nodes = links.node_links(live, links.measured(connection), source=source)
+        source_up, nodes = links.node_links(live, links.measured(connection), source=source, source_best=here.seeder_up)
         also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
         here.plans.update(version, live, source_up, nodes, now_ms, also=also)
     return here.plans.part(node, here.seeder)

@@ -13,7 +13,6 @@
 - All functions are effects, `(connection, …) → outcome`.
 """
 
-import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -162,13 +161,22 @@ def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float
 
 
 def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
-    """How long a sender was busy with a version, as if its receivers' times had been scattered over the whole of it."""
-    scattered_s = whole_s * (1.0 - math.exp(-busy_s / whole_s))
-    return max(scattered_s, longest_s, BUSY_MIN_SHARE * whole_s)
+    """How long a sender was busy with a version, from how long each of its receivers was receiving.
+
+    Many receivers at a time say that their chunks come slowly, not that the link is full: one that all share equally,
+    and that is busy for a share ρ of the time, feeds ρ / (1 − ρ) at once on average; here these are busy_s / whole_s.
+    """
+    shared_s = whole_s * busy_s / (whole_s + busy_s)
+    return max(shared_s, longest_s, BUSY_MIN_SHARE * whole_s)
 
 
-def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tuple[float, list[NodeLinks]]:
-    """The source's uplink and every node's links; what is not measured yet is taken to be as usual."""
+def node_links(
+    live: dict[NodeId, str], known: Measured, *, source: str, source_best: float = 0.0
+) -> tuple[float, list[NodeLinks]]:
+    """The source's uplink and every node's links; what is not measured yet is taken to be as usual.
+
+    The source is the coordinator's own, so its word counts, too: `source_best` is what it has sent in its best second.
+    """
     usual_up = _usual([rate for name, rate in known.up.items() if name != source])
     usual_down = _usual(list(known.down.values()))
     links = [
@@ -180,7 +188,7 @@ def node_links(live: dict[NodeId, str], known: Measured, *, source: str) -> tupl
         )
         for name, address in live.items()
     ]
-    return known.up.get(source) or 3 * usual_up, links
+    return max(known.up.get(source) or 3 * usual_up, source_best), links
 
 
 def _usual(rates: list[float]) -> float:

@@ -38,6 +38,9 @@ FRAME_MAX_BYTES = 65519
 BODY_MAX_BYTES = FRAME_MAX_BYTES - HEADER_BYTES
 CRUMB_BYTES = 1024
 """So little at the end of what is written goes along with the frame before: it is not worth a message of its own."""
+HEAD_BYTES = 64
+"""So much of something long goes ahead in a frame of its own: else its reader learns that it has begun only when the
+first frame is whole, a fifth of a second later on a link of 2 Mbit/s."""
 _FRAME_COST = 1024
 """A frame costs as much as a KiB of payload earns."""
 
@@ -140,7 +143,8 @@ class Machine:
         assert stream.writable
         assert data
         assert not stream.unsent
-        stream.unsent.append(data)
+        has_head = len(data) > BODY_MAX_BYTES // 4
+        stream.unsent.extend((data[:HEAD_BYTES], data[HEAD_BYTES:]) if has_head else (data,))
         self._queue(stream)
 
     def withdraw(self, name: int) -> bool:

@@ -44,3 +44,13 @@ def test_the_bound_is_the_tightest_of_three(
 def test_the_bound_of_a_cell_counts_bits_not_bytes() -> None:
     cell = parse("4:8:uniform", worker_mbit_s=20, size_bytes=2_500_000)
     assert cell.bound_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["4:8:mixed", "8:3:uniform", "16:8:mixed"])
+def test_links_are_slowed_until_all_workers_together_receive_what_the_cores_can_bear(name: str) -> None:
+    cell = parse(name, worker_mbit_s=20, size_bytes=MIB)
+    assert cell.together_mbit_s > 80
+    slower = cell.within(80)
+    assert slower.together_mbit_s == pytest.approx(80)
+    assert slower.bound_s == pytest.approx(slower.workers * 8 * MIB / (80 * MBIT))
+    assert slower.within(100) == slower

@@ -1,12 +1,14 @@
 """The simulated swarm: everybody finishes, near the bound, and the same seed gives the same run."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from bench.simulation.links import Links
 from bench.simulation.swarms import LINK_BYTES_PER_S, swarm
 from bench.simulation.world import TICK, Outcome, Simulation
+from coordinator.spreading import topology
 from coordinator.spreading.topology import NodeLinks, fluid_bound_s
 from protocol.limits import KIB
 
@@ -71,6 +73,30 @@ def test_a_node_decides_at_most_once_per_tick() -> None:
 def test_frames_that_travel_longer_make_the_broadcast_longer() -> None:
     nodes = swarm(5, "uniform")
     assert run(nodes, latency_s=0.3).completion_s > run(nodes).completion_s + 0.3
+
+
+@pytest.mark.parametrize("links", ["uniform", "mixed"])
+def test_queues_on_the_way_do_not_leave_wide_links_idle(links: str) -> None:
+    """A WANT takes as long as several chunks; with two of them open, the mixed swarm takes three times the bound."""
+    nodes, source_up = swarm(4, links), 8 * LINK_BYTES_PER_S
+    world = Simulation(source_up, nodes, chunks=512, chunk_bytes=64 * KIB, seed=1, latency_s=0.05, tick=1 / 2)
+    bound_s = fluid_bound_s(512 * 64 * KIB, source_up, nodes)
+    assert world.run(limit_s=200).completion_s <= 1.25 * bound_s
+
+
+def test_a_source_that_is_wider_than_the_plan_believes_is_used_all_the_same() -> None:
+    nodes, source_up = swarm(8, "mixed"), 8 * LINK_BYTES_PER_S
+    believed = [replace(node, up=0.8 * node.up) for node in nodes]
+    world = Simulation(
+        source_up,
+        nodes,
+        plan=topology.plan(0.45 * source_up, believed),
+        chunks=512,
+        chunk_bytes=64 * KIB,
+        seed=1,
+        tick=1 / 2,
+    )
+    assert world.run(limit_s=200).completion_s <= 1.2 * fluid_bound_s(512 * 64 * KIB, source_up, nodes)
 
 
 def test_streams_share_a_link_and_one_that_is_slow_elsewhere_leaves_its_share_to_the_other() -> None:

@@ -163,6 +163,15 @@ def test_a_link_nobody_measured_is_taken_to_be_as_usual() -> None:
     assert nodes == [NodeLinks(a, 10.0, 40.0), NodeLinks(b, 10.0, 40.0)]
     assert source_up == 30.0
     assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER)[0] == 77.0
+    assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER, source_best=99.0)[0] == 99.0
+    assert links.node_links({a: "h:1"}, Measured({SEEDER: 77.0}), source=SEEDER, source_best=55.0)[0] == 77.0
+
+
+def test_a_link_that_was_shared_at_times_is_not_taken_for_full() -> None:
+    """In use three quarters of the time, it feeds three at once on average."""
+    assert links._sending_s(100.0, 300.0, 50.0) == pytest.approx(75.0)
+    assert links._sending_s(100.0, 300.0, 100.0) == 100.0, "somebody received all the time"
+    assert links._sending_s(100.0, 1.0, 1.0) == 10.0
 
 
 def test_who_cannot_be_dialled_keeps_its_uplink_and_who_shares_nothing_has_none() -> None:

@@ -11,27 +11,20 @@ from protocol.chunks import chunk_id
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, TakeBack
-from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import ORIGIN, Source
-
-PEER_A, PEER_C = Source("a-peer", "peer", (0,)), Source("c-peer", "peer", (1,))
-SEEDER, HTTP = Source("seeder", "seeder", (2,)), Source(ORIGIN, "origin")
-CHUNKS = [chunk_id(bytes([number])) for number in range(12)]
-RULES = PickerRules()
-STRIPES = 3
-
-
-def picker_for(*sources: Source, chunks: list[ChunkId] = CHUNKS, rules: PickerRules = RULES) -> Picker:
-    return Picker(chunks, chunks, sources, stripes=STRIPES, rng=Random(1), now=0.0, rules=rules)
-
-
-def asked_of(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
-    return [order.chunk for order in orders if isinstance(order, Ask) and order.source == source.name]
-
-
-def taken_back_from(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
-    return [order.chunk for order in orders if isinstance(order, TakeBack) and order.source == source.name]
+from swarm_node.sources import Source
+from tests.swarm_node.picker_world import (
+    CHUNKS,
+    HTTP,
+    PEER_A,
+    PEER_C,
+    RULES,
+    SEEDER,
+    STRIPES,
+    asked_of,
+    picker_for,
+    taken_back_from,
+)
 
 
 def test_a_parent_is_asked_in_order_for_chunks_that_it_does_not_hold_yet() -> None:
@@ -345,7 +338,7 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             assert order.chunk not in delivered
             assert order.chunk not in wants
             wants.append(order.chunk)
-            assert len(wants) <= RULES.asked_max
+            assert len(wants) <= RULES.window_max + RULES.waits
         busy = [name for name, wants in open_wants.items() if wants]
         if not busy:
             assert picker.wake_at(now) > now

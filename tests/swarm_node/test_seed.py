@@ -1,10 +1,12 @@
 """The seeder as a process: says that it is ready, serves new chunks at once, and ends quietly when told."""
 
+import json
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+import trio
 
 from protocol.frames import Chunk, Want
 from protocol.signing import NodeKey
@@ -31,6 +33,23 @@ async def test_a_seeder_serves_a_chunk_that_is_published_while_it_runs(tmp_path:
                 while not (messages := await link.receive()):
                     pass
                 assert messages == [Chunk(chunk, data)]
+
+
+@pytest.mark.trio
+async def test_a_seeder_tells_what_left_in_its_best_second(tmp_path: Path) -> None:
+    blobs = store(tmp_path)
+    for chunk, data in VERSION.chunks.items():
+        blobs.write(chunk, data)
+    with server_process(blobs, 5) as (process, entry):
+        async with node(6) as me:
+            link = await me.connect(entry, dial_s=5.0)
+            for chunk in VERSION.chunks:
+                await link.send(Want(chunk), stall_s=5.0)
+                while not await link.receive():
+                    pass
+        assert process.stdout is not None
+        said = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
+        assert 0 < said["bytes_per_s"] <= sum(map(len, VERSION.chunks.values()))
 
 
 def end_of_stdin(process: subprocess.Popen[str]) -> None:

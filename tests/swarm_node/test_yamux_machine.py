@@ -19,6 +19,7 @@ from swarm_node.p2p.yamux_machine import (
     BODY_MAX_BYTES,
     CRUMB_BYTES,
     FRAME_MAX_BYTES,
+    HEAD_BYTES,
     Arrived,
     Ended,
     Event,
@@ -127,8 +128,19 @@ def test_no_frame_is_larger_than_what_is_sent_at_once() -> None:
     name = machine.open()
     sent(machine)
     machine.write(name, memoryview(bytes(20_000)))
-    assert [len(frame) - 12 for frame in machine.output(8_000)] == [8_000]
-    assert [len(frame) - 12 for frame in machine.output(EVERYTHING)] == [12_000]
+    assert [len(frame) - 12 for frame in machine.output(8_000)] == [HEAD_BYTES, 8_000]
+    assert [len(frame) - 12 for frame in machine.output(EVERYTHING)] == [12_000 - HEAD_BYTES]
+
+
+def test_the_first_bytes_of_something_long_do_not_wait_for_the_rest_of_their_frame() -> None:
+    machine = Machine(initiator=True)
+    name = machine.open()
+    sent(machine)
+    machine.write(name, memoryview(bytes(60_000)))
+    assert [len(frame) - 12 for frame in machine.output(EVERYTHING)] == [HEAD_BYTES, 60_000 - HEAD_BYTES]
+    assert machine.written() == [name]
+    machine.write(name, memoryview(bytes(4_000)))
+    assert [len(frame) - 12 for frame in machine.output(EVERYTHING)] == [4_000]
 
 
 def test_a_crumb_at_the_end_goes_along() -> None:
@@ -149,7 +161,7 @@ def test_streams_take_turns_and_answers_go_first() -> None:
     machine.write(small, memoryview(b"!"))
     machine.receive(pack(Kind.PING, Flag.SYN, 0, 1))
     names = [int.from_bytes(frame[4:8]) for frame in machine.output(EVERYTHING)]
-    assert names == [0, large, small, large, large]
+    assert names == [0, large, small, large, large, large]
 
 
 def test_credit_returns_at_half_window_and_the_window_doubles_as_it_is_read() -> None:

@@ -1,0 +1,27 @@
+"""A picker with a few sources of each kind, and what it has asked of them."""
+
+from random import Random
+
+from protocol.chunks import chunk_id
+from protocol.ids import ChunkId
+from swarm_node.picker import Ask, Picker, TakeBack
+from swarm_node.picker_rules import PickerRules
+from swarm_node.sources import ORIGIN, Source
+
+PEER_A, PEER_C = Source("a-peer", "peer", (0,)), Source("c-peer", "peer", (1,))
+SEEDER, HTTP = Source("seeder", "seeder", (2,)), Source(ORIGIN, "origin")
+CHUNKS = [chunk_id(bytes([number])) for number in range(12)]
+RULES = PickerRules()
+STRIPES = 3
+
+
+def picker_for(*sources: Source, chunks: list[ChunkId] = CHUNKS, rules: PickerRules = RULES) -> Picker:
+    return Picker(chunks, chunks, sources, stripes=STRIPES, rng=Random(1), now=0.0, rules=rules)
+
+
+def asked_of(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
+    return [order.chunk for order in orders if isinstance(order, Ask) and order.source == source.name]
+
+
+def taken_back_from(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:
+    return [order.chunk for order in orders if isinstance(order, TakeBack) and order.source == source.name]

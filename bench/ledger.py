@@ -1,7 +1,8 @@
 """The provable ledger: entries into a store, a whole log verified, one proof out of a large tree.
 
 - Stores: batches of pending credits and their posts, each batch one durable transaction, into SQLite (WAL, FULL) and a
-  PostgreSQL with fsync; in turn with the same bytes put into one bare table of SQLite, the least that any log costs.
+  PostgreSQL with fsync, both as the coordinator opens them; in turn with the same bytes put into one bare table of
+  SQLite, the least that any log costs.
 - The whole log is verified from public files in memory as `swarm-node ledger verify` does it over a network.
 - A proof is made from tiles that nobody has read yet, out of a tree of generated hashes; its rival is the hashing alone
   that any tree of tiles asks for.
@@ -20,10 +21,10 @@ from itertools import count
 from pathlib import Path
 
 import trio
-from sqlalchemy import Engine, create_engine
 
 from bench.harness import Bench, quick_from_environment
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.store.state import Database
 from ledger import store, tiles, tree
 from ledger.book import Outcome
 from ledger.checkpoint import Checkpoint, ledger_key, sign
@@ -35,7 +36,6 @@ from protocol import ids
 from swarm_node import log_verify
 from swarm_node.log_reader import LogReader
 from tests.ledger import postgres
-from tests.ledger.engines import sqlite_file
 
 PRICE, TOKENS, NODES = 1_000_000, 2_000, 200
 
@@ -62,20 +62,17 @@ def entries(first: int, pairs: int) -> list[Entry]:
 class Appending:
     """A store that takes batch after batch."""
 
-    def __init__(self, engine: Engine, batch: int) -> None:
-        self._engine = engine
+    def __init__(self, database: Database, batch: int) -> None:
+        self._database = database
         self._batches = (entries(first, batch // 2) for first in count(0, batch // 2))
-        with engine.begin() as conn:
-            store.create(conn)
-            store.append(conn, Deposit(reference="bench", amount_micros=10**15), 0)
+        database.run_now(store.append, Deposit(reference="bench", amount_micros=10**15), 0)
 
     def rate(self, batches: int) -> tuple[float, float]:
         """Entries per second, and per second of this process's processor time."""
         waiting = [next(self._batches) for _ in range(batches)]
         started, cpu = time.perf_counter(), time.process_time()
         for batch in waiting:
-            with self._engine.begin() as conn:
-                outcomes = store.append_all(conn, batch, 0)
+            outcomes = self._database.run_now(store.append_all, batch, 0)
             assert set(outcomes) == {Outcome.APPLIED}
         total = sum(map(len, waiting))
         return total / (time.perf_counter() - started), total / (time.process_time() - cpu)
@@ -92,13 +89,13 @@ def bare_rate(connection: sqlite3.Connection, first: int, batches: int, batch: i
 
 
 def measure_stores(bench: Bench, folder: Path, stack: ExitStack, rounds: int, batches: int, batch: int) -> None:
-    sqlite = Appending(sqlite_file(folder / "ledger.sqlite"), batch)
+    sqlite = Appending(Database(folder / "ledger.sqlite"), batch)
     bare = sqlite3.connect(folder / "bare.sqlite")
     for line in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "CREATE TABLE bare (body BLOB)"):
         bare.execute(line)
     server = None
     if not postgres.missing():
-        server = Appending(create_engine(stack.enter_context(postgres.cluster(durable=True))), batch)
+        server = Appending(Database(stack.enter_context(postgres.cluster(durable=True))), batch)
     for number in range(rounds):
         wall, cpu = sqlite.rate(batches)
         bench.measure("SQLite", wall, unit="entries/s")

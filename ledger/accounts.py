@@ -5,10 +5,9 @@
 - Only `outside` may be below zero: its balance is minus everything that was ever deposited and not yet taken out.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Self
+from typing import NamedTuple, Self
 
 from protocol import ids
 from protocol.errors import MalformedMessage
@@ -28,25 +27,29 @@ class AccountKind(StrEnum):
     PAYING = "paying"
     PAID = "paid"
 
+    __hash__ = str.__hash__  # an enum's own costs more than what a batch does with it
+
 
 OF_A_NODE = frozenset({AccountKind.PENDING, AccountKind.PAYABLE, AccountKind.PAYING, AccountKind.PAID})
 """The kinds that exist once per node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """One account of the book."""
+class _Parts(NamedTuple):
+    """What an account consists of; a tuple, so that looking one up runs no code of ours."""
 
     kind: AccountKind
-    node_id: NodeId | None = None
+    node_id: NodeId | None
 
-    def __post_init__(self) -> None:
-        if (self.kind in OF_A_NODE) != (self.node_id is not None):
-            raise MalformedMessage(f"Account {self.kind}: only {' and '.join(sorted(OF_A_NODE))} belong to a node.")
 
-    def __hash__(self) -> int:
-        """Of the node alone: its accounts share a place, and hashing an enum costs more than looking twice."""
-        return hash(self.node_id)
+class Account(_Parts):
+    """One account of the book."""
+
+    __slots__ = ()
+
+    def __new__(cls, kind: AccountKind, node_id: NodeId | None = None) -> Self:
+        if (kind in OF_A_NODE) != (node_id is not None):
+            raise MalformedMessage(f"Account {kind}: only {' and '.join(sorted(OF_A_NODE))} belong to a node.")
+        return super().__new__(cls, kind, node_id)
 
     def __str__(self) -> str:
         return self.kind.value if self.node_id is None else f"{self.kind}:{self.node_id}"

@@ -10,9 +10,9 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import assert_never
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ledger.accounts import BUDGET, OF_A_NODE, OUTSIDE, Account, paid, payable, paying, pending
 from ledger.entry import (
@@ -63,6 +63,8 @@ class ClaimState(StrEnum):
     PAYING = "paying"
     PAID = "paid"
 
+    __hash__ = str.__hash__  # an enum's own costs more than a step through the table
+
 
 TRANSITIONS: dict[tuple[ClaimState, str], ClaimState | Outcome] = {
     (ClaimState.ABSENT, "pending"): ClaimState.PENDING,
@@ -95,8 +97,7 @@ class BookBroken(RuntimeError):
     """An invariant of the ledger does not hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A claim or a payout and where it stands; `entry_hash` names the Pending or Payout entry that began it."""
 
     node_id: NodeId
@@ -106,13 +107,15 @@ class Claim:
     entry_hash: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+class State(NamedTuple):
     """The book, or the part of it that one entry reads or changes."""
 
-    balances: Mapping[Account, int] = field(default_factory=dict)
-    claims: Mapping[str, Claim] = field(default_factory=dict)
-    once: Mapping[str, Digest] = field(default_factory=dict)
+    balances: Mapping[Account, int] = _NOTHING
+    claims: Mapping[str, Claim] = _NOTHING
+    once: Mapping[str, Digest] = _NOTHING
     """Effects of entries that belong to no claim, and the content hashes of these entries."""
 
     def balance(self, account: Account) -> int:
@@ -142,10 +145,13 @@ class Folding:
         self.state = State(self._balances, self._claims, self._once)
 
     def add(self, entry: Entry) -> Outcome:
-        changed, outcome = step(self.state, entry)
-        self._balances.update(changed.balances)
-        self._claims.update(changed.claims)
-        self._once.update(changed.once)
+        (balances, claims, once), outcome = step(self.state, entry)
+        if balances:
+            self._balances.update(balances)
+        if claims:
+            self._claims.update(claims)
+        if once:
+            self._once.update(once)
         return outcome
 
 
@@ -162,32 +168,38 @@ def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:
     """The new values of only what an entry changes; reads only its claim or effect and the accounts of its `route`."""
-    if isinstance(entry, OnceEntry):
-        return _once(state, entry)
+    return _STEPS.get(entry.kind, _once)(state, entry)
+
+
+def _begun(state: State, entry: Pending | Payout) -> tuple[State, Outcome]:
+    """A claim or a payout comes into the book."""
     known = state.claims.get(entry.claim_id)
-    begins = isinstance(entry, Pending | Payout)
-    if begins and known is not None and known.entry_hash != entry.content_hash:
-        return State(), Outcome.CONFLICT
+    if known is not None and known.entry_hash != entry.content_hash:
+        return _EMPTY, Outcome.CONFLICT
     target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
     if isinstance(target, Outcome):
-        return State(), target
-    if isinstance(entry, Pending):
-        if state.balance(BUDGET) < entry.amount_micros:
-            return State(), Outcome.BUDGET_EXHAUSTED
-        claim = Claim(entry.node_id, target, entry.amount_micros, entry.tokens, entry.content_hash)
-    elif isinstance(entry, Payout):
-        if state.balance(payable(entry.node_id)) < entry.amount_micros:
-            return State(), Outcome.NOT_PAYABLE
-        claim = Claim(entry.node_id, target, entry.amount_micros, 0, entry.content_hash)
-    elif known is not None:
-        if isinstance(entry, Reinstate) and (refusal := _unfounded(state, entry, known)):
-            return State(), refusal
-        # Spelt out: `dataclasses.replace` costs more than all the rest.
-        claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
-    else:
+        return _EMPTY, target
+    source, sink = route(entry, entry.node_id)
+    if state.balance(source) < entry.amount_micros:
+        return _EMPTY, Outcome.BUDGET_EXHAUSTED if entry.kind == "pending" else Outcome.NOT_PAYABLE
+    tokens = entry.tokens if entry.kind == "pending" else 0
+    claim = Claim(entry.node_id, target, entry.amount_micros, tokens, entry.content_hash)
+    return State(_moved(state, source, sink, entry.amount_micros), {entry.claim_id: claim}), Outcome.APPLIED
+
+
+def _settled(state: State, entry: Post | Void | Reinstate | Paid) -> tuple[State, Outcome]:
+    """A claim or a payout that is in the book goes on to its next state."""
+    known = state.claims.get(entry.claim_id)
+    target = TRANSITIONS[known.state if known is not None else ClaimState.ABSENT, entry.kind]
+    if isinstance(target, Outcome):
+        return _EMPTY, target
+    if known is None:
         raise BookBroken(f"The table lets a {entry.kind} change an absent claim.")
-    balances = _moved(state, route(entry, claim.node_id), claim.amount_micros)
-    return State(balances, {entry.claim_id: claim}), Outcome.APPLIED
+    if entry.kind == "reinstate" and (refusal := _unfounded(state, entry, known)):
+        return _EMPTY, refusal
+    claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
+    source, sink = route(entry, known.node_id)
+    return State(_moved(state, source, sink, known.amount_micros), {entry.claim_id: claim}), Outcome.APPLIED
 
 
 def _unfounded(state: State, entry: Reinstate, claim: Claim) -> Outcome | None:
@@ -197,27 +209,25 @@ def _unfounded(state: State, entry: Reinstate, claim: Claim) -> Outcome | None:
     return Outcome.BUDGET_EXHAUSTED if state.balance(BUDGET) < claim.amount_micros else None
 
 
+_ROUTES: dict[str, tuple[Callable[[NodeId], Account], Callable[[NodeId], Account]]] = {
+    "pending": (lambda _node: BUDGET, pending),
+    "post": (pending, payable),
+    "void": (pending, lambda _node: BUDGET),
+    "reinstate": (lambda _node: BUDGET, payable),
+    "payout": (payable, paying),
+    "paid": (paying, paid),
+}
+"""Kind of entry → from which account of its claim's node to which one its amount moves."""
+
+
 def route(entry: Deposit | ClaimEntry, node: NodeId | None) -> tuple[Account, Account]:
     """From which account to which an entry moves its amount; `node` is the claim's."""
-    if isinstance(entry, Deposit):
+    if entry.kind == "deposit":
         return OUTSIDE, BUDGET
     if node is None:
         raise BookBroken(f"A {entry.kind} needs the node of its claim.")
-    match entry:
-        case Pending():
-            return BUDGET, pending(node)
-        case Post():
-            return pending(node), payable(node)
-        case Void():
-            return pending(node), BUDGET
-        case Reinstate():
-            return BUDGET, payable(node)
-        case Payout():
-            return payable(node), paying(node)
-        case Paid():
-            return paying(node), paid(node)
-        case _:
-            assert_never(entry)
+    source, sink = _ROUTES[entry.kind]
+    return source(node), sink(node)
 
 
 _STANDS_IN: dict[ClaimState, tuple[tuple[Callable[[NodeId], Account], int], ...]] = {
@@ -251,27 +261,38 @@ def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
     """Entries that settle no claim: a deposit moves money, the others none."""
     known = state.once.get(entry.effect)
     if known is not None:
-        return State(), Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
+        return _EMPTY, Outcome.ALREADY_APPLIED if known == entry.content_hash else Outcome.CONFLICT
     if isinstance(entry, Reveal) and state.once.get(entry.commitment.effect) != entry.commitment.content_hash:
-        return State(), Outcome.NOT_COMMITTED
+        return _EMPTY, Outcome.NOT_COMMITTED
     if isinstance(entry, Ruling) and entry.appealed not in state.once:
-        return State(), Outcome.NOT_APPEALED
-    balances: dict[Account, int] = {}
+        return _EMPTY, Outcome.NOT_APPEALED
+    balances: Mapping[Account, int] = _NOTHING
     if isinstance(entry, Deposit):
         if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
-            return State(), Outcome.DEPOSIT_LIMIT
-        balances = _moved(state, route(entry, None), entry.amount_micros)
+            return _EMPTY, Outcome.DEPOSIT_LIMIT
+        balances = _moved(state, *route(entry, None), entry.amount_micros)
     return State(balances, once={entry.effect: entry.content_hash}), Outcome.APPLIED
 
 
-def _moved(state: State, accounts: tuple[Account, Account], amount_micros: int) -> dict[Account, int]:
+_STEPS: dict[str, Callable[[State, Any], tuple[State, Outcome]]] = {
+    "pending": _begun,
+    "payout": _begun,
+    "post": _settled,
+    "void": _settled,
+    "reinstate": _settled,
+    "paid": _settled,
+}
+"""Kind of entry → who decides on it; for all others `_once`."""
+
+
+def _moved(state: State, source: Account, sink: Account, amount_micros: int) -> dict[Account, int]:
     """The two balances after a movement; asserts that it conserves and leaves no debt inside."""
-    source, sink = accounts
-    had, held = state.balance(source), state.balance(sink)
+    had, held = state.balances.get(source, 0), state.balances.get(sink, 0)
     left, holds = had - amount_micros, held + amount_micros
     if left + holds != had + held:
         raise BookBroken(f"Moving {amount_micros} micros from {source} to {sink} does not conserve their sum.")
-    for account, balance in ((source, left), (sink, holds)):
-        if balance < 0 and not account.may_be_negative:
-            raise BookBroken(f"Account {account} would fall to {balance} micros; the book or its store is damaged.")
+    if left < 0 and not source.may_be_negative:
+        raise BookBroken(f"Account {source} would fall to {left} micros; the book or its store is damaged.")
+    if holds < 0 and not sink.may_be_negative:
+        raise BookBroken(f"Account {sink} would fall to {holds} micros; the book or its store is damaged.")
     return {source: left, sink: holds}

@@ -302,6 +302,11 @@ PayoutEntry = Payout | Paid
 ClaimEntry = Pending | Post | Void | Reinstate | PayoutEntry
 Entry = OnceEntry | ClaimEntry
 
+CLAIM_KINDS = frozenset({"pending", "post", "void", "reinstate", "payout", "paid"})
+"""The kinds of `ClaimEntry`; in a batch, a kind is told faster than a class."""
+
+PAYOUT_KINDS = frozenset({"payout", "paid"})
+
 KINDS: dict[str, type[Entry]] = {
     "deposit": Deposit,
     "version": Version,

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from ledger import book, note, tree
 from ledger.book import BookBroken, Outcome
@@ -61,7 +61,7 @@ def differences(size: int, stored: Iterable[StoredEntry], kept: Kept) -> list[Di
         return [*found, Difference("fold of the entries", "conservation", str(error))]
     found += [Difference(f"entry {index}", Outcome.APPLIED.value, outcome.value) for index, outcome in refused.items()]
     found += _compare("account", {str(account): micros for account, micros in state.balances.items()}, kept.balances)
-    found += _compare("claim", {claim_id: astuple(claim) for claim_id, claim in state.claims.items()}, kept.claims)
+    found += _compare("claim", {claim_id: tuple(claim) for claim_id, claim in state.claims.items()}, kept.claims)
     return found + _tree_differences(leaves, kept)
 
 

@@ -12,6 +12,7 @@
 - Only portable SQL: SQLite (WAL and synchronous=FULL are the caller's to set), PostgreSQL (read committed or stricter).
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,11 +21,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from ledger import book, fsck, note, tiles, tree
-from ledger.accounts import BUDGET, OF_A_NODE, OUTSIDE, Account, AccountKind
+from ledger.accounts import BUDGET, OUTSIDE, Account, paid, payable, paying, pending
 from ledger.book import BookBroken, Claim, ClaimState, Outcome, State
 from ledger.checkpoint import Checkpoint, Sign
 from ledger.checkpoint import sign as sign_checkpoint
-from ledger.entry import Entry, OnceEntry, Payout, PayoutEntry, Pending, Reinstate, Reveal, Ruling, parse
+from ledger.entry import CLAIM_KINDS, PAYOUT_KINDS, Entry, parse
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
 from ledger.prepared import Prepared
@@ -48,6 +49,8 @@ PAGE_ENTRIES = 1_000
 
 NAMES_AT_ONCE = 500
 """Names in one question: every database takes so many parameters."""
+
+_STATES = {state.value: state for state in ClaimState}
 
 # Built once: making a statement costs more than running it.
 _names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
@@ -253,24 +256,25 @@ def _head(conn: sa.Connection, by: int) -> int:
 
 def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
     """The part of the book that `book.step` reads for these entries."""
-    effects = [entry.effect for entry in entries if isinstance(entry, OnceEntry)]
-    effects += [entry.commitment.effect for entry in entries if isinstance(entry, Reveal)]
-    effects += [entry.appealed for entry in entries if isinstance(entry, Ruling)]
-    effects += {entry.ruling.effect for entry in entries if isinstance(entry, Reinstate)}
+    of: defaultdict[str, list[Any]] = defaultdict(list)
+    for entry in entries:
+        of[entry.kind].append(entry)
+    kinds = of.keys() & CLAIM_KINDS
+    effects = [entry.effect for kind in of.keys() - kinds for entry in of[kind]]
+    effects += [entry.commitment.effect for entry in of["reveal"]]
+    effects += [entry.appealed for entry in of["ruling"]]
+    effects += {entry.ruling.effect for entry in of["reinstate"]}
     once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
-    of_claims = [entry for entry in entries if not isinstance(entry, OnceEntry)]
     claims = {
-        row.claim_id: Claim(
-            NodeId(row.node_id), ClaimState(row.state), row.amount_micros, row.tokens, Digest(row.entry_hash)
+        claim_id: Claim(NodeId(node), _STATES[state], amount_micros, tokens, Digest(entry_hash))
+        for claim_id, node, state, amount_micros, tokens, entry_hash in _rows(
+            conn, _claims, {entry.claim_id for kind in kinds for entry in of[kind]}
         )
-        for row in _rows(conn, _claims, {entry.claim_id for entry in of_claims})
     }
-    accounts = {OUTSIDE, BUDGET} if len(of_claims) < len(entries) else {BUDGET}
-    payouts = any(isinstance(entry, PayoutEntry) for entry in of_claims)
-    kinds = OF_A_NODE if payouts else (AccountKind.PENDING, AccountKind.PAYABLE)
-    nodes = {entry.node_id for entry in of_claims if isinstance(entry, Pending | Payout)}
-    for node in nodes.union(claim.node_id for claim in claims.values()):
-        accounts |= {Account(kind, node) for kind in kinds}
+    nodes = {entry.node_id for kind in ("pending", "payout") for entry in of[kind]}
+    nodes.update(claim.node_id for claim in claims.values())
+    held_in = (pending, payable, paying, paid) if kinds & PAYOUT_KINDS else (pending, payable)
+    accounts = {OUTSIDE, BUDGET, *(account_of(node) for node in nodes for account_of in held_in)}
     by_name = {str(account): account for account in accounts}
     return State({by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}, claims, once)
 

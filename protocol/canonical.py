@@ -102,6 +102,8 @@ def _ordered(value: Value, depth: int) -> Value:
         if {*map(type, value)} != {str} and not all(isinstance(key, str) for key in value):
             raise MalformedMessage("A map key is not a string.")
         # UTF-8 keeps code point order, so sorting the strings sorts their bytes.
+        if _PLAIN.issuperset(map(type, value.values())):
+            return dict(sorted(value.items()))  # no two keys are equal, so no values are compared
         return {key: item if type(item := value[key]) in _PLAIN else _ordered(item, depth + 1) for key in sorted(value)}
     if isinstance(value, int | str | bytes):  # of a kind of its own, such as the members of an enum
         return value

@@ -18,7 +18,8 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def to_bytes(self) -> bytes:
-        return canonical.encode(self.model_dump())
+        # What `model_dump` calls, without the options that it has for others.
+        return canonical.encode(self.__pydantic_serializer__.to_python(self))
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:

@@ -38,15 +38,15 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
-def test_every_connection_is_durable(tmp_path: Path) -> None:
+def test_every_connection_is_durable_and_has_room_for_a_batch(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.db")
 
     def pragmas(connection: sa.Connection) -> list[object]:
-        names = ("journal_mode", "synchronous", "foreign_keys")
+        names = ("journal_mode", "synchronous", "foreign_keys", "cache_size", "wal_autocheckpoint")
         return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
 
     full = 2
-    assert database.run_now(pragmas) == ["wal", full, 1]
+    assert database.run_now(pragmas) == ["wal", full, 1, -16_384, 4_000]
     database.close()
 
 

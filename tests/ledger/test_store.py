@@ -1,9 +1,11 @@
 """The store's contract: what is told, what is written, and what its checks notice."""
 
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, insert, update
+from sqlalchemy import Engine, delete, event, insert, update
 from sqlalchemy.exc import IntegrityError
 
 from ledger import store
@@ -141,6 +143,32 @@ def test_many_entries_in_one_transaction(engine: Engine) -> None:
         assert {store.append(conn, entry, NOW_MS) for entry in LIFE} == {Outcome.APPLIED}
     with engine.begin() as conn:
         assert store.rebuild(conn) == []
+
+
+def test_a_batch_costs_few_statements_and_each_entry_few_calls() -> None:
+    """What the rate of the ledger rests on, counted instead of timed; PostgreSQL's driver makes calls of its own."""
+    engine, pairs = sqlite_memory(), 200
+    with engine.begin() as conn:
+        store.create(conn)
+    statements: list[str] = []
+    calls: Counter[str] = Counter()
+    append(engine, deposit(10**12))
+    event.listen(engine, "before_cursor_execute", lambda _conn, _cursor, text, *_rest: statements.append(text))
+    for first in (1, 1 + pairs):
+        batch = [made(number) for number in range(first, first + pairs) for made in (credit, post)]
+        statements.clear()
+        calls.clear()
+        with engine.begin() as conn:
+            sys.setprofile(lambda _frame, what, _argument: calls.update([what]))
+            try:
+                outcomes = store.append_all(conn, batch, NOW_MS)
+            finally:
+                sys.setprofile(None)
+        assert outcomes == [Outcome.APPLIED] * len(batch)
+    # Head, claims, accounts, entries, accounts moved, claims made, each tile read and written, made or widened.
+    assert len(statements) <= 10, statements
+    assert calls["call"] / (2 * pairs) <= 25, calls
+    engine.dispose()
 
 
 def test_without_a_head_row_nothing_is_written() -> None:

@@ -36,7 +36,7 @@ from coordinator.publishing.signed_metadata import utc_now
 from coordinator.spreading import broadcasts
 from coordinator.spreading.plans import Plans
 from coordinator.store.state import Database, get_fact
-from coordinator.work import evaluations
+from coordinator.work import evaluations, tally
 from coordinator.work.evaluations import EvaluationTerms
 from coordinator.work.intake import Judge
 from coordinator.work.leases import terms_of
@@ -86,6 +86,8 @@ class Round:
             self.database = held.enter_context(closing(Database(config.state)))
             self.database.run_now(opening.open_books, self.round_id, config.market.budget_micros, now_ms())
             self.database.run_now(opening.open_problems, config)
+            if leads:
+                self.database.run_now(tally.recount)
             self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)

@@ -15,11 +15,10 @@ import sqlalchemy as sa
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
 from coordinator.store.state import get_fact
-from coordinator.store.tables import WAITS, audits, leases
+from coordinator.store.tables import IS_OPEN, WAITS, audits, leases
 from coordinator.work import continuation
 from ledger.entry import Validator
 from protocol.auditing import AuditCase, Cases, Judged
-from protocol.lease import OPEN
 
 log = logging.getLogger(__name__)
 
@@ -101,5 +100,5 @@ def _is_done(connection: sa.Connection) -> bool:
     if not get_fact(connection, "finished", False):
         return False
     waiting = sa.select(audits.c.claim_id).where(WAITS).limit(1)
-    still_open = sa.select(leases.c.lease_id).where(leases.c.state.in_(OPEN)).limit(1)
+    still_open = sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)
     return not any(connection.execute(query).first() for query in (waiting, still_open))

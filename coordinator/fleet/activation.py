@@ -197,7 +197,7 @@ def _groups(connection: sa.Connection) -> Groups | None:
     lately = (
         sa.select(rollouts.c.tokens, leases.c.ended_ms - leases.c.issued_ms)
         .join_from(rollouts, leases, rollouts.c.lease_id == leases.c.lease_id)
-        .where(leases.c.group_no >= 0)
+        .where(leases.c.ended_ms.is_not(None), leases.c.group_no >= 0)
         .order_by(leases.c.ended_ms.desc())
         .limit(GROUPS_SEEN)
     )

@@ -32,7 +32,7 @@ from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
 from coordinator.people import standings
 from coordinator.store.state import get_fact
-from coordinator.store.tables import WAITS, audits, leases, nodes, rollouts
+from coordinator.store.tables import IS_OPEN, WAITS, audits, leases, nodes, rollouts
 from coordinator.store.tables import trust as trust_table
 from coordinator.work import continuation, evaluations, marks
 from coordinator.work import leases as lease_table
@@ -269,7 +269,7 @@ def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     log.warning("owner=%s banned", owner)
     touched = _forfeit(connection, owner, now_ms)
     theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == owner)
-    held = lease_table.IS_OPEN & leases.c.node_id.in_(theirs)
+    held = IS_OPEN & leases.c.node_id.in_(theirs)
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     for row in connection.execute(sa.select(*columns).where(held)).all():
         if lease_table.end_unanswered(connection, row, Event.REJECT, None, now_ms):

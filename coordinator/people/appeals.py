@@ -24,7 +24,7 @@ from coordinator.audit.trust import Rules
 from coordinator.money.escrow import PROVEN
 from coordinator.people import standings
 from coordinator.store.tables import appeals, audits, faults, nodes
-from coordinator.work import leases
+from coordinator.work import tally
 from ledger import entry, store
 from ledger.accounts import BUDGET
 from ledger.book import BookBroken, ClaimState, Outcome
@@ -169,7 +169,7 @@ def _pay(connection: sa.Connection, given: list[entry.Reinstate], amount_micros:
 
 def _free_micros(connection: sa.Connection) -> int:
     """What is in the budget and not promised to an open lease."""
-    return store.balance(connection, BUDGET) - leases.reserved_micros(connection)
+    return store.balance(connection, BUDGET) - tally.read(connection).reserved_micros
 
 
 def _taken(connection: sa.Connection, claim_id: str, rules: Rules) -> tuple[list[Any], int | None]:

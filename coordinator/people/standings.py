@@ -10,9 +10,8 @@ import sqlalchemy as sa
 from coordinator import orders
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Level, Rules, Standing
-from coordinator.store.tables import WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
+from coordinator.store.tables import IS_OPEN, WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
 from coordinator.work import marks
-from coordinator.work.leases import IS_OPEN
 from ledger.prepared import Prepared
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned

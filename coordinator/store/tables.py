@@ -7,8 +7,6 @@
 
 import sqlalchemy as sa
 
-from protocol.lease import OPEN
-
 metadata = sa.MetaData()
 
 nodes = sa.Table(
@@ -195,14 +193,25 @@ leases = sa.Table(
     sa.Column("offer", sa.LargeBinary, nullable=False),  # the Lease as it was sent
     sa.Column("issued_ms", sa.BigInteger, nullable=False),
     sa.Column("expires_ms", sa.BigInteger, nullable=False),
-    sa.Column("ended_ms", sa.BigInteger, nullable=True, index=True),
+    sa.Column("ended_ms", sa.BigInteger, nullable=True),  # null while its state is one of the open ones
 )
-# Almost every lease is over: what is looked up all the time is the few that are open.
-_open = leases.c.state.in_(OPEN)
-sa.Index("leases_open", leases.c.expires_ms, leases.c.max_cost_micros, sqlite_where=_open, postgresql_where=_open)
-sa.Index("leases_held", leases.c.node_id, sqlite_where=_open, postgresql_where=_open)
-sa.Index("leases_by_group", leases.c.group_no)
+IS_OPEN = leases.c.ended_ms.is_(None)
+# Almost every lease is over: what is looked up all the time is the few that are open. An index of all leases by their
+# end would be in the way: SQLite goes by "it has none", and looks through all that are open.
+_over = leases.c.ended_ms.is_not(None)
+sa.Index("leases_open", leases.c.expires_ms, sqlite_where=IS_OPEN, postgresql_where=IS_OPEN)
+sa.Index("leases_over", leases.c.ended_ms, sqlite_where=_over, postgresql_where=_over)
+sa.Index("leases_of_group", leases.c.group_no, sqlite_where=IS_OPEN, postgresql_where=IS_OPEN)
 sa.Index("leases_by_node", leases.c.node_id, leases.c.ended_ms)
+
+# What every lease would else count, as in `coordinator.work.tally`; one row.
+tally = sa.Table(
+    "tally",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("unfinished", sa.BigInteger, nullable=False),  # groups for the learner that are leased or accepted
+    sa.Column("reserved_micros", sa.BigInteger, nullable=False),  # what the open leases may cost at their dearest
+)
 
 # What nodes have told of open leases, as they signed it; of ended ones, what was or may be handed on.
 fragments = sa.Table(
@@ -232,7 +241,7 @@ rollouts = sa.Table(
     sa.Column("claim_id", sa.String, primary_key=True),
     sa.Column("lease_id", sa.String, nullable=False, unique=True),
     sa.Column("group_no", sa.Integer, nullable=False),
-    sa.Column("node_id", sa.String, nullable=False, index=True),
+    sa.Column("node_id", sa.String, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("policy_update", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
@@ -248,6 +257,7 @@ rollouts = sa.Table(
 )
 sa.Index("rollouts_by_state", rollouts.c.state, rollouts.c.policy_update)
 sa.Index("rollouts_by_batch", rollouts.c.batch)
+sa.Index("rollouts_by_node", rollouts.c.node_id, rollouts.c.state)
 
 # One row per node and code, however often it happens: a stranger cannot fill the disk with refusals.
 rejections = sa.Table(

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from coordinator.people import registry, standings
 from coordinator.store.state import get_fact
-from coordinator.store.tables import groups, leases, nodes, parts, rollouts, versions
-from coordinator.work import sizing
+from coordinator.store.tables import IS_OPEN, leases, nodes, parts, rollouts, versions
+from coordinator.work import sizing, tally
 from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.work.leases import IS_OPEN, Terms, latest_batch, reserved_micros
+from coordinator.work.leases import Terms, latest_batch
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
@@ -26,11 +26,6 @@ HOUR_MS = 3_600_000
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _policy_update = Prepared(sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version")))
-_unfinished = Prepared(
-    sa.select(sa.func.count())
-    .select_from(groups)
-    .where(groups.c.state.in_(("leased", "accepted")), groups.c.group_no >= 0)
-)
 _held_by = Prepared(
     sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
 )
@@ -70,7 +65,7 @@ def how_many(
         staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
     ):
         return 0, "old_version"
-    unfinished = _unfinished_groups(connection)
+    unfinished = tally.read(connection).unfinished
     window = _window(terms, visible_update, learner_update, 0)
     admissible = min(
         _window(terms, visible_update, learner_update, unfinished),
@@ -99,10 +94,6 @@ def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: 
         visible_update=visible_update,
         issued_groups=learner_update * terms.groups_per_update + unfinished,
     )
-
-
-def _unfinished_groups(connection: sa.Connection) -> int:
-    return int(_unfinished(connection).scalar_one())
 
 
 def _held(connection: sa.Connection, node: NodeId) -> int:
@@ -141,7 +132,7 @@ def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int,
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
     # Below zero after a restart with dearer terms; a negative count would take every open group.
-    return max(0, (free - reserved_micros(connection)) // max_cost)
+    return max(0, (free - tally.read(connection).reserved_micros) // max_cost)
 
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:

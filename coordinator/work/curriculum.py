@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import groups, outcomes
+from coordinator.work import tally
 from coordinator.work.prompts import TRAIN, Source
 from coordinator.work.selection import Candidate, Outcome, Rules, choose
 from ledger.prepared import Prepared
@@ -63,6 +64,7 @@ def make(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt) ->
     made = come_up(connection, count, rules, prompt)
     rows = [{"group_no": number, "state": "leased", "split": TRAIN, "prompt": place} for number, place in made]
     _make.each(connection, rows)
+    tally.change(connection, groups=len(rows))
     return [number for number, _ in made]
 
 

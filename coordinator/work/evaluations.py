@@ -22,9 +22,8 @@ import sqlalchemy as sa
 from coordinator.config import Config
 from coordinator.people import standings
 from coordinator.publishing import publish
-from coordinator.store.tables import batches, evaluations, groups, leases, nodes, parts, rollouts, versions
+from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
 from coordinator.work import marks, scores
-from coordinator.work.leases import IS_OPEN
 from protocol import limits
 from protocol.errors import NotFound, OutOfOrder
 from protocol.learning import Evaluated

@@ -49,7 +49,7 @@ def _lately(*of: sa.ColumnElement[bool]) -> Prepared:
     last = (
         sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
         .join_from(leases, rollouts, rollouts.c.lease_id == leases.c.lease_id)
-        .where(leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0, *of)
+        .where(leases.c.ended_ms.is_not(None), leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0, *of)
         .order_by(leases.c.ended_ms.desc())
         .limit(MEASURED_MAX)
         .subquery()

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
-from coordinator.store.tables import leases, rejections, rollouts, versions
+from coordinator.store.tables import IS_OPEN, leases, rejections, rollouts, versions
 from coordinator.work import continuation, curriculum, evaluations, foresight, marks, prompts
 from coordinator.work import leases as lease_table
 from coordinator.work.continuation import Told
@@ -218,7 +218,7 @@ def take_progress(
 
     Of each lease one fragment is taken at a time: to check it, those before it are read again.
     """
-    held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, lease_table.IS_OPEN)
+    held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, IS_OPEN)
     open_ids = set()
     for lease_id, surplus in connection.execute(held).all():
         if surplus:

@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.store.tables import batches, groups, leases, nodes
-from coordinator.work import continuation, sizing
+from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes
+from coordinator.work import continuation, sizing, tally
 from coordinator.work.selection import OFF, Rules
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -28,26 +28,29 @@ LEASES_HELD_FACTOR = 2
 AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
 """Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
 
-# Written out in every statement: partial indexes want it. The second half finds the few open leases among all there
-# ever were, of all nodes or of one, by the indexes of when leases ended.
-IS_OPEN = leases.c.state.in_([sa.literal(state.value, literal_execute=True) for state in OPEN]) & (
-    leases.c.ended_ms.is_(None)
-)
-
 # Built once: making a statement costs more than running it, and these run for every lease.
 _over = Prepared(
     sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(
         IS_OPEN, leases.c.expires_ms <= sa.bindparam("now")
     )
 )
-_where = Prepared(sa.select(leases.c.state, leases.c.node_id).where(leases.c.lease_id == sa.bindparam("lease")))
+_where = Prepared(
+    sa.select(leases.c.state, leases.c.node_id, leases.c.max_cost_micros).where(
+        leases.c.lease_id == sa.bindparam("lease")
+    )
+)
 _move = Prepared(
     sa.update(leases)
     .where(leases.c.lease_id == sa.bindparam("lease"), leases.c.state == sa.bindparam("before"))
     .values(state=sa.bindparam("after"), ended_ms=sa.bindparam("ended"))
 )
-_set_group = Prepared(
-    sa.update(groups).where(groups.c.group_no == sa.bindparam("group")).values(state=sa.bindparam("new"))
+_is_unfinished = groups.c.state.in_(tally.UNFINISHED)
+_this = groups.c.group_no == sa.bindparam("group")
+_begin_group = Prepared(sa.update(groups).where(_this, ~_is_unfinished).values(state=sa.bindparam("new")))
+_end_group = Prepared(sa.update(groups).where(_this, _is_unfinished).values(state=sa.bindparam("new")))
+_set_group = Prepared(sa.update(groups).where(_this).values(state=sa.bindparam("new")))
+_leave_to = Prepared(
+    sa.update(groups).where(_this).values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"))
 )
 _others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
 _in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
@@ -55,7 +58,6 @@ _allowance = Prepared(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id =
 _allow = Prepared(
     sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
 )
-_reserved = Prepared(sa.select(sa.func.coalesce(sa.func.sum(leases.c.max_cost_micros), 0)).where(IS_OPEN))
 _latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
 
 
@@ -100,11 +102,6 @@ class Terms:
         return amount((samples or self.samples_per_group) * self.max_new_tokens, price)
 
 
-def reserved_micros(connection: sa.Connection) -> int:
-    """What the open leases may cost at their dearest."""
-    return int(_reserved(connection).scalar_one())
-
-
 def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
     """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
     row = _where(connection, lease=lease_id).first()
@@ -114,8 +111,10 @@ def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | 
     change = {"lease": lease_id, "before": row.state, "after": after.value, "ended": None if after in OPEN else now_ms}
     if not _move(connection, **change).rowcount:
         return False
-    if terms is not None and after not in OPEN:
-        _learn(connection, row.node_id, event, terms)
+    if after not in OPEN:
+        tally.change(connection, micros=-row.max_cost_micros)
+        if terms is not None:
+            _learn(connection, row.node_id, event, terms)
     return True
 
 
@@ -188,12 +187,17 @@ def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -
     """Offer a group again, to go on from that ended lease or afresh."""
     offer = connection.execute(sa.select(leases.c.offer).where(leases.c.lease_id == begun)).scalar()
     version = Lease.from_bytes(offer).version if offer else None
-    values = {"state": "open", "begun": begun, "begun_version": version}
-    connection.execute(sa.update(groups).where(groups.c.group_no == group_no).values(values))
+    set_group(connection, group_no, "open")
+    _leave_to(connection, group=group_no, by=begun, of_version=version)
 
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
-    _set_group(connection, group=group_no, new=state)
+    """Change a group's state, whatever it was."""
+    counts = state in tally.UNFINISHED
+    if (_begin_group if counts else _end_group)(connection, group=group_no, new=state).rowcount:
+        tally.change(connection, groups=(1 if counts else -1) if group_no >= 0 else 0)
+    else:
+        _set_group(connection, group=group_no, new=state)
 
 
 def latest_batch(connection: sa.Connection) -> int:

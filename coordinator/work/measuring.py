@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import evaluations, groups, leases
+from coordinator.store.tables import IS_OPEN, evaluations, groups, leases
 from coordinator.work.evaluations import FIRST
-from coordinator.work.leases import IS_OPEN, set_group
+from coordinator.work.leases import set_group
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
 from protocol.messages import Reason

@@ -14,7 +14,17 @@ import sqlalchemy as sa
 from coordinator.people import registry, standings
 from coordinator.publishing import publish
 from coordinator.store.tables import groups, leases
-from coordinator.work import admission, continuation, curriculum, foresight, lengths, measuring, prompts, stragglers
+from coordinator.work import (
+    admission,
+    continuation,
+    curriculum,
+    foresight,
+    lengths,
+    measuring,
+    prompts,
+    stragglers,
+    tally,
+)
 from coordinator.work.continuation import Told
 from coordinator.work.leases import Terms, expire, reopen, set_group
 from coordinator.work.prompts import Source
@@ -246,15 +256,17 @@ def _store(
     terms: Terms,
     now_ms: int,
 ) -> None:
+    max_cost_micros = terms.max_cost_micros(lease.price_micros_per_mtok, lease.samples)
     given = {
         "lease_id": lease.lease_id,
         "group_no": group_no,
         "node_id": node,
         "continues": begun,
         "state": State.OFFERED.value,
-        "max_cost_micros": terms.max_cost_micros(lease.price_micros_per_mtok, lease.samples),
+        "max_cost_micros": max_cost_micros,
         "offer": lease.to_bytes(),
         "issued_ms": now_ms,
         "expires_ms": lease.expires_ms,
     }
     _give_lease(connection, **given)
+    tally.change(connection, micros=max_cost_micros)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import batches, leases, rollouts
+from coordinator.store.tables import IS_OPEN, batches, leases, rollouts
 from coordinator.work import marks
-from coordinator.work.leases import IS_OPEN
 from coordinator.work.sizing import MEASURED_MAX
 from protocol.ids import NodeId
 from protocol.lease import State
@@ -74,7 +73,7 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
 
 def _answer_ms(connection: sa.Connection, node: NodeId | None) -> float | None:
     """How long the last accepted answers took on the mean, of one node or of all."""
-    here = (leases.c.state == State.ACCEPTED) & (leases.c.group_no >= 0)
+    here = leases.c.ended_ms.is_not(None) & (leases.c.state == State.ACCEPTED) & (leases.c.group_no >= 0)
     if node is not None:
         here &= leases.c.node_id == node
     took = sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms")).where(here)

@@ -14,6 +14,7 @@ from coordinator.people import appeals, explain, moderation, owners, standings
 from coordinator.people.appeals import Ruled
 from coordinator.store import tables
 from coordinator.store.state import set_fact
+from coordinator.work import tally
 from ledger import store
 from ledger.entry import Appeal as AppealEntry
 from ledger.entry import Reinstate, Ruling
@@ -209,6 +210,7 @@ class TestGranted:
         lease, promised = world.lease(world.join(2)), world.budget()
         dear = sa.update(tables.leases).where(tables.leases.c.lease_id == lease.lease_id)
         world.run(lambda conn: conn.execute(dear.values(max_cost_micros=promised)))
+        world.run(tally.recount)
         before = world.dump()
         with pytest.raises(BudgetExhausted, match="nothing was ruled"):
             rule(world)

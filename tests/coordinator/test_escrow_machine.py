@@ -18,6 +18,7 @@ from coordinator.audit.trust import Finding, Rules
 from coordinator.people import appeals, standings
 from coordinator.store import tables
 from coordinator.store.state import set_fact
+from coordinator.work import tally
 from ledger.tables import claims_table
 from protocol.appeal import Appeal, seal_appeal
 from protocol.errors import OwnerBanned
@@ -144,6 +145,10 @@ class Escrow(RuleBasedStateMachine):
     @rule()
     def the_coordinator_restarts(self) -> None:
         self.world.reopen()
+
+    @invariant()
+    def what_is_tallied_is_what_there_is(self) -> None:
+        assert self.world.run(tally.read) == self.world.run(tally.counted)
 
     @invariant()
     def the_books_are_right(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from coordinator.figures.summary import leaderboard
 from coordinator.store import tables
 from coordinator.store.state import set_fact
-from coordinator.work import leases
+from coordinator.work import leases, tally
 from protocol.errors import UnknownNode
 from protocol.lease import Event
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
@@ -252,6 +252,7 @@ def test_a_debt_of_reserves_takes_no_groups(tmp_path: Path) -> None:
     key, other = world.join(1), world.join(2)
     given = world.offer(key, groups=2).leases
     world.run(lambda conn: conn.execute(tables.leases.update().values(max_cost_micros=3 * MAX_COST)))
+    world.run(tally.recount)
     world.give_back(key, given[0])
     assert world.offer(other, groups=8).reason == "budget"
     assert world.group_states() == {0: "open", 1: "leased"}

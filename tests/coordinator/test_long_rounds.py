@@ -1,6 +1,7 @@
 """What a round has behind it costs those who ask for work nothing: counted in steps of SQLite, not in time."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import sqlalchemy as sa
 
 from coordinator.people import standings
 from coordinator.store import tables
-from coordinator.work import stragglers
+from coordinator.work import offers, stragglers, tally
 from protocol.ids import NodeId
+from protocol.messages import LeaseRequest
 from tests.coordinator.world import World
 
 HISTORY = 5_000
@@ -36,6 +38,36 @@ def test_a_question_of_every_lease_takes_no_longer_after_thousands(
     before = world.run(steps, ask, keys[0].node_id)
     world.run(lengthen, keys[0].node_id)
     assert world.run(steps, ask, keys[0].node_id) <= 2 * before + STEP
+
+
+def test_an_offer_takes_no_longer_while_thousands_are_out(world: World) -> None:
+    world.terms = replace(world.terms, staleness=HISTORY, max_owner_share=0.25, timeout_ms=10**9)
+    keys = [world.join(number) for number in range(1, 21)]
+    ask = LeaseRequest(version=1, groups=1)
+
+    def one(connection: sa.Connection, node: NodeId) -> None:
+        found = offers.offer(connection, node, ask, terms=world.terms, draw=world.draw, now_ms=world.now_ms)
+        assert found.leases
+
+    for key in keys:
+        world.lease(key)
+    before = world.run(steps, one, keys[0].node_id)
+    world.run(give_away, [key.node_id for key in keys[1:]])
+    assert world.run(steps, one, keys[0].node_id) <= 1.2 * before + STEP
+
+
+def give_away(connection: sa.Connection, nodes: list[NodeId]) -> None:
+    """Let these nodes have thousands of groups under way."""
+    like = connection.execute(sa.select(tables.leases).limit(1)).mappings().one()
+    group = connection.execute(sa.select(tables.groups).limit(1)).mappings().one()
+    first = connection.execute(sa.select(sa.func.max(tables.groups.c.group_no))).scalar_one() + 1
+    rows = [
+        dict(like) | {"lease_id": f"out-{n}", "group_no": first + n, "node_id": nodes[n % len(nodes)]}
+        for n in range(HISTORY)
+    ]
+    connection.execute(sa.insert(tables.groups), [dict(group) | {"group_no": first + n} for n in range(HISTORY)])
+    connection.execute(sa.insert(tables.leases), rows)
+    tally.recount(connection)
 
 
 def steps(connection: sa.Connection, ask: Callable[[sa.Connection, NodeId], Any], node: NodeId) -> int:

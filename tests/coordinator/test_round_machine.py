@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from coordinator.store import tables
+from coordinator.work import tally
 from protocol.lease import OPEN, Lease
 from protocol.rollout import unpack_tokens
 from protocol.signing import NodeKey
@@ -240,6 +241,11 @@ class RoundMachine(RuleBasedStateMachine):
         before = max((spent for at_ms, spent in self.spent if at_ms <= self.world.now_ms - HOUR_MS), default=0)
         self.spent.append((self.world.now_ms, owed))
         assert not self.hourly or owed - before + reserved <= self.hourly
+
+    @invariant()
+    def what_is_tallied_is_what_there_is(self) -> None:
+        if hasattr(self, "world"):
+            assert self.world.run(tally.read) == self.world.run(tally.counted)
 
     @invariant()
     def nothing_is_credited_twice(self) -> None:

@@ -17,9 +17,10 @@
 - A soft fault sets n back to where one group in `LEAD` is audited; it takes no money.
 - The window is what makes cheating worthless: whoever cheats once gains one payment with chance 1 − q and loses
   the window with chance q, so (1 − q) / q payments are held back, times `escrow_factor`.
-- The rate covers what the window does not: a claim worth a, with the window holding V, is drawn with a chance of at
+- The rate covers what the escrow does not: a claim worth a, with V in window and pledge, is drawn with a chance of at
   least a / (a + V), whatever was earned before. So neither a long claim, nor a raised price, nor a rate that has just
-  fallen is worth faking.
+  fallen is worth faking. Who has nothing to lose is audited whole; the pledge, a group that was found right and is not
+  paid yet, is why that ends (`coordinator.money.escrow`).
 - Pure: standings in, standings out.
 """
 
@@ -38,9 +39,6 @@ FAULTS_TO_BAN = 2
 
 LEAD = 4
 """How far accepted groups may run ahead of validated ones."""
-
-SEEDING = 0.9
-"""The most that an empty escrow asks for: if everything was audited until something is in it, nothing ever would be."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,11 @@ def level(standing: Standing, rules: Rules) -> Level:
 
 
 def rate_ppm(standing: Standing, rules: Rules, *, worth_micros: int = 0, held_micros: int = 0) -> int:
-    """How many of a million claims of this owner are audited that are worth so much while the window holds so much."""
+    """How many of a million claims of this owner are audited that are worth so much while the escrow holds so much."""
     rate = _rate(standing, rules)
     if 0 < rate < 1 and worth_micros:
         worth = rules.escrow_factor * worth_micros
-        rate = max(rate, min(SEEDING, worth / (worth + held_micros) if worth else 0.0))
+        rate = max(rate, worth / (worth + held_micros) if worth else 0.0)
     return math.ceil(ALL_PPM * rate)
 
 

@@ -48,6 +48,9 @@ class RewardSection(Section):
     timeout_s: float = Field(10.0, gt=0, le=3600, description="for all completions of a group; then it is killed")
     processes: int = Field(2, ge=1, le=64, description="how many groups are judged at once")
     memory_mib: int = Field(4096, ge=64, description="most memory of such a process, as address space")
+    environment: tuple[str, ...] = Field(
+        (), description="variables that these processes see beside paths and language, such as a judge's key"
+    )
 
     @field_validator("functions", mode="before")
     @classmethod

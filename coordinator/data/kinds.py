@@ -58,6 +58,7 @@ def reward_spec(config: Config) -> RewardSpec:
         timeout_s=reward.timeout_s,
         processes=reward.processes,
         memory_mib=reward.memory_mib,
+        environment=reward.environment,
     )
 
 

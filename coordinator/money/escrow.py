@@ -7,9 +7,12 @@
 - A claim is used when it was trained on, or is not needed any more.
 - The window: the owner's last so many claims that were not drawn stay unpaid, and so does every one behind a claim
   whose audit is still to come. At the end of the round, a claim waits only for the audits before it.
-- A hard fault voids its claim and the window before it: as many of the owner's unaudited groups as stay unpaid at its
-  rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the buffer; the
-  prompts are offered again. A second fault bans the owner: what no audit found right is void, and its leases end.
+- The pledge: of an owner's groups that audits found right the dearest stays unpaid, too, until no fault can come any
+  more. So there is something to lose from the first group on, and a second identity has to work for its own.
+- A hard fault voids its claim, the pledge and the window before it: as many of the owner's unaudited groups as stay
+  unpaid at its rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the
+  buffer; the prompts are offered again. A second fault bans the owner: what no audit found right is void, and its
+  leases end. What else was found right is paid to anybody.
 - A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
   whole groups: behind a part worth one token nothing is safe.
 - A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
@@ -24,6 +27,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.audit import lottery, trust
+from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
 from coordinator.people import standings
@@ -53,6 +57,9 @@ FORFEITED = "escrow_forfeited"
 PROVEN: tuple[Finding, ...] = ("pass", "soft")
 """What leaves a claim worth its money."""
 
+GOOD = audits.c.finding.in_(PROVEN) & ~audits.c.settled & (audits.c.groups > 0)
+"""Of which the dearest is the pledge; a part of a group is none."""
+
 UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.settled
 """What waits for its window to close."""
 
@@ -66,6 +73,13 @@ _unseen = Prepared(
     .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
     .where(audits.c.owner == sa.bindparam("of"), audits.c.place < sa.bindparam("before"), UNSEEN)
     .order_by(audits.c.place.desc())
+)
+_pledge = Prepared(
+    sa.select(audits.c.claim_id, audits.c.groups, claims_table.c.amount_micros)
+    .join_from(audits, claims_table, claims_table.c.claim_id == audits.c.claim_id)
+    .where(audits.c.owner == sa.bindparam("of"), GOOD)
+    .order_by(claims_table.c.amount_micros.desc(), audits.c.place)
+    .limit(1)
 )
 
 
@@ -103,8 +117,10 @@ def admit(
 def _rate_ppm(connection: sa.Connection, owner: str, worth_micros: int, terms: AuditTerms) -> int:
     """How likely the owner's next claim is audited, if it is worth so much."""
     standing = standings.of(connection, owner)
+    if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
+        return rate  # whatever is held
     window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules))
-    held_micros = sum(row.amount_micros for row in window)
+    held_micros = sum(row.amount_micros for row in (*window, *_pledge(connection, of=owner)))
     return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros)
 
 
@@ -153,17 +169,26 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
             sa.select(*columns).where(audits.c.owner == owner, ~audits.c.settled).order_by(audits.c.place)
         )
     )
-    proven = [row for row in waiting if row.finding in PROVEN]
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
     unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
+    kept = set[str]()
     if first < len(waiting) or not get_fact(connection, "finished", False):
+        if standings.banned_ms(connection, owner) is None:  # who is banned can do no wrong any more
+            kept = _pledged(connection, owner, standing, terms)
         held = trust.level(standing, terms.rules) == "held"
         unproven = [] if held else _closed(unproven, trust.window(standing, terms.rules))
     posted = [row for row in unproven if row.used]
-    _end(connection, [Post(claim_id=row.claim_id) for row in proven if row.used], now_ms)
+    proven = [row.claim_id for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
+    _end(connection, [Post(claim_id=claim_id) for claim_id in proven], now_ms)
     _end(connection, [Post(claim_id=row.claim_id) for row in posted], now_ms)
     if groups := sum(row.groups for row in posted):
         standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
+
+
+def _pledged(connection: sa.Connection, owner: str, standing: trust.Standing, terms: AuditTerms) -> set[str]:
+    """The pledge; none where nothing is ever audited."""
+    rate = trust.rate_ppm(standing, terms.rules)
+    return {row.claim_id for row in _pledge(connection, of=owner)} if rate else set()
 
 
 def _closed(unproven: list[Any], window: int) -> list[Any]:
@@ -202,7 +227,8 @@ def judge(
     if finding == "hard":
         standings.note_fault(connection, owner, claim_id, before, now_ms)
         window = _window(connection, owner, row.place, trust.window(before, terms.rules))
-        touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], now_ms)
+        pledge = sorted(_pledged(connection, owner, before, terms))
+        touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], pledge, now_ms)
         if trust.level(standing, terms.rules) == "banned":
             touched |= _ban(connection, owner, now_ms)
     for each in sorted(touched):
@@ -210,14 +236,20 @@ def judge(
     return True
 
 
-def _blame(connection: sa.Connection, owner: str, claim_id: str, window: list[str], now_ms: int) -> set[str]:
-    """Void a claim and the window before it, and have all else that is unseen audited; whose claims that touches."""
+def _blame(
+    connection: sa.Connection, owner: str, claim_id: str, window: list[str], pledge: list[str], now_ms: int
+) -> set[str]:
+    """Void a claim, pledge and window before it, and have all else that is unseen audited; whose claims that touches.
+
+    The pledge is right, and stays in the buffer.
+    """
     suspect = (audits.c.owner == owner) & ~audits.c.settled & audits.c.finding.is_(None)
     open_claims = connection.execute(sa.select(audits.c.claim_id).where(suspect)).scalars().all()
     touched = _retract(connection, [claim_id, *window, *open_claims], now_ms)
     _end(connection, [Void(claim_id=claim_id, reason_code=WRONG)], now_ms)
-    _end(connection, [Void(claim_id=one, reason_code=FORFEITED) for one in reversed(window)], now_ms)
-    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(window)).values(fault=claim_id))
+    lost = [*reversed(window), *pledge]
+    _end(connection, [Void(claim_id=one, reason_code=FORFEITED) for one in lost], now_ms)
+    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(lost)).values(fault=claim_id))
     connection.execute(sa.update(audits).where(suspect & (audits.c.why == "")).values(why="fault"))
     return touched
 

@@ -3,9 +3,9 @@
     a claim is void ─▶ appeal (node or owner, signed) ─▶ open ─▶ ruling ─▶ denied
                                                                   └──────▶ granted ─▶ Reinstate for every claim it took
 
-- One appeal stands for all that one fault took, whichever of the claims it names: the claim at fault, the window
-  before it, and what a ban by it voided. Where the operator's own order banned, the first claim that it took stands for
-  the ban.
+- One appeal stands for all that one fault took, whichever of the claims it names: the claim at fault, the pledge, the
+  window before it, and what a ban by it voided. Where the operator's own order banned, the first claim that it took
+  stands for the ban.
 - A granted appeal pays each of these claims what was voided of it, out of the budget; the book lets that happen once,
   and only after a ruling that grants it. Without budget for all of it nothing is ruled.
 - The fault is lifted from its owner's standing. If too few are left for a ban, and no order of the operator's stands,
@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from coordinator import orders
 from coordinator.audit import trust
 from coordinator.audit.trust import Rules
+from coordinator.money.escrow import PROVEN
 from coordinator.people import standings
 from coordinator.store.tables import appeals, audits, faults, nodes
 from coordinator.work import tally
@@ -151,7 +152,7 @@ def _grant(
     ]
     if given:
         _pay(connection, given, sum(one.amount_micros for one in paid), now_ms)
-        groups = sum(one.groups for one in paid)
+        groups = sum(one.groups for one in paid if one.finding not in PROVEN)  # a pledge's counted before
         standings.put(connection, owner, trust.validated(standings.of(connection, owner), rules, groups))
     return paid
 

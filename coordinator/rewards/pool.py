@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from coordinator.children import NOT_INHERITED
 from coordinator.data.records import to_value
 from coordinator.rewards.frames import ANSWER_MAX_BYTES, LENGTH, pack
 from coordinator.rewards.functions import SCORE_MAX, Job, unsound
@@ -75,8 +74,7 @@ class _Child:
                 stdout=PIPE,
                 stderr=PIPE,
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
-                | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                env=spec.seen(os.environ),
             )
         except OSError as error:  # no memory, no file descriptor, no process left
             raise VerifierDown(f"No reward process can be started: {error}.") from error

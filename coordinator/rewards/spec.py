@@ -1,7 +1,17 @@
-"""What reward processes run and may take."""
+"""What reward processes run, may take, and see of the operator's environment."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+SEEN = {
+    "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TEMP", "TMP", "TMPDIR", "TZ", "USER",
+    "VIRTUAL_ENV", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE",
+}  # fmt: skip
+SEEN_PREFIXES = ("CUDA_", "LC_", "PYTHON", "XDG_")
+"""What libraries need to find themselves and their files. A list of what is secret would always miss one."""
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -13,6 +23,14 @@ class RewardSpec:
     """For all completions of one group."""
     processes: int = 2
     memory_mib: int = 4096
+    environment: tuple[str, ...] = ()
+    """Further variables that the functions are to see."""
 
     def for_child(self) -> dict[str, Any]:
         return {"functions": [list(each) for each in self.functions], "memory_mib": self.memory_mib}
+
+    def seen(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What a process sees of ours."""
+        wanted = {*SEEN, *self.environment}
+        ours = {name: value for name, value in environment.items() if name in wanted or name.startswith(SEEN_PREFIXES)}
+        return ours | ONE_THREAD

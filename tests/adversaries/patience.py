@@ -2,7 +2,10 @@
 
 - An owner works until its plan says forge. Forgeries that are drawn are found; the others are paid when their window
   has closed, or at the end.
-- The gain is counted as in `tests.adversaries.campaign`: paid for forgeries, less voided of honest work.
+- The gain is counted as in `tests.adversaries.campaign`: paid for forgeries, less voided of honest work, the pledge
+  included.
+- Owners know nothing of each other, so what a hundred identities gain is a hundred times what one does: any gain at
+  all would be worth a crowd of them.
 - The arena plays the same with everything real, for a few secrets; its gains are mostly chance, these are not.
 """
 
@@ -20,7 +23,7 @@ HONEST_MICROS = 1_000
 """What an honest group earns; a plan may forge dearer ones."""
 
 Plan = Callable[[int, Standing, int], int]
-"""From groups so far, the standing, and what the escrow holds, to the worth of a forgery; 0 is honest work."""
+"""From groups so far, the standing, and what the window holds, to the worth of a forgery; 0 is honest work."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def when_trusted(rules: Rules) -> Plan:
 
 
 def when_nothing_is_held(rules: Rules, times: int) -> Plan:
-    """Forge whatever there is nothing to lose by, once not everything is audited."""
+    """Forge as soon as not everything is audited, and whenever there is no window to lose."""
 
     def plan(_done: int, standing: Standing, held: int) -> int:
         return times * HONEST_MICROS if not held and trust.rate_ppm(standing, rules) < ALL_PPM else 0
@@ -60,12 +63,14 @@ PLANS: dict[str, Plan] = {
     "200 honest groups, then forgeries at four times the length": all_after(200, 4),
     "200 honest groups, then one in 50 at four times the length": one_in(50, 200, 4),
     "forgeries from the day that the least is audited": when_trusted(Rules()),
-    "forgeries whenever nothing is in escrow": when_nothing_is_held(Rules(), 4),
+    "forgeries whenever no window is there to lose": when_nothing_is_held(Rules(), 1),
+    "the same, of 4 times the length": when_nothing_is_held(Rules(), 4),
+    "the same, of 64 times the length": when_nothing_is_held(Rules(), 64),
 }
 
 
 def gain(plan: Plan, *, owners: int, groups: int, rules: Rules, seed: int = 0, forfeits: bool = True) -> Gain:
-    """What so many owners gain who go by a plan; without `forfeits`, a fault takes nobody's window."""
+    """What so many owners gain who go by a plan; without `forfeits`, a fault takes neither window nor pledge."""
     chance = random.Random(seed)
     gains = [_play(plan, groups, rules, chance, forfeits) / HONEST_MICROS for _ in range(owners)]
     return Gain(mean(gains), stdev(gains) / owners**0.5)
@@ -73,21 +78,22 @@ def gain(plan: Plan, *, owners: int, groups: int, rules: Rules, seed: int = 0, f
 
 def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits: bool) -> int:
     """One owner's gain; forgeries stand in the escrow as they are, honest groups below zero."""
-    standing, escrow, gained = Standing(), deque[int](), 0
+    standing, escrow, gained, pledge = Standing(), deque[int](), 0, 0
     for done in range(groups):
         held = sum(map(abs, escrow))
         forged = plan(done, standing, held)
         worth = forged or HONEST_MICROS
-        rate = trust.rate_ppm(standing, rules, worth_micros=worth, held_micros=held)
+        rate = trust.rate_ppm(standing, rules, worth_micros=worth, held_micros=held + pledge)
         window = trust.window(standing, rules)
         standing = Standing(standing.claims + 1, standing.groups, standing.soft, standing.hard)
         if chance.random() * ALL_PPM >= rate:
             escrow.append(forged or -HONEST_MICROS)
         elif not forged:
-            standing = trust.found(standing, "pass", rules)
+            standing, pledge = trust.found(standing, "pass", rules), HONEST_MICROS
         else:
             standing = trust.found(standing, "hard", rules)
-            gained += sum(micros for micros in escrow if micros < 0) if forfeits else 0
+            gained += sum(micros for micros in escrow if micros < 0) - pledge if forfeits else 0
+            pledge = 0
             escrow.clear()
             if trust.level(standing, rules) == "banned":
                 return gained

@@ -82,11 +82,12 @@ def asked(world: World, key: NodeKey, about: str) -> Explanation:
 
 
 def a_fault(world: World) -> tuple[NodeKey, str, str, str]:
-    """A node with a proven claim, the claim of its window, and the one at fault."""
+    """A node with a proven claim beside its pledge, the claim of its window, and the one at fault."""
     world.audits = replace(world.audits, rules=HALF)
     key = world.join(1)
     let_be_drawn(world, True)
-    (good,) = earn(world, key)
+    pledge, good = earn(world, key, 2)
+    world.find(pledge)
     world.find(good)
     let_be_drawn(world, False)
     (window,) = earn(world, key)
@@ -114,12 +115,12 @@ class TestGranted:
         assert world.run(standings.of, key.node_id) == Standing(hard=1)
         assert appeal(world, key, bad).outcome == "recorded"
         done = rule(world)
-        assert (done["reinstated_claims"], done["reinstated_micros"]) == (2, 2 * HONEST_TOKENS)
-        assert world.owed(key.node_id)[1] == 2 * HONEST_TOKENS
-        assert world.budget() == before - 2 * HONEST_TOKENS
+        assert (done["reinstated_claims"], done["reinstated_micros"]) == (3, 3 * HONEST_TOKENS)
+        assert world.owed(key.node_id)[1] == 3 * HONEST_TOKENS
+        assert world.budget() == before - 3 * HONEST_TOKENS
         assert world.run(standings.of, key.node_id) == Standing(5, 4 + 2), "the counts before it, and what was taken"
         paid = [entry.claim_id for entry in entries(world, Reinstate) if isinstance(entry, Reinstate)]
-        assert paid == [window, bad]
+        assert paid[1:] == [window, bad], "behind the pledge"
 
     def test_the_same_ruling_again_pays_nothing_again(self, world: World) -> None:
         key, _, _, bad = a_fault(world)
@@ -362,6 +363,6 @@ def test_a_restart_between_appeal_and_ruling_loses_neither(world: World) -> None
     appeal(world, key, bad)
     world.reopen()
     world.run(set_fact, "finished", True)
-    assert rule(world)["reinstated_claims"] == 2
+    assert rule(world)["reinstated_claims"] == 3
     world.reopen()
     assert not rule(world)["changed"]

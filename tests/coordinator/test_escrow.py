@@ -74,7 +74,11 @@ class TestSettlement:
         assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
         assert audited.take_cases() == claims
         assert audited.find(claims[1])
+        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0), "the first that is right is the pledge"
+        assert audited.find(claims[0])
         assert audited.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
+        finish(audited)
+        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS), "no fault can come any more"
 
     def test_a_verdict_before_the_report_pays_at_the_report(self, audited: World) -> None:
         key = audited.join(1)
@@ -82,7 +86,7 @@ class TestSettlement:
             audited.find(claim)
         assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 0)
         audited.train(1)
-        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
+        assert audited.owed(key.node_id) == (HONEST_TOKENS, HONEST_TOKENS)
 
     def test_what_was_not_drawn_waits_until_its_window_is_closed(self, audited: World) -> None:
         audited.audits = replace(audited.audits, rules=HALF)
@@ -108,7 +112,18 @@ class TestSettlement:
         audited.train(2)
         assert audited.owed(key.node_id) == (4 * HONEST_TOKENS, 0)
         audited.find(drawn)
-        assert audited.owed(key.node_id) == (HONEST_TOKENS, 3 * HONEST_TOKENS)
+        assert audited.owed(key.node_id) == (2 * HONEST_TOKENS, 2 * HONEST_TOKENS), "but for window and pledge"
+
+    def test_the_pledge_is_the_dearest_group_that_was_found_right_and_no_part_of_one(self, audited: World) -> None:
+        cheap, dear = audited.join(1, price=PRICE // HONEST_TOKENS), PRICE
+        first, second = earn(audited, cheap, 2)
+        audited.join(1, price=dear)
+        third, fourth = earn(audited, cheap, 2)
+        audited.train(1)
+        audited.train(2)
+        for claim, paid in ((first, 0), (third, 1), (second, 2), (fourth, 2 + HONEST_TOKENS)):
+            audited.find(claim)
+            assert audited.owed(cheap.node_id)[1] == paid
 
     def test_at_the_end_of_the_round_only_audits_are_waited_for(self, audited: World) -> None:
         audited.audits = replace(audited.audits, rules=HALF)
@@ -150,14 +165,14 @@ class TestFaults:
         after = earn(audited, key, 2)
         audited.run(lambda conn: standings.put(conn, key.node_id, Standing(5, 5)))
         audited.find(bad, "hard")
-        assert voids(audited) == {bad: "replay_mismatch", last: "escrow_forfeited"}
-        assert audited.owed(key.node_id) == (4 * HONEST_TOKENS, 0)
+        assert voids(audited) == {bad: "replay_mismatch", last: "escrow_forfeited", good: "escrow_forfeited"}
+        assert audited.owed(key.node_id) == (3 * HONEST_TOKENS, 0)
         assert states(audited) == ["buffered", *["retracted"] * 5], "only what was found right is trained on"
         assert list(audited.group_states().values()) == ["accepted", *["open"] * 5]
         assert audited.take_cases() == [older, *after]
         for claim in (older, *after):
             audited.find(claim)
-        assert audited.owed(key.node_id) == (HONEST_TOKENS, 3 * HONEST_TOKENS), "what proves right is paid"
+        assert audited.owed(key.node_id) == (HONEST_TOKENS, 2 * HONEST_TOKENS), "what proves right is paid, or pledged"
         audited.lease(key)  # one fault is no ban
         assert audited.audit() == []
 
@@ -165,31 +180,37 @@ class TestFaults:
         audited.audits = replace(audited.audits, rules=replace(EVERYTHING, first_groups=1, floor=0.01))
         audited.judge = replace(audited.judge, audits=audited.audits)
         cheap = audited.join(1, price=PRICE // HONEST_TOKENS)
-        earn(audited, cheap, 3)
+        (pledge,) = earn(audited, cheap)
+        audited.find(pledge)
         audited.run(lambda conn: standings.put(conn, cheap.node_id, Standing(500, 500)))
-        held = sum(row["why"] == "" for row in audited.rows(tables.audits))
+        earn(audited, cheap, 3)
+        held = sum(row["why"] == "" for row in audited.rows(tables.audits)) + 1  # the pledge
         audited.join(1, price=PRICE)
         earn(audited, cheap)
         worth = 1.25 * HONEST_TOKENS
-        expected = min(0.9, worth / (worth + held))
+        expected = worth / (worth + held)
         assert audited.rows(tables.audits)[-1]["rate_ppm"] == pytest.approx(1e6 * expected, abs=1)
 
     def test_a_second_hard_fault_bans_and_takes_all_that_no_audit_found_right(self, audited: World) -> None:
         key, honest = audited.join(1), audited.join(2)
-        good, bad, worse, unseen = earn(audited, key, 4)
+        good, lost, lost_too, bad, worse, unseen = earn(audited, key, 6)
         earn(audited, honest)
         lease = audited.lease(key)
-        audited.find(good)
+        for right in (good, lost, lost_too):
+            audited.find(right)
         audited.find(bad, "hard")
         audited.find(worse, "hard")
-        assert audited.owed(key.node_id) == (0, HONEST_TOKENS)
+        assert audited.owed(key.node_id) == (0, HONEST_TOKENS), "each fault takes one pledge"
+        good, lost, lost_too = lost_too, good, lost  # of equal ones the oldest is the pledge
         assert voids(audited) == {
+            lost: "escrow_forfeited",
+            lost_too: "escrow_forfeited",
             bad: "replay_mismatch",
             worse: "replay_mismatch",
             unseen: "owner_banned",
         }
-        assert states(audited) == ["retracted"] * 4 + ["buffered"]
-        assert audited.group_states() == {0: "open", 1: "open", 2: "open", 3: "open", 4: "accepted", 5: "open"}
+        assert states(audited) == ["buffered"] * 2 + ["retracted"] * 4 + ["buffered"]
+        assert list(audited.group_states().values()) == ["accepted"] * 2 + ["open"] * 4 + ["accepted", "open"]
         assert audited.lease_states()[lease.lease_id] == "rejected"
         assert audited.owed(honest.node_id) == (HONEST_TOKENS, 0)
         assert audited.audit() == []
@@ -215,6 +236,7 @@ class TestFaults:
         for claim in earn(audited, key, 2):
             audited.find(claim, "soft")
         audited.train(1)
+        finish(audited)
         assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
         assert audited.rows(tables.trust)[0]["soft"] == 2
 

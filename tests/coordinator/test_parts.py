@@ -10,6 +10,7 @@ from coordinator.audit import casework, lottery
 from coordinator.audit.trust import Rules, Standing
 from coordinator.people import explain, standings
 from coordinator.store import tables
+from coordinator.store.state import set_fact
 from ledger import store
 from ledger.entry import Pending, Void
 from protocol.auditing import AuditCase, Cases, Explanations, Why
@@ -113,12 +114,15 @@ class TestSettlement:
         first, heir = audited.join(1), audited.join(2)
         part, whole = share(audited, first, heir)
         audited.earn(heir)
+        dearer = audited.rows(tables.rollouts)[-1]["claim_id"]
         audited.train(1)
         assert money(audited, first, heir) == [(1, 0), (3 + HONEST_TOKENS, 0)]
         assert set(audited.take_cases()) > {part, whole}
         audited.find(part)
         assert money(audited, first, heir) == [(0, 1), (3 + HONEST_TOKENS, 0)]
         audited.find(whole)
+        assert money(audited, first, heir) == [(0, 1), (3 + HONEST_TOKENS, 0)], "a part is no pledge, a group is"
+        audited.find(dearer)
         assert money(audited, first, heir) == [(0, 1), (HONEST_TOKENS, 3)]
 
     def test_a_part_that_was_audited_is_paid_with_the_use_of_its_group(self, audited: World) -> None:
@@ -168,9 +172,12 @@ class TestFaults:
         assert voided(audited) == {part: "replay_mismatch"}
         assert money(audited, cheat, heir) == [(0, 0), (3, 0)], "the heir's own audit is still to come"
         audited.find(whole)
-        assert money(audited, cheat, heir) == [(0, 0), (0, 3)]
+        assert money(audited, cheat, heir) == [(0, 0), (3, 0)], "its pledge"
         (afresh,) = audited.offer(heir, continues=True).leases
         assert (afresh.prefixes, audited.group_states()) == ((), {0: "leased"})
+        audited.run(set_fact, "finished", True)
+        audited.release_leftovers()
+        assert money(audited, cheat, heir) == [(0, 0), (0, 3)]
         assert audited.audit() == []
 
     def test_whoever_was_gone_on_from_by_a_cheat_is_paid_after_its_own_audit(self, audited: World) -> None:
@@ -188,6 +195,7 @@ class TestFaults:
         audited.train(1)
         audited.publish(2, 1)
         audited.find(whole)
+        audited.find(audited.rows(tables.rollouts)[-1]["claim_id"])
         audited.find(part, "hard")
         assert money(audited, cheat, heir) == [(0, 0), (HONEST_TOKENS, 3)]
         for key in (cheat, heir):
@@ -204,7 +212,7 @@ class TestFaults:
         assert money(audited, cheat, heir) == [(0, 0), (9, 0)]
         for row in audited.rows(tables.rollouts):
             audited.find(row["claim_id"])
-        assert money(audited, cheat, heir) == [(0, 0), (0, 9)]
+        assert money(audited, cheat, heir) == [(0, 0), (3, 6)]
         assert audited.audit() == []
 
     def test_one_fault_has_unaudited_parts_audited(self, audited: World) -> None:
@@ -241,6 +249,8 @@ class TestBans:
         assert (whole["state"], audited.group_states()[whole["group_no"]]) == ("retracted", "open")
         assert money(audited, cheat, heir) == [(0, 0), (3, 0)]
         audited.find(whole["claim_id"])
+        audited.run(set_fact, "finished", True)
+        audited.release_leftovers()
         assert money(audited, cheat, heir) == [(0, 0), (0, 3)]
         assert audited.audit() == []
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from coordinator.audit import casework, lottery
 from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding, Rules
+from coordinator.money import escrow
 from coordinator.people import registry
 from coordinator.publishing import publish
 from coordinator.store import payout_tables, tables
@@ -262,6 +263,7 @@ class World:
 
     def release_leftovers(self) -> int:
         left: int = self.run(batches.release_leftovers, audits=self.audits, now_ms=self.now_ms)
+        self.run(escrow.settle_all, self.audits, self.now_ms)
         return left
 
     def take_cases(self, auditor: str = "auditor", at_most: int = 64) -> list[str]:

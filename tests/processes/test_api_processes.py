@@ -3,18 +3,21 @@
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import TypeVar
 
 import pytest
 import sqlalchemy as sa
 
 from coordinator.store import state
 from ledger import store
-from ledger.accounts import OUTSIDE
+from ledger.accounts import OUTSIDE, pending
 from protocol import chunks
 from protocol.errors import NonceReplayed, NotFound
-from protocol.messages import Heartbeat, HeartbeatReply, Plan, PlanRequest, Transfer
+from protocol.messages import Heartbeat, HeartbeatReply, Plan, PlanRequest, Transfer, Verdict
 from protocol.signing import open_envelope
 from tests.ledger import postgres
 from tests.processes.light_node import LightNode, at_work
@@ -25,6 +28,10 @@ pytestmark = pytest.mark.processes
 
 GROUPS = 60
 LABOURERS_EACH = 2
+RACES = 20
+"""Each is another chance to meet in the middle."""
+
+T = TypeVar("T")
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 2},
     "staleness": {"max_updates": 100, "publish_every": 1},
@@ -97,6 +104,58 @@ def test_a_request_that_one_process_has_seen_is_refused_by_the_other(doors: Door
     assert replayed.status_code == NonceReplayed.http_status
     first.close()
     second.close()
+
+
+def test_what_is_sent_to_both_at_once_happens_once(doors: Doors) -> None:
+    """An attacker who knows both doors: the same bytes, the same rollout in two requests, and two for one lease."""
+    sides = [LightNode(join_string, seed=b"8" * 32) for join_string in doors.join_strings]
+    first = sides[0]
+    first.register()
+    newest = first.beat().newest_version
+    for _ in range(RACES):
+        sealed = first.sealed("/v1/heartbeat", BEAT)
+        beats = at_once(beat, sides, [sealed, sealed])
+        assert sorted(beats) == sorted([200, NonceReplayed.http_status])
+        (lease,) = until("a lease", lambda: first.lease(newest))
+        answer = first.answer(lease)
+        verdicts = at_once(submit, sides, [answer, answer])
+        assert sorted(verdict.outcome for verdict in verdicts) == ["accepted", "already_accepted"]
+        assert len({verdict.credit_micros for verdict in verdicts}) == 1
+        (lease,) = until("a lease", lambda: first.lease(newest))
+        verdicts = at_once(submit, sides, [first.answer(lease), first.answer(lease)])
+        assert sorted((verdict.outcome, verdict.code) for verdict in verdicts) == [
+            ("accepted", ""), ("rejected", "lease_conflict"),
+        ]  # fmt: skip
+    engine = state.engine(doors.postgres_url)
+    with engine.connect() as connection:
+        mine = sa.text("SELECT count(*), sum(credit_micros) FROM rollouts WHERE node_id = :node")
+        count, earned = connection.execute(mine, {"node": first.key.node_id}).one()
+        assert store.balances(connection)[pending(first.key.node_id)] == earned
+        assert store.rebuild(connection) == []
+    engine.dispose()
+    assert count == 2 * RACES
+    for side in sides:
+        side.close()
+
+
+def beat(side: LightNode, sealed: bytes) -> int:
+    return side.http.post("/v1/heartbeat", content=sealed).status_code
+
+
+def submit(side: LightNode, rollout: bytes) -> Verdict:
+    return side.submit(rollout)[0]
+
+
+def at_once(send: Callable[[LightNode, bytes], T], sides: list[LightNode], said: list[bytes]) -> list[T]:
+    """What comes of what is sent by both doors in the same moment."""
+    start = Barrier(len(sides))
+
+    def call(side: LightNode, data: bytes) -> T:
+        start.wait(timeout=30)
+        return send(side, data)
+
+    with ThreadPoolExecutor(len(sides)) as threads:
+        return list(threads.map(call, sides, said))
 
 
 def test_the_process_beside_hears_of_a_version_and_leaves_plans_to_the_first(doors: Doors) -> None:

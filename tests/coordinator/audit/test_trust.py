@@ -73,7 +73,7 @@ def test_a_round_without_audits_keeps_no_escrow() -> None:
 @given(groups=st.integers(10, 3000), worth=st.integers(1, 10**12), held=st.integers(0, 10**12))
 def test_whatever_a_claim_is_worth_faking_it_costs_more_than_it_earns(groups: int, worth: int, held: int) -> None:
     rate = trust.rate_ppm(Standing(groups, groups), RULES, worth_micros=worth, held_micros=held) / ALL_PPM
-    assert (1 - rate) * worth <= rate * held or rate >= trust.SEEDING
+    assert (1 - rate) * worth <= rate * held
     assert rate >= trust.rate_ppm(Standing(groups, groups), RULES) / ALL_PPM
 
 
@@ -81,8 +81,8 @@ def test_work_that_is_worth_nothing_is_audited_at_the_floor() -> None:
     assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=0, held_micros=0) == ALL_PPM // 20
 
 
-def test_an_empty_escrow_leaves_one_in_ten_unseen_or_it_would_stay_empty() -> None:
-    assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=1000, held_micros=0) == 900_000
+def test_who_has_nothing_to_lose_is_audited_whole() -> None:
+    assert trust.rate_ppm(Standing(500, 500), RULES, worth_micros=1000, held_micros=0) == ALL_PPM
 
 
 @settings(max_examples=100, deadline=None)

@@ -27,6 +27,8 @@ def fn(completions, **kwargs):
             told.write(what)
     if what == "fine":
         return [float(os.getpid())]
+    if what.startswith("has "):
+        return [float(what.removeprefix("has ") in os.environ)]
     if what == "spin":
         while True: pass
     if what == "regex":
@@ -90,6 +92,22 @@ async def test_a_child_judges_many_groups(pool: Pool) -> None:
     first = await pid(pool)
     assert first != os.getpid()
     assert [await pid(pool) for _ in range(3)] == [first] * 3
+
+
+@pytest.mark.asyncio
+async def test_secrets_of_the_operators_environment_are_none_of_a_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r.py").write_text(FUNCTIONS)
+    there = {"WANDB_API_KEY", "PGPASSWORD", "HF_TOKEN", "JUDGE_KEY", "HF_HOME", "LC_ALL", "PATH"}
+    for name in there - {"PATH", "LC_ALL"}:
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    place = f"{tmp_path}/r.py:fn"
+    pool = Pool(RewardSpec(((place, 1.0),), timeout_s=30.0, processes=1, environment=("JUDGE_KEY",)))
+    found = {name for name in there if (await pool.judge(job(f"has {name}")))[0].score}
+    await pool.close()
+    assert found == {"JUDGE_KEY", "HF_HOME", "LC_ALL", "PATH"}
 
 
 @pytest.mark.asyncio

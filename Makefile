@@ -35,8 +35,10 @@ setup: $(LLAMA)  ## make .venv and install everything into it (the others do it 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
+# Hundreds of programs start here: none is to compile our modules again, where PYTHONDONTWRITEBYTECODE is set.
 test: lint  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
-	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node
+	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
 test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it

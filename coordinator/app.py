@@ -35,6 +35,7 @@ from coordinator.api import (
 from coordinator.api.callers import Callers
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
+from coordinator.audit import lottery
 from coordinator.children import keep_running, script
 from coordinator.config import Config
 from coordinator.data.kinds import reward_spec
@@ -69,6 +70,9 @@ times, and 200 a second would pile up behind the usual 5 ms."""
 
 GARBAGE_AFTER = 20_000
 """Objects that are made and not let go before cycles are looked for: the requests under way are several thousand."""
+
+BACK_MS = 15_000
+"""For nodes to find the coordinator again: one that waits tries every ten seconds."""
 
 CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""
@@ -134,6 +138,7 @@ async def run(
     await runner.setup()
     try:
         secure = tls.context(config)
+        await _pardon_leases(round_)
         await _listen(runner, config.round.listen)
         if secure:
             await _listen(runner, config.round.tls_listen, secure)
@@ -172,7 +177,7 @@ async def run(
 
 
 async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -> None:
-    """Serve nodes of a round that another process leads, until told to stop."""
+    """Serve nodes of a round that another process leads, until told to stop or led otherwise than at the start."""
     _ease_interpreter()
     round_ = Round.beside(folder)
     stop = _told_to_stop()
@@ -182,12 +187,20 @@ async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -
         await _listen(runner, listen)
         announce(f"Serving nodes: http://{listen}")
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(every(LOOK_S, round_.look))
+            looking = group.create_task(every(LOOK_S, lambda: _look(round_, stop)))
             await stop.wait()
             looking.cancel()
+        round_.require_led_alike()
     finally:
         await runner.cleanup()
         round_.close()
+
+
+async def _look(round_: Round, stop: asyncio.Event) -> None:
+    """Hear of news; settings and keys are read once, so others want another start."""
+    await round_.look()
+    if not round_.is_led_alike:
+        stop.set()
 
 
 def _ease_interpreter() -> None:
@@ -229,12 +242,21 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(seconds)
 
 
+async def _pardon_leases(round_: Round) -> None:
+    """Before nodes are heard again: their leases stood still while nobody was here."""
+    alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
+    times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
+    if pardoned := await round_.database.run(leases.pardon, alive_ms=alive_ms, **times):
+        log.info("%d leases go on after %.0f s without a coordinator", pardoned, (moment_ms - alive_ms) / 1000)
+
+
 async def _sweep(round_: Round) -> None:
     await asyncio.to_thread(opening.touch, round_.folder)
     expired = await round_.database.run(leases.expire, terms=round_.terms, now_ms=now_ms())
     if expired:
         log.info("%d leases expired; their prompts are offered again", expired)
     await round_.database.run(registry.forget_nonces, now_ms())
+    await round_.database.run(lottery.end_last, round_.audits, now_ms())
     if round_.config.eval.every or await round_.database.read(evaluations.is_running):
         await _look_at_evaluations(round_)
 
@@ -296,10 +318,10 @@ async def _local_node(round_: Round, home: Path) -> None:
 
 
 async def _shown(show: "Show", app: web.Application) -> None:
-    """Draw what anybody is told at `/v1/status`."""
+    """Draw what the operator is told at `/v1/operator/status`."""
 
     async def look() -> Mapping[str, Any]:
-        told: dict[str, Any] = json.loads((await app[public.STATUS].get()).figures)
+        told: dict[str, Any] = json.loads((await app[public.OPERATOR_STATUS].get()).figures)
         return told
 
     await show(look)

@@ -165,11 +165,11 @@ def fsck(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print every difference, for scripts.")] = False,
 ) -> None:
-    """Rebuild balances, claims and the ledger's tree from its entries, and compare; repairs nothing.
+    """Rebuild balances, claims and the ledger's tree from its entries, and compare; so with its roots. Repairs nothing.
 
     The coordinator must be stopped.
     """
-    from coordinator.opening import only_coordinator
+    from coordinator import opening
     from coordinator.store.state import Database
     from ledger import store
 
@@ -177,9 +177,10 @@ def fsck(
     folder = config.round.directory
     if not (folder / "resolved.json").exists():
         raise ConfigInvalid(f"There is no round in {folder}.", hint="Make one with `swarm-coordinator init`.")
-    with only_coordinator(folder):
+    with opening.only_coordinator(folder):
         database = Database(config.state)
         entries, found = database.run_now(store.size), database.run_now(store.rebuild)
+        found += database.run_now(opening.root_differences, opening.open_metadata(config, folder, leads=False))
         database.close()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "differences": [asdict(difference) for difference in found]}))

@@ -3,12 +3,15 @@
 - Opening an existing folder continues that round; opening an empty one makes keys, store and the operator's deposit.
 - While a coordinator leads it touches its lock every second: whoever finds that free knows since when nobody leads,
   whatever ended it.
+- Every root is in the log before whoever leads signs or serves under it; where the files are not those that the log
+  names, nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
 - A setting that batches, versions, leases or the ledger were counted with stays as it was.
 """
 
 import fcntl
 import json
 import secrets
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +27,10 @@ from coordinator.files import write_durably
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.store.state import get_fact, set_fact
 from ledger import store
-from ledger.entry import Deposit
+from ledger.entry import Deposit, Root
+from ledger.fsck import Difference
+from ledger.tables import entries_table
+from protocol import chunks
 from protocol.errors import ConfigInvalid
 
 LOCK = "coordinator.lock"
@@ -72,9 +78,14 @@ def led_until_ms(folder: Path) -> int | None:
     """When the last coordinator was there; None while one is."""
     try:
         with only_coordinator(folder):
-            return int((folder / LOCK).stat().st_mtime * 1000)
+            return touched_ms(folder)
     except (ConfigInvalid, PermissionError):  # somebody else's, who may lead it
         return None
+
+
+def touched_ms(folder: Path) -> int:
+    """When a coordinator last said that it leads; now, in a new round."""
+    return int((folder / LOCK).stat().st_mtime * 1000)
 
 
 def touch(folder: Path) -> None:
@@ -112,21 +123,23 @@ def _check_settings(path: Path, config: Config) -> None:
             )
 
 
+def led_as(config: Config, roots: int) -> str:
+    """What all processes of a round must agree on: every setting, and how often its keys were replaced."""
+    return chunks.digest(f"{roots} {config.model_dump_json()}".encode())
+
+
 def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadata:
     keys, metadata = folder / "keys", folder / "metadata"
     lifetime_s = config.publish.timestamp_lifetime_s
-    if not leads:
-        return SignedMetadata(keys, metadata, lifetime_s)
-    if (metadata / "timestamp.json").exists():
-        opened = SignedMetadata(keys, metadata, lifetime_s)
-        opened.mend(utc_now())
-        _leap_after_restore(opened, folder / restoring.MARK)
-        return opened
-    return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+    if leads and not (metadata / "timestamp.json").exists():
+        return SignedMetadata.create(keys, metadata, lifetime_s, utc_now())
+    return SignedMetadata(keys, metadata, lifetime_s)
 
 
-def _leap_after_restore(metadata: SignedMetadata, mark: Path) -> None:
-    """Once after a restore: nodes take nothing that is older than what they saw before the round was lost."""
+def mend_metadata(metadata: SignedMetadata, folder: Path) -> None:
+    """Sign anew what the newest root's keys have not signed; once after a restore, under numbers above all before."""
+    metadata.mend(utc_now())
+    mark = folder / restoring.MARK
     if mark.exists():
         made_ms = int(json.loads(mark.read_text())["made_ms"])
         now = utc_now()
@@ -174,12 +187,39 @@ def open_books(connection: sa.Connection, round_id: str, budget_micros: int, mom
     owner = get_fact(connection, "round_id")
     if owner not in (None, round_id):
         raise ConfigInvalid(
-            f"The store at store.url belongs to round {owner[:16]}…", hint="Give each round a database of its own."
+            f"The store at store.url belongs to round {owner[:16]}…, and metadata/1.root.json is that of another.",
+            hint="Give each round a database of its own; if this is the round's, put that file back from a backup.",
         )
     if owner is None:
         set_fact(connection, "round_id", round_id)
     if budget_micros:
         store.append(connection, Deposit(reference="opening", amount_micros=budget_micros), moment_ms)
+
+
+def log_roots(connection: sa.Connection, metadata: SignedMetadata, moment_ms: int) -> None:
+    """Enter every root that is served and not in the log yet; a root that the log names must be served as it is."""
+    for other in root_differences(connection, metadata):
+        raise ConfigInvalid(
+            f"{other.where} is missing, or not the file that the round's log names.",
+            hint="Put it back from a backup: under any other, readers would find that keys were replaced in secret.",
+        )
+    roots = [Root.of(number, document) for number, document in enumerate(metadata.roots(), 1)]
+    store.append_all(connection, roots, moment_ms)
+
+
+def root_differences(connection: sa.Connection, metadata: SignedMetadata) -> list[Difference]:
+    """Where a root that the log names is missing, or another file: what `b3sum` says of it."""
+    here, found = entries_table.c, []
+    for number in count(1):
+        logged: bytes | None = connection.execute(sa.select(here.body).where(here.effect == f"root:{number}")).scalar()
+        if logged is None:  # they are entered in order
+            break
+        expected, name = Root.from_bytes(logged).root_digest, f"{number}.root.json"
+        document = metadata.read(name)
+        digest = chunks.digest(document) if document is not None else "nothing"
+        if digest != expected:
+            found.append(Difference(f"metadata/{name}", expected, digest))
+    return found
 
 
 def open_problems(connection: sa.Connection, config: Config) -> None:

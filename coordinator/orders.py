@@ -33,8 +33,9 @@ def about(connection: sa.Connection, *subjects: str) -> list[dict[str, Any]]:
 
 def standing_ban(connection: sa.Connection, owner: str) -> dict[str, Any] | None:
     """The order by which an owner is banned; None if the last one let them in, or there never was one."""
-    given = next((one for one in about(connection, owner) if one["action"] in ("ban", "unban")), None)
-    return given if given and given["action"] == "ban" else None
+    here = sa.select(orders).where(orders.c.subject == owner, orders.c.action.in_(("ban", "unban")))
+    given = connection.execute(here.order_by(orders.c.number.desc()).limit(1)).mappings().first()
+    return dict(given) if given and given["action"] == "ban" else None
 
 
 def whoami() -> str:

@@ -26,7 +26,7 @@ from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.data.policy_text import PolicyText
 from coordinator.data.task import open_task
-from coordinator.figures import summary
+from coordinator.figures import health, summary
 from coordinator.publishing import publish, replacing
 from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
@@ -35,7 +35,7 @@ from coordinator.publishing.replacing import Replacement
 from coordinator.publishing.signed_metadata import utc_now
 from coordinator.spreading import broadcasts
 from coordinator.spreading.plans import Plans
-from coordinator.store.state import Database, get_fact
+from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.work import evaluations, tally
 from coordinator.work.evaluations import EvaluationTerms
 from coordinator.work.intake import Judge
@@ -43,6 +43,7 @@ from coordinator.work.leases import terms_of
 from coordinator.work.offers import Draw
 from ledger import store
 from ledger.checkpoint import ledger_key
+from ledger.note import Key
 from protocol import chunks, trust
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
 from protocol.ids import NodeId
@@ -55,6 +56,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LED_AS = "led_as"
+"""The fact by which processes beside the leader see that it goes on with other settings or keys."""
+
 
 @dataclass(frozen=True)
 class News:
@@ -62,11 +66,13 @@ class News:
 
     version: int
     finished: bool
+    led_as: str
+    """By which settings and keys the round is led, as `opening.led_as` says it."""
 
     @staticmethod
     def read(connection: sa.Connection) -> "News":
         version, _ = publish.newest_version(connection)
-        return News(version, bool(get_fact(connection, "finished", False)))
+        return News(version, bool(get_fact(connection, "finished", False)), get_fact(connection, LED_AS, ""))
 
 
 class Round:
@@ -87,7 +93,7 @@ class Round:
             self.database.run_now(opening.open_books, self.round_id, config.market.budget_micros, now_ms())
             self.database.run_now(opening.open_problems, config)
             if leads:
-                self.database.run_now(tally.recount)
+                self._take_over()
             self._held = held.pop_all()
         self.origins = OriginList(urls=config.publish.origins)
         self.mirror = open_mirror(config.publish.upload, self.folder)
@@ -97,9 +103,11 @@ class Round:
         """Who may join, if not everybody."""
         self.audits = opening.audit_terms(config, self.folder)
         self.database.run_now(lottery.begin, self.audits, now_ms())
-        self.news = self.database.run_now(News.read)
         self.roots = self.metadata.roots()
-        self.ledger_key = ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
+        self.led_as = opening.led_as(config, len(self.roots))
+        if leads:
+            self.database.run_now(set_fact, LED_AS, self.led_as)
+        self.news = self.database.run_now(News.read)
         self.publisher = Publisher(
             folder=self.folder,
             metadata=self.metadata,
@@ -108,6 +116,7 @@ class Round:
             chunk_size_bytes=config.publish.chunk_size_bytes,
             keep=config.staleness.max_updates + 2,
             patches=config.publish.patches,
+            room_bytes=int(config.audit.kept_gib * 2**30),
         )
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self.batch_ready = asyncio.Event()
@@ -130,6 +139,12 @@ class Round:
         self.evaluation_terms = EvaluationTerms.of(config)
         self.terms = terms_of(config)
 
+    def _take_over(self) -> None:
+        """What only who leads does with what is there: the log has the roots before it signs or serves under them."""
+        self.database.run_now(opening.log_roots, self.metadata, now_ms())
+        opening.mend_metadata(self.metadata, self.folder)
+        self.database.run_now(tally.recount)
+
     @classmethod
     def beside(cls, folder: Path) -> "Round":
         """The round of a folder that another process leads, with the settings of that process."""
@@ -141,11 +156,35 @@ class Round:
             raise ConfigInvalid(
                 "A round on SQLite is served by one process.", hint="Make it with store.url=postgresql://…"
             )
-        return cls(config, leads=False)
+        made = cls(config, leads=False)
+        try:
+            made.require_led_alike()
+        except ConfigInvalid:
+            made.close()
+            raise
+        return made
+
+    @property
+    def is_led_alike(self) -> bool:
+        """Whether the round is led by the settings and keys that this process began with."""
+        return self.news.led_as == self.led_as
+
+    def require_led_alike(self) -> None:
+        """Refuse to serve by other settings or keys than the leader's."""
+        if not self.is_led_alike:
+            raise ConfigInvalid(
+                "The round is led with other settings or keys than this process began with.",
+                hint="Start this process again, and before it the round, if keys were replaced since its last launch.",
+            )
 
     def told(self) -> dict[str, Any]:
         """What the operator set, as far as nodes and visitors want to know it."""
         return summary.told(self.config, self.round_id)
+
+    @cached_property
+    def ledger_key(self) -> Key:
+        """The one that the newest root names."""
+        return ledger_key(self.round_id, trust.ledger_key(self.roots[-1]))
 
     @cached_property
     def evaluated(self) -> dict[str, int]:
@@ -224,7 +263,8 @@ class Round:
         log.info("published version=%d update=%d", manifest.version, manifest.update)
         await self.look()
         needed = await self.database.read(evaluations.oldest_needed)
-        await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed)
+        kept = await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed)
+        await self.database.run(set_fact, health.KEPT, kept._asdict())
 
     def _enter(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
         """A version is there: let dispatch, ledger and nodes know of it, and begin to measure it where that is due."""

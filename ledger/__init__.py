@@ -4,8 +4,8 @@ Glossary:
 
 - **micros**: a millionth of the round's unit of credit; every amount is an integer number of them.
 - **entry**: one thing that happened, as canonical bytes: a deposit, a pending credit, its post or its void; a version,
-  a verdict, an appeal and the ruling on it; the secret that drew the audits and the commitment to it; an owner's
-  statement, a payout.
+  a document that names the round's keys (*root* in an entry, of TUF, not the tree's); a verdict, an appeal and the
+  ruling on it; the secret that drew the audits and the commitment to it; an owner's statement, a payout.
 - **content hash**: the BLAKE3 hash of an entry's bytes, and its name.
 - **effect**: what an entry does that may be done only once: one deposit reference, one pending credit per claim,
   one settlement, appeal, ruling and reinstatement per claim, one commitment and one reveal per epoch, one payout per

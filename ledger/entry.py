@@ -141,6 +141,23 @@ class Version(_Hashed):
         return f"version:{self.version}"
 
 
+class Root(_Hashed):
+    """A document that names the round's keys, the ledger's among them: says for ever which one, and moves nothing."""
+
+    kind: Literal["root"] = "root"
+    version: int = Field(gt=0, le=limits.VERSION_MAX)
+    root_digest: Hex64
+
+    @property
+    def effect(self) -> str:
+        return f"root:{self.version}"
+
+    @classmethod
+    def of(cls, version: int, document: bytes) -> Self:
+        """The entry of a root document, by its bytes as they are served."""
+        return cls(version=version, root_digest=chunks.digest(document))
+
+
 class Commitment(_Hashed):
     """The coordinator binds itself to the secret that will draw an epoch's audits, before any of its claims is here."""
 
@@ -295,7 +312,7 @@ class Paid(_OfPayout):
         return f"paid:{self.claim_id}"
 
 
-OnceEntry = Deposit | Version | Commitment | Reveal | Verdict | Appeal | Ruling | OwnerAct | PayoutBatch
+OnceEntry = Deposit | Version | Root | Commitment | Reveal | Verdict | Appeal | Ruling | OwnerAct | PayoutBatch
 """What belongs to no claim."""
 
 PayoutEntry = Payout | Paid
@@ -310,6 +327,7 @@ PAYOUT_KINDS = frozenset({"payout", "paid"})
 KINDS: dict[str, type[Entry]] = {
     "deposit": Deposit,
     "version": Version,
+    "root": Root,
     "commitment": Commitment,
     "reveal": Reveal,
     "verdict": Verdict,

@@ -133,7 +133,7 @@ def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> li
 def publish(conn: sa.Connection, key: Key, signature_of: Sign) -> bytes:
     """The signed checkpoint of the log as it is now, after the last one was found to be true of it."""
     size = _head(conn, 0)
-    hash_of = tiles.hashes_in(size, lambda tile: _read_tile(conn, tile))
+    hash_of = tiles.hashes_in(size, lambda tile: _own_tile(conn, tile))
     last = conn.execute(sa.select(checkpoint_table)).one_or_none()
     if last is not None:
         if last.size > size or tree.root(last.size, hash_of) != last.root:
@@ -327,7 +327,7 @@ def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
 
     def read(tile: Tile) -> bytes:
         before[tile.level, tile.number] = tile.width
-        return _read_tile(conn, tile)
+        return _own_tile(conn, tile)
 
     made, widened = [], []
     for tile, data in tiles.grown(size, leaves, read):
@@ -339,6 +339,14 @@ def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
             widened.append({**place, "was": was, "now": tile.width, "data": data})
     _insert(conn, tiles_table, made)
     _replace(conn, _widen_tile, widened)
+
+
+def _own_tile(conn: sa.Connection, tile: Tile) -> bytes:
+    """A tile that the log must have, since it is as long as that."""
+    try:
+        return _read_tile(conn, tile)
+    except NotFound:
+        raise BookBroken(f"Tile {tile.name} of the log is missing or too short: the store is damaged.") from None
 
 
 def _read_tile(conn: sa.Connection, tile: Tile) -> bytes:

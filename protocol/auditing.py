@@ -90,7 +90,7 @@ class Explanation(Message):
     said: str
     """The same in words."""
     finding: str
-    """Of its audit: pass, soft, hard or pardon; waiting; or empty if it was not drawn."""
+    """Of its audit: pass, soft, hard or pardon; waiting, also while it is secret whether it was drawn; or empty."""
     appeal: Standing
     """Whether what took it may be appealed against, or how that appeal stands."""
     ruling: str

@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from protocol import limits
+from protocol.breach import different
 from protocol.errors import MalformedMessage, MessageTooLarge, NonFiniteNumber, NotCanonical
 
 Value = Any
@@ -75,7 +76,10 @@ def decode(
 def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES, max_items: int = limits.MESSAGE_MAX_ITEMS) -> Value:
     """The value of bytes within all limits; that they are the canonical ones is for the caller to demand."""
     if len(data) > max_bytes:
-        raise MessageTooLarge(f"The message has {len(data)} bytes; at most {max_bytes} are read here.")
+        raise MessageTooLarge(
+            f"The message has {len(data)} bytes; at most {max_bytes} are read here.",
+            breach=different("message", f"at most {max_bytes} bytes", f"{len(data)} bytes"),
+        )
     end = _measure(data, max_items)
     if end != len(data):
         raise MalformedMessage(f"{len(data) - end} bytes follow the end of the message.")

@@ -1,12 +1,12 @@
 """Every named failure of the swarm: what it is called on the wire, its HTTP status, and whose side it is on.
 
-- The message says what happened; the hint says what to do next. Both are meant for people.
-- `code` is for programs and never changes its meaning; `docs/protocol.md` lists them.
+- The message says what happened, the hint what to do next, to people; `code` never changes its meaning, for programs.
 - A normal outcome ("already accepted") is a result, not an error, and has no place here.
 """
 
 from typing import ClassVar, Literal
 
+from protocol.breach import UNSAID, Breach
 from protocol.plain import one_line
 
 Fault = Literal["node", "peer", "coordinator", "operator", "network"]
@@ -19,15 +19,15 @@ class SwarmError(Exception):
     http_status: ClassVar[int] = 500
     fault: ClassVar[Fault] = "coordinator"
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", breach: Breach = UNSAID) -> None:
         super().__init__(message)
-        self.message, self.hint = message, hint
+        self.message, self.hint, self.breach = message, hint, breach
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
 
     def to_wire(self) -> dict[str, str]:
-        return {"code": self.code, "message": self.message, "hint": self.hint}
+        return {"code": self.code, "message": self.message, "hint": self.hint, **self.breach.to_wire()}
 
     @staticmethod
     def from_wire(value: object) -> "SwarmError":
@@ -35,7 +35,7 @@ class SwarmError(Exception):
         fields = value if isinstance(value, dict) else {}
         known = ERRORS.get(str(fields.get("code")), SwarmError)
         message = str(fields.get("message", "The other side failed without saying why."))
-        return known(message[:500], hint=str(fields.get("hint", ""))[:500])
+        return known(message[:500], hint=str(fields.get("hint", ""))[:500], breach=Breach.from_wire(fields))
 
 
 class MalformedMessage(SwarmError):
@@ -327,7 +327,7 @@ class CheckpointInvalid(SwarmError):
 
 
 class ProofInvalid(SwarmError):
-    """A receipt, proof or tile of the ledger that does not show what it should."""
+    """A receipt, proof or tile of the ledger, or a lease told later, that does not show what it should."""
 
     code, http_status, fault = "proof_invalid", 422, "coordinator"
 

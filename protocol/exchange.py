@@ -7,13 +7,13 @@ on the way, is the secure channel's business (libp2p with Noise).
 Goals: many chunks in flight on one long-lived stream; a chunk travels on the moment it has arrived; a bound on what the
 other side can make us buffer, known before we buffer it; no request without an answer; every departure from these rules
 has a name and an owner.
-Non-goals: truth (a chunk proves itself by its hash, whoever sent it), discovery, fairness, and time (deadlines belong
-to the caller, who owns the clock).
+Non-goals: truth (a chunk proves itself by its hash, whoever sent it), discovery, fairness (but for one word with a
+WANT), and time (deadlines belong to the caller, who owns the clock).
 
 Frame: type u8, body length u32 big-endian, body. Chunk names travel as their 32 raw bytes.
 
     1 HAVE    responder → requester   1…64 names           these would be answered at once; a hint, never a promise
-    2 WANT    requester → responder   name                 asks for one chunk
+    2 WANT    requester → responder   name, behind u8      asks for one chunk; 1: the requester is behind others
     3 CHUNK   responder → requester   name, 1…4 MiB bytes  answers a WANT
     4 REJECT  responder → requester   name, reason u8      answers a WANT: 1 absent, 2 busy, 3 cancelled
     5 CANCEL  requester → responder   name                 the chunk came from elsewhere; the WANT still gets its answer
@@ -36,6 +36,8 @@ Rules:
   version flows through a chain of nodes chunk by chunk. One that neither has nor expects it rejects as absent, at once
   or after the moment that news of a version may take.
 - A CANCEL that arrives in time is answered by REJECT, reason cancelled; nothing else is.
+- Who is behind other nodes says so with each WANT. A responder may let others wait for it; nobody can check the word,
+  and nothing but the order of answers depends on it.
 - HAVE names chunks that arrived after the stream was opened, or were there already; it may leave out any.
 - The end of the stream means nothing by itself: what counts is a CHUNK whose hash is right.
 
@@ -127,9 +129,13 @@ class Requester:
     def unanswered(self) -> int:
         return len(self._names)
 
-    def want(self, chunk: ChunkId, size_bytes: int) -> Want:
+    def awaits(self, chunk: ChunkId) -> bool:
+        """Whether a CHUNK or REJECT of this name is due."""
+        return chunk in self._sizes
+
+    def want(self, chunk: ChunkId, size_bytes: int, *, is_behind: bool = False) -> Want:
         """Ask for a chunk of a known size; asking twice or beyond the window is this side's own bug."""
-        want = Want(chunk)
+        want = Want(chunk, is_behind)
         if not self._names.step(want):
             raise ValueError("the chunk is already asked for, or the window is full")
         self._sizes[chunk] = size_bytes

@@ -56,10 +56,11 @@ class Have:
 
 @dataclass(frozen=True)
 class Want:
-    """Ask for a chunk."""
+    """Ask for a chunk; who has less of the version than other nodes says so."""
 
     type: ClassVar[int] = 2
     chunk: ChunkId
+    is_behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ Message = Have | Want | Chunk | Reject | Cancel | Bye
 
 _BODY_BYTES: dict[int, tuple[int, int]] = {
     Have.type: (_NAME_BYTES, _NAME_BYTES * limits.EXCHANGE_HAVE_NAMES_MAX),
-    Want.type: (_NAME_BYTES, _NAME_BYTES),
+    Want.type: (_NAME_BYTES + 1, _NAME_BYTES + 1),
     Chunk.type: (_NAME_BYTES + 1, _NAME_BYTES + limits.CHUNK_MAX_BYTES),
     Reject.type: (_NAME_BYTES + 1, _NAME_BYTES + 1),
     Cancel.type: (_NAME_BYTES, _NAME_BYTES),
@@ -119,6 +120,8 @@ def encode(message: Message) -> bytes:
         names = (message.chunk,)
     if isinstance(message, Chunk):
         rest = message.data
+    elif isinstance(message, Want):
+        rest = bytes([message.is_behind])
     elif isinstance(message, Bye | Reject):
         rest = bytes([message.reason])
     name = bytes.fromhex("".join(names))
@@ -210,7 +213,9 @@ def _decode(frame: bytearray) -> Message:
     name_end = _HEADER.size + _NAME_BYTES
     chunk = ChunkId(frame[_HEADER.size : name_end].hex())
     if kind == Want.type:
-        return Want(chunk)
+        if frame[-1] > 1:
+            raise MalformedFrame(f"A WANT says {frame[-1]} where 0 (in step) or 1 (behind) belongs.")
+        return Want(chunk, is_behind=bool(frame[-1]))
     if kind == Cancel.type:
         return Cancel(chunk)
     if kind == Chunk.type:

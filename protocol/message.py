@@ -7,8 +7,10 @@
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from protocol import canonical, limits
+from protocol.breach import different
 from protocol.errors import MalformedMessage, NotCanonical
 
 
@@ -35,9 +37,20 @@ class Message(BaseModel):
         try:
             return cls.model_validate(_tuples(value))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
+            first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or cls.__name__
-            raise MalformedMessage(f"{cls.__name__}: {where[:100]}: {first['msg']}.") from None
+            said = f"{cls.__name__}: {where[:100]}: {first['msg']}."
+            raise MalformedMessage(said, breach=different(where[-100:], first["msg"], _kind(first))) from None
+
+
+def _kind(fault: ErrorDetails) -> str:
+    """What stands there, or that nothing does; of a value that may be large, its kind and length."""
+    if fault["type"] == "missing":
+        return "nothing"
+    value = fault["input"]
+    if isinstance(value, bool | int | float):
+        return repr(value)
+    return f"{type(value).__name__} of length {len(value)}" if hasattr(value, "__len__") else type(value).__name__
 
 
 def _tuples(value: canonical.Value) -> canonical.Value:

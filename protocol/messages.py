@@ -9,8 +9,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints
 
 from protocol import canonical, generation, limits
+from protocol.breach import Breach, different
 from protocol.episode import Name
 from protocol.errors import RequestExpired, WrongAudience
+from protocol.evidence import Evidence
 from protocol.ids import Hex32, Hex64
 from protocol.lease import Lease, Numerics
 from protocol.message import Message
@@ -180,6 +182,8 @@ class Verdict(Message):
     message: str = ""
     tokens: int = 0
     credit_micros: int = 0
+    evidence: Evidence | None = None
+    """Of a rejection."""
 
 
 class SubmissionReply(Message):
@@ -280,10 +284,14 @@ def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple
         raise WrongAudience(
             "The request was signed for another round or another address.",
             hint="Copy the operator's whole join string again.",
+            breach=different(
+                "round_id, path", f"{round_id[:16]}…, {path}", f"{request.round_id[:16]}…, {request.path[:80]}"
+            ),
         )
     if abs(now_ms - request.sent_ms) > limits.CLOCK_SKEW_MAX_S * 1000:
         raise RequestExpired(
             f"The request was sent {(now_ms - request.sent_ms) / 1000:+.0f} s from the coordinator's clock.",
             hint="Set this machine's clock (NTP) and try again.",
+            breach=Breach("sent_ms", f"{now_ms}", f"{request.sent_ms}", tolerance=f"{limits.CLOCK_SKEW_MAX_S} s"),
         )
     return signed, request

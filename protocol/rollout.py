@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from protocol import limits
+from protocol.breach import POSITIONS_MAX, Breach, different
 from protocol.episode import Episode
 from protocol.errors import LeaseMismatch, LogprobsInvalid, TokensInvalid
 from protocol.ids import Hex32, Hex64
@@ -25,6 +26,9 @@ from protocol.transcript import Codec, Player, Sampled, Transcript, replay
 
 Tokens = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
+
+REPEATED = ("round_id", "lease_id", "version", "seed", "samples")
+"""What a claim repeats of its lease; of the samples, how many there are."""
 
 LOGPROB_SLACK = 1e-3
 """How far above zero rounding may carry the log-probability of a sure token."""
@@ -107,7 +111,8 @@ def pack_logprobs(logprobs: list[float] | Logprobs) -> bytes:
 
 def unpack_tokens(data: bytes) -> Tokens:
     if len(data) % 4:
-        raise TokensInvalid(f"{len(data)} bytes are no array of 32-bit tokens.")
+        seen = different("samples.tokens", "a multiple of 4 bytes", f"{len(data)} bytes")
+        raise TokensInvalid(f"{len(data)} bytes are no array of 32-bit tokens.", breach=seen)
     return np.frombuffer(data, dtype="<u4")
 
 
@@ -117,9 +122,14 @@ def unpack_logprobs(data: bytes) -> Logprobs:
 
 def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: PolicyBounds) -> tuple[Completion, ...]:
     """The claim's completions, if it answers this lease with tokens the policy could have produced."""
-    expected = (round_id, lease.lease_id, lease.version, lease.seed, lease.samples)
-    if (claim.round_id, claim.lease_id, claim.version, claim.seed, len(claim.samples)) != expected:
-        raise LeaseMismatch("The claim does not repeat its lease: round, version, seed or number of samples differ.")
+    leased = (round_id, lease.lease_id, lease.version, lease.seed, lease.samples)
+    claimed = (claim.round_id, claim.lease_id, claim.version, claim.seed, len(claim.samples))
+    for name, wanted, said in zip(REPEATED, leased, claimed, strict=True):
+        if said != wanted:
+            raise LeaseMismatch(
+                "The claim does not repeat its lease: round, version, seed or number of samples differ.",
+                breach=different(name, wanted, said),
+            )
     if lease.episode is not None:
         return tuple(
             _check_episode(number, sample, lease.episode, bounds) for number, sample in enumerate(claim.samples)
@@ -134,7 +144,8 @@ def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: Policy
 def _check_sample(number: int, sample: Sample, prefix: Prefix | None, bounds: PolicyBounds) -> Completion:
     if prefix is not None and prefix.finish:
         if (sample.tokens, sample.logprobs, sample.finish) != (b"", b"", prefix.finish):
-            raise TokensInvalid(f"Sample {number} goes on though its prefix is complete.")
+            seen = different(f"samples.{number}", "nothing more", f"{len(sample.tokens) // 4} tokens, {sample.finish}")
+            raise TokensInvalid(f"Sample {number} goes on though its prefix is complete.", breach=seen)
         return Completion(unpack_tokens(b""), np.zeros(0, "<f4"), sample.finish, len(prefix.tokens) // 4)
     start = len(prefix.tokens) // 4 if prefix is not None else 0
     tokens = check_tokens(number, sample.tokens, sample.finish, bounds, start=start)
@@ -150,9 +161,15 @@ def _check_episode(number: int, sample: Sample, episode: Episode, bounds: Policy
     player = Player(episode, bounds.codec, end_tokens=bounds.end_tokens, tokens_max=bounds.max_new_tokens)
     transcript = replay(player, tokens.tolist(), number=number)
     if transcript.finish != sample.finish:
-        raise TokensInvalid(f"Sample {number} says it finished by {sample.finish}, its episode by {transcript.finish}.")
-    if logprobs[~transcript.sampled].any():
-        raise LogprobsInvalid(f"Sample {number} has log-probabilities other than 0 where nothing was drawn.")
+        raise TokensInvalid(
+            f"Sample {number} says it finished by {sample.finish}, its episode by {transcript.finish}.",
+            breach=different(f"samples.{number}.finish", transcript.finish, sample.finish),
+        )
+    odd = (logprobs != 0) & ~transcript.sampled
+    if odd.any():
+        seen = _places(number, "logprobs", "0 where nothing was drawn", logprobs, odd)
+        said = f"Sample {number} has log-probabilities other than 0 where nothing was drawn."
+        raise LogprobsInvalid(said, breach=seen)
     return Completion(tokens, logprobs, sample.finish, transcript=transcript)
 
 
@@ -172,29 +189,63 @@ def check_tokens(number: int, data: bytes, finish: str, bounds: PolicyBounds, *,
     end, limit = start + len(tokens), bounds.max_new_tokens
     _check_count(number, tokens, start, bounds)
     ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
+    last, said = len(tokens) - 1, finish or "nothing"
     if ends[:-1].any():
-        raise TokensInvalid(f"Sample {number} goes on after its end token.")
+        seen = _places(number, "tokens", "an end token at the end only", tokens[:-1], ends[:-1])
+        raise TokensInvalid(f"Sample {number} goes on after its end token.", breach=seen)
     if ends[-1] != (finish == "stop"):
-        raise TokensInvalid(f"Sample {number} says it finished by {finish}, its last token says otherwise.")
+        fits, observed = "stop" if ends[-1] else "no stop", f"{said} after token {int(tokens[-1])}"
+        raise TokensInvalid(
+            f"Sample {number} says it finished by {finish}, its last token says otherwise.",
+            breach=Breach(f"samples.{number}.finish", fits, observed, ((number, last),)),
+        )
     if (finish == "length") != (end == limit and finish != "stop"):
-        raise TokensInvalid(f"Sample {number} stands at {end} tokens: neither ended nor full.")
+        fits, observed = f"length at {limit} tokens, and only there", f"{said} at {end} tokens"
+        raise TokensInvalid(
+            f"Sample {number} stands at {end} tokens: neither ended nor full.",
+            breach=Breach(f"samples.{number}.finish", fits, observed, ((number, last),)),
+        )
     return tokens
 
 
 def _check_count(number: int, tokens: Tokens, start: int, bounds: PolicyBounds) -> None:
     end, limit = start + len(tokens), bounds.max_new_tokens
     if len(tokens) < 1 or end > limit:
-        raise TokensInvalid(f"Sample {number} has {end} tokens, {len(tokens)} new; 1 to {limit} are possible.")
+        said = f"{end} tokens, {len(tokens)} new"
+        raise TokensInvalid(
+            f"Sample {number} has {said}; 1 to {limit} are possible.",
+            breach=different(f"samples.{number}.tokens", f"1 to {limit} tokens", said),
+        )
     if int(tokens.max()) >= bounds.vocab_size:
-        raise TokensInvalid(f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.")
+        raise TokensInvalid(
+            f"Sample {number} has token {int(tokens.max())}; the vocabulary has {bounds.vocab_size}.",
+            breach=_places(number, "tokens", f"below {bounds.vocab_size}", tokens, tokens >= bounds.vocab_size),
+        )
 
 
 def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
     if len(data) != 4 * count:
-        raise LogprobsInvalid(f"Sample {number} has {count} tokens, but {len(data)} bytes of log-probabilities.")
+        raise LogprobsInvalid(
+            f"Sample {number} has {count} tokens, but {len(data)} bytes of log-probabilities.",
+            breach=different(f"samples.{number}.logprobs", f"{4 * count} bytes", f"{len(data)} bytes"),
+        )
     logprobs = unpack_logprobs(data)
     if not np.isfinite(logprobs).all():
-        raise LogprobsInvalid(f"Sample {number} has a log-probability that is not a finite number.")
+        raise LogprobsInvalid(
+            f"Sample {number} has a log-probability that is not a finite number.",
+            breach=_places(number, "logprobs", "finite numbers", logprobs, ~np.isfinite(logprobs)),
+        )
     if float(logprobs.max()) > LOGPROB_SLACK:
-        raise LogprobsInvalid(f"Sample {number} has the log-probability {float(logprobs.max()):.4g}, above zero.")
+        seen = _places(number, "logprobs", "at most 0", logprobs, logprobs > LOGPROB_SLACK)
+        raise LogprobsInvalid(
+            f"Sample {number} has the log-probability {float(logprobs.max()):.4g}, above zero.",
+            breach=seen._replace(tolerance=f"{LOGPROB_SLACK:g} nats, for rounding"),
+        )
     return logprobs
+
+
+def _places(number: int, name: str, expected: str, values: Tokens | Logprobs, wrong: npt.NDArray[np.bool_]) -> Breach:
+    """The first values of a sample that are wrong, and where in the claim they stand."""
+    at = np.flatnonzero(wrong)[:POSITIONS_MAX].tolist()
+    observed = ", ".join(f"{value:.6g}" for value in values[at].tolist())
+    return Breach(f"samples.{number}.{name}", expected, observed, tuple((number, place) for place in at))

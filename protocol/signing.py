@@ -16,6 +16,7 @@ from nacl.exceptions import ValueError as WrongLength
 from nacl.signing import VerifyKey
 
 from protocol import ids, limits
+from protocol.breach import different
 from protocol.errors import BadSignature
 from protocol.ids import NodeId
 from protocol.message import Message
@@ -62,7 +63,12 @@ def open_envelope(domain: Domain, data: bytes, *, max_bytes: int = limits.REQUES
     try:
         VerifyKey(ids.public_key(signer)).verify(_to_sign(domain, envelope.payload), envelope.signature)
     except (BadSignatureError, WrongLength):
-        raise BadSignature(f"The signature of this {domain} is not {signer[:16]}…'s.") from None
+        raise BadSignature(
+            f"The signature of this {domain} is not {signer[:16]}…'s.",
+            breach=different(
+                "signature", f"{signer}'s, of this {domain}", f"{envelope.signature.hex()[:32]}…, which is not"
+            ),
+        ) from None
     return Signed(signer, envelope.payload)
 
 

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.breach import Breach
 from protocol.episode import Episode
 from protocol.errors import EnvironmentFailed, EpisodeCutShort, EpisodeOverrun, ObservationForged, SwarmError
 from protocol.tasks.environments import environment
@@ -104,17 +105,34 @@ def replay(player: Player, tokens: Sequence[int], *, number: int = 0) -> Transcr
     sampled, place = np.zeros(len(tokens), bool), 0
     while place < len(tokens):
         if player.finish:
-            raise EpisodeOverrun(f"Sample {number} goes on after token {place}, with which its episode ended.")
+            raise EpisodeOverrun(
+                f"Sample {number} goes on after token {place}, with which its episode ended.",
+                breach=Breach(_tokens(number), f"{place} tokens", f"{len(tokens)} tokens", ((number, place),)),
+            )
         inserted = player.take(int(tokens[place]))
         sampled[place] = True
         place += 1
         claimed = list(tokens[place : place + len(inserted)])
         if claimed != inserted[: len(claimed)]:
-            raise ObservationForged(f"Sample {number} has other tokens at {place} than the environment's answer there.")
+            wrong = next(at for at, pair in enumerate(zip(claimed, inserted, strict=False)) if pair[0] != pair[1])
+            raise ObservationForged(
+                f"Sample {number} has other tokens at {place} than the environment's answer there.",
+                breach=Breach(
+                    _tokens(number), f"token {inserted[wrong]}", f"token {claimed[wrong]}", ((number, place + wrong),)
+                ),
+            )
         place += len(inserted)
     if not player.finish or place > len(tokens):
-        raise EpisodeCutShort(f"Sample {number} stops at {len(tokens)} tokens, before its episode does.")
+        last = ((number, len(tokens) - 1),)
+        raise EpisodeCutShort(
+            f"Sample {number} stops at {len(tokens)} tokens, before its episode does.",
+            breach=Breach(_tokens(number), "more tokens, up to the end of the episode", f"{len(tokens)} tokens", last),
+        )
     return Transcript(sampled, player.finish, player.reward())
+
+
+def _tokens(number: int) -> str:
+    return f"samples.{number}.tokens"
 
 
 @contextmanager

@@ -14,11 +14,13 @@ from swarm_node.allowance.governor import Governor
 from swarm_node.control import stopped
 from swarm_node.control.server import listening
 from swarm_node.engine.client import Choose, open_engine
+from swarm_node.leased import Leased
 from swarm_node.member import Member, cancel_on_signal, open_member
 from swarm_node.notices import Notices
 from swarm_node.outbox import Outbox
 from swarm_node.pulse import Pulse
 from swarm_node.receipts import Claims
+from swarm_node.refusals import FOLDER, Refusals
 from swarm_node.sender import Sender
 from swarm_node.snapshot import Agent, Snapshot, now_ms
 from swarm_node.teller import Teller
@@ -78,7 +80,7 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
         given=dict(settings.member.limits),
     )
     outbox = Outbox(me.folder / "outbox")
-    sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"))
+    sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Refusals(me.folder / FOLDER))
     notices = Notices(me.coordinator, me.folder)
     said = "a signal"
     async with open_engine(settings.engine_command, log=None) as engine, trio.open_nursery() as nursery:
@@ -88,6 +90,7 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
             policies=me.policies,
             engine=engine,
             outbox=outbox,
+            leased=Leased(me.folder),
             sender=sender,
             teller=teller,
             gate=governor,

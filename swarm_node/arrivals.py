@@ -21,7 +21,9 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._expected: set[ChunkId] = set()
-        self._held: dict[ChunkId, None] = {}
+        self._held: set[ChunkId] = set()
+        self._came: list[ChunkId] = []
+        """The same in order."""
         self._fresh: dict[ChunkId, bytes] = {}
         self._fresh_bytes = 0
         self._listeners: set[Listener] = set()
@@ -34,8 +36,12 @@ class Arrivals:
 
     @property
     def held(self) -> Collection[ChunkId]:
-        """Chunks of the version that came last, or is on its way, in the order of their arrival."""
-        return self._held.keys()
+        """Chunks of the version that came last, or is on its way."""
+        return self._held
+
+    def came_after(self, known: int, at_most: int | None = None) -> list[ChunkId]:
+        """Held chunks in the order of their arrival, without so many of the first."""
+        return self._came[known : None if at_most is None else known + at_most]
 
     def expects(self, chunk: ChunkId) -> bool:
         return chunk in self._expected
@@ -44,7 +50,8 @@ class Arrivals:
     def expecting(self, missing: Iterable[ChunkId], held: Iterable[ChunkId]) -> Iterator[None]:
         """For the time of a download: what is still to come, and what is here already."""
         self._expected = set(missing)
-        self._held = dict.fromkeys(held)
+        self._came = list(held)
+        self._held = set(self._came)
         self.downloads += 1
         self._tell()
         try:
@@ -58,7 +65,9 @@ class Arrivals:
     def arrived(self, chunk: ChunkId, data: bytes) -> None:
         """A chunk is verified and stored."""
         self._expected.discard(chunk)
-        self._held[chunk] = None
+        if chunk not in self._held:
+            self._held.add(chunk)
+            self._came.append(chunk)
         self._fresh[chunk] = data
         self._fresh_bytes += len(data)
         while self._fresh_bytes > FRESH_BYTES:

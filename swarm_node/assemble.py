@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice, product
+from itertools import product
 from pathlib import Path, PurePath
 
 from blake3 import blake3
@@ -114,7 +114,7 @@ class Draft:
         def look() -> None:
             nonlocal seen
             if arrivals.downloads > before and len(arrivals.held) >= seen + at_once:
-                came = list(islice(arrivals.held, seen, None))
+                came = arrivals.came_after(seen)
                 seen += len(came)
                 self._placing.submit(self._place, came, arrivals)
 

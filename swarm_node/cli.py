@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.errors import ConfigInvalid, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
 from swarm_node import locks, logs
@@ -157,7 +157,7 @@ def bench(
     epilog=lesson(
         "swarm-node why JOIN_STRING LEASE --replay",
         "`appeal`, if the evidence does not convince you.",
-        "Exit codes: 0 told, 1 failed, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.",
+        "Exit codes: 0 told, 1 failed or told a lie, 2 wrong usage; with --replay 0 pass, 3 soft fail, 4 hard fail.",
     )
 )
 def why(
@@ -173,19 +173,40 @@ def why(
     from swarm_node import identity
     from swarm_node import join_string as joining
     from swarm_node import why as asking
+    from swarm_node.logged import Logged
 
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
     join = joining.parse(join_string)
-    found = trio.run(asking.ask, join, identity.of(home).key, lease)
-    for explanation in found.explanations:
-        if as_json:
-            told = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
-            typer.echo(json.dumps(told | {"report": asking.evidence(explanation)}))
-        else:
-            typer.echo("\n".join(asking.lines(explanation)))
-    if replay:
-        raise typer.Exit(asking.replay(join, home, found))
+    key, refused = identity.of(home).key, asking.refused(join, home, lease)
+    place, lie, code = asking.NOT_ASKED, None, 0
+    try:
+        found = trio.run(asking.ask, join, key, lease)
+    except SwarmError as error:
+        if replay or not refused:
+            raise
+        typer.echo(named(error), err=True)
+        found = asking.NOTHING
+    if lease and found.explanations:
+        try:
+            place = trio.run(asking.look_up, join, home, key, found.explanations[0])
+        except (ProofInvalid, LedgerForked, RolledBack) as error:
+            place, lie = Logged("contradicted"), error
+        except SwarmError as error:
+            place = Logged("not_compared")
+            typer.echo(f"not compared: {named(error)}", err=True)
+    for line in asking.report(found, refused, place, as_json=as_json):
+        typer.echo(line)
+    try:
+        if replay:
+            code = asking.replay(join, home, key.node_id, found, typer.echo)
+    except SwarmError as error:
+        if lie is None:
+            raise
+        typer.echo(f"not replayed: {named(error)}", err=True)
+    if lie is not None:
+        raise lie
+    raise typer.Exit(code)
 
 
 @app.command(

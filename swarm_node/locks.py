@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.errors import ConfigInvalid
+from protocol.errors import ConfigInvalid, SwarmError
 
 try:
     import fcntl
@@ -25,7 +25,7 @@ def require() -> None:
 
 
 @contextmanager
-def held(path: Path, taken: ConfigInvalid) -> Iterator[None]:
+def held(path: Path, taken: SwarmError) -> Iterator[None]:
     """Hold the lock of this file until the end; raises `taken` if somebody else does."""
     require()
     with path.open("w") as lock:

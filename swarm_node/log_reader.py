@@ -5,7 +5,7 @@
 - A partial file may have been replaced by the full one since; then the full one is cut.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +23,10 @@ from swarm_node.disk import write_durably
 LEADERBOARD_MAX_BYTES = 64 * limits.MIB
 """A hundred thousand nodes, about half a kilobyte each."""
 
-
 COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
+
+
+NO_TILES: Mapping[Tile, bytes] = {}
 
 
 class Files(Protocol):
@@ -94,9 +96,10 @@ class LogReader:
     async def receipt(self, claim_id: str) -> bytes:
         return await self._need(f"receipts/{claim_id}", limits.MESSAGE_MAX_BYTES)
 
-    async def hashes(self, nodes: Iterable[Node], size: int) -> HashOf:
-        """Where these nodes of a tree are found, once their tiles have been fetched."""
-        fetched = {tile: await self._tile(tile) for tile in dict.fromkeys(tile_with(node, size) for node in nodes)}
+    async def hashes(self, nodes: Iterable[Node], size: int, own: Mapping[Tile, bytes] = NO_TILES) -> HashOf:
+        """Where these nodes of a tree are found, once their tiles have been fetched; the caller's own are not."""
+        wanted = dict.fromkeys(tile_with(node, size) for node in nodes)
+        fetched = {tile: own[tile] if tile in own else await self._tile(tile) for tile in wanted}
         return tiles.hashes_in(size, fetched.__getitem__)
 
     async def entries(self, number: int, size: int) -> list[bytes]:

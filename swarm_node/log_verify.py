@@ -4,8 +4,11 @@
 2. Every entry can be read, and the book takes it after those before; nothing is made or lost.
 3. The leaderboard says of every node what the first `ledger_size` entries say.
 4. All entries together make the signed root, and the first of them the roots that the witnesses signed.
+5. The root documents that the log names, one after the other, are those that are served, and all of them: in a log that
+   names any, one that is served and not named is shown to this reader alone, or the keys are just being replaced.
 
-The leaderboard and the witnesses' words are fetched first, then a checkpoint that covers them.
+The leaderboard and the witnesses' words are fetched first, then a checkpoint that covers them, then the root documents:
+so all that the log names are served. For one that it does not name yet, newer checkpoints are awaited for a while.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +21,26 @@ from pydantic import BaseModel, Field, ValidationError
 from ledger import book, tiles, tree, witness
 from ledger.book import ClaimState, Folding, Outcome, State
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import parse
-from ledger.note import Key
+from ledger.entry import Root, parse
 from ledger.proof import ledger_keys
 from ledger.tiles import TILE_HASHES, Tile
 from ledger.tree import leaf_hash
 from ledger.witness import Vouched, Witnesses
-from protocol.errors import LedgerForked, MalformedMessage, ProofInvalid, RolledBack
+from protocol.errors import (
+    CheckpointInvalid,
+    LedgerForked,
+    MalformedMessage,
+    ProofInvalid,
+    RolledBack,
+    SwarmError,
+    UntrustedMetadata,
+)
 from swarm_node.log_reader import LogReader
 
 PATIENCE_S = 30.0
-"""For a checkpoint that covers the leaderboard; they are signed every few seconds."""
+"""For a checkpoint that covers the leaderboard, or all roots; they are signed every few seconds."""
+
+SHOW = "Keep the files (--save), and show them to the operator and to others."
 
 
 class _Row(BaseModel):
@@ -56,6 +68,10 @@ class Verified:
     balances: dict[str, int]
     witnessed: int
     """How many of the entries enough witnesses vouch for; 0 if none were asked for."""
+    served_roots: int
+    """How many root documents are served."""
+    logged_roots: int
+    """How many of them the log names: all, or 0 if it is older than such entries."""
 
 
 class _Log:
@@ -63,6 +79,8 @@ class _Log:
 
     def __init__(self) -> None:
         self.size = 0
+        self.roots: list[tuple[int, Root]] = []
+        """Each with its index."""
         self._folding = Folding()
         self._tiles: dict[tuple[int, int], bytes] = {}
 
@@ -72,9 +90,12 @@ class _Log:
 
     def add(self, bodies: Sequence[bytes]) -> None:
         for index, body in enumerate(bodies, self.size):
-            outcome = self._folding.add(parse(body))
+            entry = parse(body)
+            outcome = self._folding.add(entry)
             if outcome is not Outcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")
+            if isinstance(entry, Root):
+                self.roots.append((index, entry))
         for tile, data in tiles.grown(self.size, [leaf_hash(body) for body in bodies], self._read):
             self._tiles[tile.level, tile.number] = data
         self.size += len(bodies)
@@ -91,15 +112,36 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     """Verify everything; `tell` hears how many entries of how many are done."""
     shown = _read_leaderboard(await reader.leaderboard())
     cosigned = await reader.cosigned()
-    keys = ledger_keys(await reader.roots(), round_id)
-    note, checkpoint = await _covering(reader, keys[:1], shown.ledger_size)
-    vouched = witness.vouched([note, *cosigned], keys, witnesses.keys)
+    missing: SwarmError = ProofInvalid(
+        f"The leaderboard counts {shown.ledger_size} entries, and no checkpoint covers so many."
+    )
+    end = trio.current_time() + PATIENCE_S
+    note, checkpoint, roots = await _covering(reader, round_id, shown.ledger_size, end, missing)
+    vouched = witness.vouched([note, *cosigned], ledger_keys(roots, round_id), witnesses.keys)
     witnessed = witnesses.require(vouched)
     log = _Log()
     if not shown.ledger_size:
         _check_leaderboard(log.state, shown)
-    for number in range(-(-checkpoint.size // TILE_HASHES)):
-        bodies = await reader.entries(number, checkpoint.size)
+    await _read(reader, log, checkpoint, shown, tell)
+    for one in vouched:
+        _check_vouched(log, one)
+    _check_roots(log, roots)
+    end = trio.current_time() + PATIENCE_S
+    while 0 < len(log.roots) < len(roots):
+        missing = _not_logged(log, roots)
+        _, checkpoint, roots = await _covering(reader, round_id, log.size + 1, end, missing)
+        await _read(reader, log, checkpoint, shown, tell)
+        _check_roots(log, roots)
+    balances = {str(account): micros for account, micros in log.state.balances.items()}
+    return Verified(log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed, len(roots), len(log.roots))
+
+
+async def _read(
+    reader: LogReader, log: _Log, checkpoint: Checkpoint, shown: _Leaderboard, tell: Callable[[int, int], None]
+) -> None:
+    """(2, 3, 4) The entries that were not read yet, up to this checkpoint's."""
+    for number in range(log.size // TILE_HASHES, -(-checkpoint.size // TILE_HASHES)):
+        bodies = (await reader.entries(number, checkpoint.size))[log.size - number * TILE_HASHES :]
         count = max(0, shown.ledger_size - log.size)
         log.add(bodies[:count])
         if count and log.size == shown.ledger_size:
@@ -109,22 +151,28 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     book.check(log.state)
     if log.root(log.size) != checkpoint.root:
         raise ProofInvalid(f"The {log.size} entries do not make the root that is signed for them.")
-    for one in vouched:
-        _check_vouched(log, one)
-    balances = {str(account): micros for account, micros in log.state.balances.items()}
-    return Verified(log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed)
 
 
-async def _covering(reader: LogReader, keys: list[Key], size: int) -> tuple[bytes, Checkpoint]:
-    """(1) A signed checkpoint of at least so many entries."""
-    with trio.move_on_after(PATIENCE_S):
+async def _covering(
+    reader: LogReader, round_id: str, size: int, end: float, missing: SwarmError
+) -> tuple[bytes, Checkpoint, tuple[bytes, ...]]:
+    """(1) A signed checkpoint of at least so many entries, and the round's chain of root documents; else `missing`."""
+    roots: tuple[bytes, ...] = ()
+    refused = b""
+    with trio.move_on_at(end):
         while True:
             note = await reader.checkpoint()
-            checkpoint = open_checkpoint(note, keys)
-            if checkpoint.size >= size:
-                return note, checkpoint
+            roots = await reader.roots(roots)
+            try:
+                checkpoint = open_checkpoint(note, ledger_keys(roots, round_id)[:1])
+                if checkpoint.size >= size:
+                    return note, checkpoint, roots
+            except CheckpointInvalid:
+                if note == refused:
+                    raise
+                refused = note  # the key may have been replaced just now
             await trio.sleep(0.5)
-    raise ProofInvalid(f"The leaderboard counts {size} entries, and no checkpoint covers so many.")
+    raise missing
 
 
 def _check_vouched(log: _Log, one: Vouched) -> None:
@@ -138,8 +186,37 @@ def _check_vouched(log: _Log, one: Vouched) -> None:
     if log.root(said.size) != said.root:
         raise LedgerForked(
             f"{one.key.name[:80]} was shown another history: its {said.size} entries are not the first of these.",
-            hint="Keep the files (--save), and show them to the operator and to others.",
+            hint=SHOW,
         )
+
+
+def _check_roots(log: _Log, roots: Sequence[bytes]) -> None:
+    """(5) What the log says of the round's keys, to everybody, is what was served here."""
+    for number, (index, logged) in enumerate(log.roots, 1):
+        if logged.version != number:
+            raise ProofInvalid(f"Entry {index} names root {logged.version}, and {number} would be the next.")
+        if number > len(roots):
+            raise RolledBack(
+                f"Entry {index} names root {number}, and only {len(roots)} are served: newer keys are withheld.",
+                hint=SHOW,
+            )
+        if (served := Root.of(number, roots[number - 1])) != logged:
+            raise UntrustedMetadata(
+                f"The coordinator names other keys here than in its log: root {number} is served as "
+                f"{served.root_digest}, and entry {index} names {logged.root_digest}.",
+                hint=SHOW,
+            )
+
+
+def _not_logged(log: _Log, roots: Sequence[bytes]) -> UntrustedMetadata:
+    """(5) Somebody is shown keys that nobody else can know of, or the coordinator has not started with them yet."""
+    number = len(log.roots) + 1
+    digest = Root.of(number, roots[number - 1]).root_digest
+    return UntrustedMetadata(
+        f"Root {number} is served as {digest}, and no entry of the log names it: its {log.size} entries end with root "
+        f"{number - 1}.",
+        hint=f"Where keys are just being replaced, verify again when the coordinator runs with them; else: {SHOW}",
+    )
 
 
 def _read_leaderboard(data: bytes) -> _Leaderboard:

@@ -7,13 +7,15 @@
 
 4. Where the owner named witnesses, enough of them have signed a beginning of this log.
 
-- What was seen is replaced after step 3, and synced: a restart forgets nothing.
+- What was seen is replaced after step 3, and synced: a restart forgets nothing. Programs that share a folder, as the
+  agent and `why`, continue what the other saw: none is shown a history of its own.
 - A fork is written to a file that convinces anybody (`ledger.proof`), and stops this program for good: as long as the
   file is there, it does not start again.
 - What a witness has signed and is no beginning of this log proves a fork as well as what was seen before. Too few
   witnesses are told of, and waited for: they may be late.
 - A coordinator that is away is waited for, also where a proxy says "not found" in its place; so is room on the disk.
-  One that answers and proves nothing is asked `TRIES` times.
+  One that answers and proves nothing is asked `TRIES` times, one that serves checkpoints and withholds what proves them
+  `WITHHELD_TRIES` times; what is shown in between and is shorter than the longest log shown buys it no time.
 """
 
 import logging
@@ -26,7 +28,7 @@ from ledger import proof, tree, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.note import Key
 from ledger.tree import EMPTY_ROOT
-from ledger.witness import Witnesses
+from ledger.witness import Vouched, Witnesses
 from protocol.errors import (
     CheckpointInvalid,
     DiskFull,
@@ -39,6 +41,7 @@ from protocol.errors import (
     Unreachable,
 )
 from protocol.message import Message
+from swarm_node import locks
 from swarm_node.disk import full_disk_named, write_durably
 from swarm_node.log_reader import LogReader
 
@@ -48,6 +51,9 @@ LOOK_EVERY_S = 20.0
 
 TRIES = 3
 """A checkpoint may be replaced while its tiles are fetched; not three times in a row."""
+
+WITHHELD_TRIES = 90
+"""Half an hour: a restart, a cache that lost files or the worst load is over by then; no fork hides longer."""
 
 NOBODY = Witnesses()
 """Nobody has to."""
@@ -72,18 +78,20 @@ class LogWatch:
         self._witnesses = witnesses
         self._proved: set[bytes] = set()
         """Witnesses' notes that were found to be of this log."""
+        self._longest = 0
+        """Entries of the longest log that a checkpoint was shown for, proved or not."""
+        self._unproved = self._withheld = 0
+        """Looks in vain since that was proved."""
         self._path = folder / "seen.msgpack"
-        if forks := sorted(folder.glob("fork-*.proof")):
-            raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(folder))
-        self._seen = Seen.from_bytes(self._path.read_bytes()) if self._path.exists() else Seen()
+        self._seen = self._recall()
 
     async def run(self) -> None:
         """Look for ever; raises when the log cannot be trusted any more."""
-        failures, trouble = 0, ""
+        trouble = ""
         while True:
             try:
                 await self.look()
-                failures, trouble = 0, ""
+                trouble = ""
             except (LedgerForked, RolledBack):
                 raise
             except Unreachable:
@@ -93,18 +101,37 @@ class LogWatch:
                     log.warning("the ledger is not followed code=%s: %s", error.code, error)
                 trouble = error.code
             except SwarmError as error:
-                failures += 1
-                log.warning("the ledger is not proved code=%s times=%d: %s", error.code, failures, error)
-                if failures >= TRIES:
+                self._unproved += 1
+                log.warning("the ledger is not proved code=%s times=%d: %s", error.code, self._unproved, error)
+                if self._unproved >= TRIES or self._withheld >= WITHHELD_TRIES:
                     raise
             await trio.sleep(LOOK_EVERY_S)
 
+    def _recall(self) -> Seen:
+        """What was seen last, by whichever program; raises if one has found a fork."""
+        if forks := sorted(self._folder.glob("fork-*.proof")):
+            raise LedgerForked(f"This round's ledger has a fork: {forks[0]} proves it.", hint=TELL.format(self._folder))
+        return Seen.from_bytes(self._path.read_bytes()) if self._path.exists() else Seen()
+
     async def look(self) -> tuple[bytes, Checkpoint]:
         """The newest checkpoint, after it was proved to continue the last one seen."""
+        self._seen = self._recall()  # before the note is fetched, which is then as new or newer
         cosigned = await self._reader.cosigned() if self._witnesses.keys else ()
         note = await self._reader.checkpoint()
+        try:
+            return note, await self._follow(note, cosigned)
+        except (NotFound, Unreachable) as error:
+            self._withheld += 1
+            patient = self._withheld < WITHHELD_TRIES
+            raise (NotFound if patient else ProofInvalid)(
+                f"A checkpoint is served, but not what proves it: {error.message}",
+                hint="If this goes on, ask the operator and others what they see.",
+            ) from error
+
+    async def _follow(self, note: bytes, cosigned: tuple[bytes, ...]) -> Checkpoint:
         roots, later = await self._open(note)
         earlier = self._last()
+        self._longest = max(self._longest, later.size)
         if later.size < earlier.size:
             raise RolledBack(
                 f"The ledger had {earlier.size} entries, and is now said to have {later.size}.",
@@ -112,17 +139,18 @@ class LogWatch:
             )
         if earlier.size:
             await self._prove(roots, (self._seen.checkpoint, note), earlier, later)
-        if (seen := Seen(roots=roots, checkpoint=note)) != self._seen:
-            await self._write(self._path, seen.to_bytes())
-            self._seen = seen
+        await trio.to_thread.run_sync(self._keep, Seen(roots=roots, checkpoint=note))
+        found = await self._hear(roots, cosigned, note, later) if self._witnesses.keys else []
+        if later.size == self._longest:
+            self._unproved = self._withheld = 0
         if self._witnesses.keys:
-            await self._hear(roots, cosigned, note, later)
-        return note, later
+            self._witnesses.require(found)
+        return later
 
     async def _hear(
         self, roots: tuple[bytes, ...], cosigned: tuple[bytes, ...], note: bytes, later: Checkpoint
-    ) -> None:
-        """(4) Each witness's note is of this log, and there are enough of them."""
+    ) -> list[Vouched]:
+        """(4) Each witness's note is of this log; whether they are enough is for the end."""
         keys = proof.ledger_keys(roots, self._round_id)
         found = [
             one
@@ -133,7 +161,7 @@ class LogWatch:
             if one.note not in self._proved and one.checkpoint.size:
                 await self._prove(roots, (one.note, note), one.checkpoint, later)
         self._proved = {one.note for one in found}
-        self._witnesses.require(found)
+        return found
 
     async def _open(self, note: bytes) -> tuple[tuple[bytes, ...], Checkpoint]:
         """(1) The chain of roots, longer than before if the key was replaced since, and what the note says."""
@@ -183,6 +211,18 @@ class LogWatch:
         except DiskFull as error:
             raise LedgerForked(f"{said}, and there is no room for the proof: {error.message}", hint=hint) from error
         raise LedgerForked(f"{said}: {path} proves it.", hint=hint)
+
+    def _keep(self, seen: Seen) -> None:
+        """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
+        meanwhile = ProofInvalid("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
+        with full_disk_named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with locks.held(self._folder / "seen.lock", meanwhile):
+                if self._recall() != self._seen:
+                    raise meanwhile
+                if seen != self._seen:
+                    write_durably(self._path, seen.to_bytes(), temp_folder=self._folder)
+        self._seen = seen
 
     async def _write(self, path: Path, data: bytes) -> None:
         with full_disk_named(path.parent):

@@ -36,7 +36,7 @@ from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import PolicyFollower
 from swarm_node.updater import Updater
 
-TRUST_FILE, POLICIES = "trust.msgpack", "policies"
+TRUST_FILE, POLICIES, SEEN_LOG = "trust.msgpack", "policies", "ledger"
 """In the folder of a round."""
 
 log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
                 rng=Random(secrets.randbits(64)),
             )
             reachable = tuple(filter(None, settings.advertise.split(","))) or host.addresses
-            reader, seen = LogReader(coordinator.origin), folder / "ledger"
-            watch = LogWatch(reader, settings.join.round_id, seen, settings.witnesses)
+            reader = LogReader(coordinator.origin)
+            watch = LogWatch(reader, settings.join.round_id, folder / SEEN_LOG, settings.witnesses)
             try:
                 yield Member(
                     settings, me.key, folder, coordinator, server, policies, reachable, uploads, signals, watch

@@ -27,8 +27,11 @@ class Outbox:
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", envelope, temp_folder=self._folder / "incoming")
 
     def waiting(self, count: int, max_bytes: int) -> dict[LeaseId, bytes]:
-        """The oldest unsent rollouts: at least one, then as many as fit into both bounds."""
-        oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        """The oldest unsent rollouts: at least one, then as many as fit into both bounds.
+
+        Those of one tick of the disk's clock come by name, so that the order is the same each time.
+        """
+        oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         taken: dict[LeaseId, bytes] = {}
         for path in oldest[:count]:
             envelope = path.read_bytes()

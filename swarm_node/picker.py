@@ -3,16 +3,16 @@
 - The plan deals a version's chunks to stripes and names for each stripe the upstreams to ask first, its *parents*. A
   parent is asked in the order of the version even for chunks that it does not hold yet: those WANTs wait there, and the
   chunk comes the moment the parent has it.
-- No part of the plan runs far ahead of the whole (`lead`): an uplink that has sent us our share is needed by others.
-  Who could go on has time to spare; the seeder then takes over like anybody.
+- The seeder is asked for what the fewest hold, by chance among equals: so everybody soon has what others lack.
 - Who would finish sooner takes over from who would finish later: a chunk whose parents fall behind is asked of a source
   that holds it and would end its own part earlier at its present pace, the rarest chunk first. A parent that stalls
   falls behind by itself, so work flows around slow, stalled and lost links, whatever the plan believed.
+- Who has less of the version than its peers asks and takes over what it can, and says so: others wait for it.
 - In a large swarm a chunk has far to go: nobody counts as late sooner, and the seeder helps no faster than planned.
-- A source is asked for two chunks that it can send; for more while its link falls idle between chunks, since queues on
-  the way make a WANT take as long as several of them.
+- A source is asked for two chunks that it can send; for more while its link falls idle between chunks, since queues
+  on the way make a WANT take as long as several of them.
 - What is taken over is first taken back: the other source is asked when the first one confirms that it sends nothing,
-  or says no word. So a chunk that was about to leave comes once, and not twice.
+  or says no word. So a chunk that was about to leave comes once; where it begins to come, the other is not asked.
 - When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
 - A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
   some came, is asked of another at once. Whoever has not begun by then is told.
@@ -26,13 +26,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source, SourceState
+from swarm_node.sources import Source, SourceState, drawn
 from swarm_node.survey import Survey, look_around
 
 
@@ -73,9 +74,9 @@ class Picker:
         self._help_at = now + rng.uniform(0, self._pace.help_s)
         self._patient_until = now + self._pace.lag_s
         self._rng = rng
-        self._missing = set(missing)
+        self._missing = dict.fromkeys(missing)
         self._initial = max(1, len(self._missing))
-        self._askers: dict[ChunkId, set[str]] = {chunk: set() for chunk in self._missing}
+        self._askers: dict[ChunkId, dict[str, None]] = {chunk: {} for chunk in self._missing}
         self._unasked = dict.fromkeys(chunk for chunk in chunks if chunk in self._missing)
         self._copies: Counter[ChunkId] = Counter()
         """How many peers said that they hold a chunk."""
@@ -84,7 +85,8 @@ class Picker:
         """Who shall be asked for what was taken back."""
         self._parents: dict[ChunkId, list[SourceState]] = {}
         self._plan(chunks, stripes)
-        self._withdrawn: list[TakeBack] = []
+        self._orders: dict[Ask | TakeBack, None] = {}
+        """What nobody was told yet."""
         self._survey = Survey()
         self._progress_at = now
 
@@ -97,14 +99,19 @@ class Picker:
             if chunk in self._missing:
                 self._parents[chunk] = of_stripe.get(place % stripes, [])
                 for state in self._parents[chunk]:
-                    state.planned.append(chunk)
-                    state.total += 1
+                    state.planned[chunk] = None
                     state.backlog += 1
 
     @property
     def missing(self) -> int:
         """Chunks that are not delivered yet."""
         return len(self._missing)
+
+    @property
+    def is_behind(self) -> bool:
+        """Other nodes have more of the version than we do."""
+        mine, rules = self._initial - len(self._missing), self._rules
+        return mine + max(rules.behind * self._initial, rules.behind_chunks) < self._survey.typical_told
 
     def busy_s(self, name: str) -> float | None:
         """How long a source was sending us something, as far as that can be told."""
@@ -113,7 +120,8 @@ class Picker:
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
         alone = all(state.gone for state in self._states.values())
-        return bool(self._missing) and (alone or now >= self._progress_at + self._rules.give_up_s)
+        give_up_at = self._progress_at + self._rules.give_up_s + self._pace.lag_s
+        return bool(self._missing) and (alone or now >= give_up_at)
 
     def next(self, now: float) -> list[Ask | TakeBack]:
         """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
@@ -122,13 +130,12 @@ class Picker:
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
         able = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
         self._rng.shuffle(able)
-        able.sort(key=lambda state: (_KINDS.index(state.source.kind), state.blames))
-        asks = []
+        able.sort(key=lambda state: state.rank)
         for state in able:
             while chunk := self._choose(state, now):
-                asks.append(self._ask(state, chunk, now))
-        taken_back, self._withdrawn = self._withdrawn, []
-        return [*taken_back, *asks]
+                self._ask(state, chunk, now)
+        orders, self._orders = list(self._orders), {}
+        return orders
 
     def wake_at(self, now: float) -> float:
         """When `next` may have more to say although nothing was reported."""
@@ -138,27 +145,26 @@ class Picker:
         """A peer says that it holds these; says whether that could change what it does now."""
         state = self._states[name]
         for chunk in chunks:
+            if chunk in self._parents:
+                state.told.add(chunk)
             if chunk in self._missing and chunk not in state.has:
                 state.has.add(chunk)
                 self._copies[chunk] += 1
                 if chunk in state.asked:
-                    state.asked[chunk] = now
+                    state.owe(chunk, now)
                 self._offer(state, chunk)
         return state.ready < state.window
 
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The first bytes of a chunk are here; says whether that could change what others do now."""
-        state = self._states[name]
+        state, has_heir = self._states[name], chunk in self._heirs
+        self._unreserve(chunk)
         if chunk in state.asked:
             state.begin(chunk, now, self._rules)
-        if state.asked.get(chunk) != math.inf:
-            return False
-        state.asked[chunk] = now
-        others = self._askers.get(chunk, set()) - {name}
-        for other in others:
-            self._take_back(other, chunk)
-        self._unreserve(chunk)
-        return bool(others)
+        if state.asked.get(chunk) == math.inf:
+            state.owe(chunk, now)
+            self._take_back_all(chunk, but=name)
+        return has_heir or bool(self._orders)
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
@@ -166,30 +172,29 @@ class Picker:
         self._progress_at = now
         if chunk not in self._missing:
             return False
-        self._missing.discard(chunk)
+        del self._missing[chunk]
         self._unasked.pop(chunk, None)
         self._survey.late.pop(chunk, None)
-        for other in self._askers.pop(chunk) - {name}:
-            self._take_back(other, chunk)
+        self._take_back_all(chunk, but=name)
+        del self._askers[chunk]
         del self._copies[chunk]
         for state in self._states.values():
             state.has.discard(chunk)
         self._unreserve(chunk)
         for parent in self._parents[chunk]:
             parent.backlog -= 1
+            parent.planned.pop(chunk, None)
         return True
 
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
         """The source answered without the chunk: leave it alone for a while, longer each time."""
         state = self._states[name]
-        state.asked.pop(chunk, None)
-        state.taken_back.discard(chunk)
+        state.release(chunk)
         if reason is Reason.ABSENT:
             if chunk in state.has:
-                state.has.discard(chunk)
-                self._copies[chunk] -= 1
+                self._lost(state, [chunk])
             if state.holds_all:
-                state.lacks.add(chunk)
+                state.lacks[chunk] = None
         self._reopen(chunk, name)
         if reason is Reason.CANCELLED:
             state.owing_since = state.owing_since if state.asked else None
@@ -205,7 +210,7 @@ class Picker:
         state.gone = state.gone or state.strikes >= self._rules.strikes_max
         state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
         owed = [*state.asked, *state.reserved]
-        self._copies.subtract(state.has)
+        self._lost(state, state.has.copy())
         for chunk in state.reserved.copy():
             self._unreserve(chunk)
         state.forget()
@@ -221,41 +226,36 @@ class Picker:
         """The next chunk to ask of this source."""
         if chunk := self._freed(state, now):
             return chunk
-        on_pace = self._is_on_pace(state)
         if state.ready + len(state.reserved) < state.window:
-            chunk = self._next_planned(state) if state.holds_all else self._rarest(state)
-            if chunk and on_pace:
+            if chunk := self._rarest(state):
                 return chunk
             if chunk := self._overdue(state, now):
                 return chunk
-            chunk = self._taken_over(state, now) or self._queued_elsewhere(state, now)
-            if chunk and not self._owed_by(chunk):
-                return chunk
-            if chunk:
+            if chunk := self._taken_over(state, now) or self._queued_elsewhere(state, now):
                 self._reserve(state, chunk, now)
+                if chunk := self._freed(state, now):
+                    return chunk
         may_wait = len(state.asked) - min(state.ready, state.window) < self._rules.waits
-        if on_pace and may_wait and not state.holds_all:
-            return self._next_planned(state)
+        if may_wait and not state.holds_all:
+            return next(state.to_come(self._unasked), None)
         return None
 
-    def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> Ask:
+    def _ask(self, state: SourceState, chunk: ChunkId, now: float) -> None:
         self._unreserve(chunk)
-        for name in self._askers[chunk]:
-            self._take_back(name, chunk)
+        self._take_back_all(chunk)
         self._unasked.pop(chunk, None)
         self._survey.late.pop(chunk, None)
-        self._askers[chunk].add(state.source.name)
+        self._askers[chunk][state.source.name] = None
         if state.owing_since is None:
             state.owing_since = max(now, self._patient_until)
-        state.asked[chunk] = now if state.can_answer(chunk) else math.inf
-        return Ask(state.source.name, chunk)
+        state.owe(chunk, now if state.can_answer(chunk) else math.inf)
+        self._orders[Ask(state.source.name, chunk)] = None
 
     def _reserve(self, state: SourceState, chunk: ChunkId, now: float) -> None:
         """Take a chunk back from whoever only waits to send it, to ask this source for it then."""
         self._heirs[chunk] = state
         state.reserved[chunk] = now
-        for name in self._askers[chunk]:
-            self._take_back(name, chunk)
+        self._take_back_all(chunk)
 
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:
         """Of what this source shall send in another's place, what the other gave up, or does not say a word about."""
@@ -268,28 +268,31 @@ class Picker:
         if heir := self._heirs.pop(chunk, None):
             del heir.reserved[chunk]
 
+    def _take_back_all(self, chunk: ChunkId, but: str | None = None) -> None:
+        for name in [name for name in self._askers.get(chunk, ()) if name != but]:
+            self._take_back(name, chunk)
+
     def _take_back(self, name: str, chunk: ChunkId) -> None:
-        """Tell a source that somebody else is asked, unless the chunk is coming already."""
+        """Tell a source that somebody else is asked, unless the chunk is coming already; or never ask it at all."""
         state = self._states[name]
-        if chunk not in state.taken_back and chunk not in state.begun:
+        if Ask(name, chunk) in self._orders:
+            del self._orders[Ask(name, chunk)], self._askers[chunk][name]
+            state.release(chunk)
+            state.owing_since = state.owing_since if state.asked else None
+        elif chunk in state.asked and chunk not in state.taken_back and chunk not in state.begun:
             state.taken_back.add(chunk)
-            self._withdrawn.append(TakeBack(name, chunk))
-
-    def _is_on_pace(self, state: SourceState) -> bool:
-        begun = state.total - state.backlog + len(state.asked)
-        whole = 1.0 - len(self._missing) / self._initial
-        return begun <= whole * state.total + max(self._rules.lead_chunks, self._rules.lead * state.total)
-
-    def _next_planned(self, state: SourceState) -> ChunkId | None:
-        return state.next_planned(self._missing, self._unasked, self._rules.outlook)
+            self._orders[TakeBack(name, chunk)] = None
 
     def _rarest(self, state: SourceState) -> ChunkId | None:
-        """Of a few that nobody was asked for, drawn by chance, the chunk that the fewest hold."""
-        found = self._draw(state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
-        return min(found, key=self._copies.__getitem__) if found else None
+        """Of a few that nobody was asked for, the chunk that the fewest hold, by chance among equals."""
+        if state.holds_all:
+            found = list(islice(state.to_come(self._unasked), self._rules.outlook))
+        else:
+            found = self._draw(state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
+        return min(found, key=lambda chunk: (self._copies[chunk], self._rng.random()), default=None)
 
     def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
-        """A chunk whose parents would be done much later than this source, and later than parents usually are."""
+        """A chunk whose parents would be done much later than this source."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return self._lacking_elsewhere(state)
         if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
@@ -316,18 +319,14 @@ class Picker:
         return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk)))
 
     def _late_s(self, helper: SourceState, now: float) -> float:
-        """How late a chunk's parents must be for this source to help: a slow one should not, the seeder reluctantly."""
-        rules, survey = self._rules, self._survey
+        """How late a chunk's parents must be for this source to help; a slow one should not."""
+        rules, usual_s = self._rules, self._survey.usual_s
         ahead_s = rules.ahead_s + self._pace.lag_s
-        if now >= self._progress_at + ahead_s:
-            return -1.0  # nobody delivers anything
-        own_s = rules.ahead * helper.done_in_s(now) + ahead_s
-        if helper.source.kind != "peer":
-            may_spare = not self._is_on_pace(helper)
-            return own_s if may_spare else max(own_s, rules.reluctance * survey.typical_s + ahead_s)
-        if survey.usual_s and helper.usual_s > rules.slow * survey.usual_s:
+        if self.is_behind or now >= self._progress_at + ahead_s:
+            return -1.0  # whoever can
+        if helper.source.kind == "peer" and usual_s and helper.usual_s > rules.slow * usual_s:
             return math.inf
-        return max(own_s, survey.typical_s)
+        return rules.ahead * helper.done_in_s(now) + ahead_s
 
     def _only_waits(self, chunk: ChunkId) -> bool:
         """Nobody who could answer was asked for it, and nobody is about to be."""
@@ -356,7 +355,8 @@ class Picker:
         for state in self._states.values():
             waiting = state.asked.keys() - state.taken_back - state.begun.keys()
             if len(state.asked) > 1:
-                queued += [(len(waiting), chunk) for chunk in waiting & self._missing if helper.can_answer(chunk)]
+                found = (chunk for chunk in waiting if chunk in self._missing and helper.can_answer(chunk))
+                queued += [(len(waiting), chunk) for chunk in found]
         return max(queued)[1] if queued else None
 
     def _needs_origin(self, now: float) -> bool:
@@ -367,34 +367,28 @@ class Picker:
     def _lacking_elsewhere(self, origin: SourceState) -> ChunkId | None:
         """What the seeder does not hold, and so nobody will."""
         lacks = [state.lacks for state in self._states.values() if state.source.kind == "seeder" and not state.gone]
-        found = [chunk for chunk in lacks[0] if chunk in self._unasked and origin.can_answer(chunk)] if lacks else []
-        return found[0] if found else None
+        found = (chunk for chunk in (lacks[0] if lacks else ()) if chunk in self._unasked and origin.can_answer(chunk))
+        return next(found, None)
 
     def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
-        """A few that fit, by chance; of what was looked at, those that are not missing leave the list."""
-        found: list[ChunkId] = []
-        for _ in range(min(self._rules.sample, len(offers))):
-            place = self._rng.randrange(len(offers))
-            chunk = offers[place]
-            if chunk not in self._missing:
-                offers[place] = offers[-1]
-                offers.pop()
-            elif fits(chunk):
-                found.append(chunk)
-        return found
+        return drawn(offers, self._missing, fits, most=self._rules.sample, rng=self._rng)
 
     def _offer(self, state: SourceState, chunk: ChunkId) -> None:
+        state.planned.pop(chunk, None)
         (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
+
+    def _lost(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
+        """It does not hold these any more; what is its part may come there again."""
+        self._copies.subtract(chunks)
+        state.has.difference_update(chunks)
+        state.planned.update(dict.fromkeys(chunk for chunk in chunks if state in self._parents[chunk]))
 
     def _reopen(self, chunk: ChunkId, name: str) -> None:
         """One asker less; with none left the chunk is up for anybody."""
         if chunk in self._missing:
-            self._askers[chunk].discard(name)
+            self._askers[chunk].pop(name, None)
             if chunk not in self._heirs and not self._owed_by(chunk):
                 self._unasked[chunk] = None
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._rng.uniform(0.75, 1.25)
-
-
-_KINDS = ("peer", "seeder", "origin")

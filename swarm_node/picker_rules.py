@@ -17,14 +17,12 @@ class PickerRules:
     """Chunks without such a gap, after which one less is asked for."""
     waits: int = 4
     """Chunks that a parent was asked for and does not hold yet."""
-    lead: float = 0.05
-    """How far one source's part may be ahead of the whole, as a share of that part."""
-    lead_chunks: int = 3
+    behind: float = 0.02
+    """As a share of what was missing at the start: who has less than others by more than that asks whom it can."""
+    behind_chunks: int = 3
     ahead: float = 1.1
     """How many times sooner a source must be done to take over from another, and by how much at the least."""
     ahead_s: float = 0.3
-    reluctance: float = 1.15
-    """How many times later than usual a parent must be about to finish before the seeder, who feeds all, steps in."""
     slow: float = 1.2
     """A source that takes this many times longer to answer than the others do takes nothing over."""
     confirm_s: float = 2.0
@@ -38,7 +36,7 @@ class PickerRules:
     sample: int = 8
     """Chunks looked at when one is chosen by chance."""
     outlook: int = 64
-    """Planned chunks looked at when the next is chosen."""
+    """Chunks planned of the seeder among which the next is chosen."""
     survey_s: float = 0.05
     look_s: float = 0.25
     """How often to look whether somebody has fallen behind."""

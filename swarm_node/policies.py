@@ -1,7 +1,9 @@
 """Follows the round's policy: refresh the trust state, fetch what is new, rebuild it, offer it to the worker.
 
 - Work goes on with the old version while the new one is fetched; the worker swaps between two batches.
-- If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes.
+- If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes. Only what judges the
+  version does that; any other failure is this node's or its coordinator's, and is tried again beside the work.
+- Whom to ask, the coordinator's plan says; where it gives none, those of its last one are asked, and the origins.
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
 """
 
@@ -16,7 +18,15 @@ from random import Random
 import trio
 
 from protocol import limits
-from protocol.errors import DiskFull, MetadataExpired, NotFound, SwarmError, Unreachable
+from protocol.errors import (
+    DiskFull,
+    ManifestInvalid,
+    MetadataExpired,
+    NotFound,
+    PatchInvalid,
+    SwarmError,
+    Unreachable,
+)
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Blame, Plan, PlanRequest, Receipt, Transfer, Upload
@@ -124,7 +134,8 @@ class PolicyFollower:
         self._changed = trio.Event()
         self._announced = 0
         self._planned = 0
-        """The version whose plan was last followed: whom it says to call is called."""
+        self._plan: Plan | None = None
+        """The version whose plan was last followed, and that plan: whom it says to call is called."""
         self._caught: Counter[str] = Counter()
         """How often each peer sent wrong bytes, so that it is asked last, or never."""
         self.ready: Policy | None = None
@@ -143,9 +154,9 @@ class PolicyFollower:
         while True:
             patience_s = RETRY_S
             try:
-                await self._follow()
-                self._judge(None)
-                patience_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
+                if await self._follow():
+                    self._judge(None)
+                    patience_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
             except (Unreachable, NotFound) as error:
                 log.debug("no news from the coordinator reason=%r", error.message)
             except NoSource as error:
@@ -153,8 +164,10 @@ class PolicyFollower:
             except DiskFull as error:
                 log.error("cannot store the new version code=%s: %s", error.code, error)
                 patience_s = 5 * RETRY_S
-            except SwarmError as error:
+            except (ManifestInvalid, PatchInvalid) as error:
                 self._judge(error)
+            except SwarmError as error:
+                log.warning("version not ready code=%s: %s", error.code, error)
             with trio.move_on_after(patience_s):
                 await self._hint.wait()
 
@@ -189,17 +202,25 @@ class PolicyFollower:
             while self.ready == policy:
                 await self._changed.wait()
 
-    async def _follow(self) -> None:
+    async def _follow(self) -> bool:
+        """Have the newest version here; False if it cannot be trusted."""
         self._hint = trio.Event()
         await self._origins.learn()
-        manifest = await self._updater.refresh()
+        try:
+            manifest = await self._updater.refresh()
+        except (Unreachable, NotFound, DiskFull):
+            raise
+        except SwarmError as error:
+            self._judge(error)
+            return False
         self._announced = manifest.version if manifest else 0  # proved: what was only said does not count any more
         if manifest is None:
-            return
+            return True
         if not (self.ready and self.ready.manifest == manifest):
             await self._take(manifest)
         if self._planned != manifest.version:
             await self._feed(manifest)
+        return True
 
     async def _take(self, manifest: PolicyManifest) -> None:
         """Have a version here, offer it, and forget the one before the last."""
@@ -222,20 +243,29 @@ class PolicyFollower:
 
     async def _feed(self, manifest: PolicyManifest) -> None:
         """Call those whom this node is to feed, where nothing had to be fetched: the version was here from before."""
+        if plan := await self._ask_for_plan(manifest.version):
+            self._host.own_network = await self._origins.at_home()
+            self._begin(plan, manifest.version)
+
+    async def _ask_for_plan(self, version: int) -> Plan | None:
+        """Whom to ask for a version, and whom to call; None if the coordinator does not say, until the next look."""
         try:
-            plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
-        except SwarmError as error:  # this node works without; it asks again at the next look
-            log.debug("no plan for version=%d: %s", manifest.version, error)
-            return
-        self._host.own_network = await self._origins.at_home()
-        self._begin(plan, manifest.version)
+            return await self._coordinator.plan(PlanRequest(version=version))
+        except SwarmError as error:
+            log.info("no plan for version=%d code=%s: %s", version, error.code, error)
+            return None
+
+    def _makeshift(self) -> Plan:
+        """Without a plan: whoever was in the last one may have the version by now, and nobody feeds anybody."""
+        peers = [peer.model_copy(update={"stripes": ()}) for peer in (self._plan.peers if self._plan else ())]
+        return Plan(stripes=1, peers=tuple(peers), rate=0.0, hops=1, help_rate=0.0)
 
     def _begin(self, plan: Plan, version: int) -> None:
         """Call whom a plan says, and dial its probe."""
         self._host.call(peer for peer in plan.calls if peer.address)
         if plan.probe and plan.probe.address:
             self._host.dials.begin(plan.probe)
-        self._planned = version
+        self._planned, self._plan = version, plan
 
     async def _make(self, manifest: PolicyManifest) -> tuple[Path, Receipt]:
         """Fetch a version, and build its folder from the chunks as they come."""
@@ -244,7 +274,11 @@ class PolicyFollower:
         draft = await trio.to_thread.run_sync(Draft, self._folder, manifest, self._blobs, bases)
         try:
             with draft.following(self._arrivals):
-                plan = await self._coordinator.plan(PlanRequest(version=manifest.version))
+                plan = await self._ask_for_plan(manifest.version)
+                self._host.own_network = await self._origins.at_home()
+                if plan is not None:
+                    self._begin(plan, manifest.version)
+                plan = plan or self._makeshift()
                 report = await self._fetch(manifest, sizes, plan)
             return await trio.to_thread.run_sync(draft.finish), self._witness(manifest, plan, report)
         finally:
@@ -277,8 +311,6 @@ class PolicyFollower:
         )
 
     async def _fetch(self, manifest: PolicyManifest, sizes: dict[ChunkId, int], plan: Plan) -> FetchReport:
-        self._host.own_network = await self._origins.at_home()
-        self._begin(plan, manifest.version)
         report = FetchReport()
         self.download = Download(manifest.version, bytes=sum(sizes.values()))
         try:

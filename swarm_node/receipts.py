@@ -24,6 +24,9 @@ from protocol.signing import Envelope
 from swarm_node.disk import full_disk_named, write_durably
 from swarm_node.log_reader import LogReader
 
+RECEIPTS = "receipts"
+"""The folder of those that are kept, below the round's."""
+
 
 class Claims:
     """The names of a node's accepted claims, a line each."""

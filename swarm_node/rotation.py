@@ -3,9 +3,11 @@
 - With its history kept, the old key delegates the new one: the node, its own owner until now, works for its old self.
   Trust and earnings stay together. Never after a theft: whoever has the old key is then the owner.
 - Not while the agent runs: it would go on signing with the old key.
-- The new key takes the old one's place last, and at once: where that is interrupted, rotating again finishes it.
+- The new key takes the old one's place last, and at once: where that is interrupted, rotating again finishes it. What
+  the node did with its old key in between goes beside what is aside already, under the next free name.
 """
 
+from itertools import chain, count
 from pathlib import Path
 
 from protocol.errors import ConfigInvalid, SwarmError
@@ -44,7 +46,7 @@ def rotate(home: Path, *, drop_unsent: bool, keep_history: bool = False, number:
         aside.mkdir(exist_ok=True)
         for path in (home / delegation.FILE, *_of_rounds(home)):
             if path.exists():
-                target = aside / path.relative_to(home)
+                target = _free(aside / path.relative_to(home))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
         if keep_history:
@@ -63,6 +65,12 @@ def _works_for_another(home: Path, me: NodeId) -> bool:
         return path.exists() and open_statement(path.read_bytes())[0] != me
     except SwarmError:  # whoever wrote it, it is not ours
         return True
+
+
+def _free(wanted: Path) -> Path:
+    """That name, or else the first of `name-2`, `name-3` … that nothing has."""
+    others = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(path for path in chain([wanted], others) if not path.exists())
 
 
 def _of_rounds(home: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 - A rollout leaves the outbox only for a verdict on it; a lost answer means sending it again, which is harmless.
 - The claims of accepted rollouts are noted before that: by their names the owner gets receipts.
 - Every rejection is told to the owner with its code and reason, and to the guard, which stops a node that has too many.
+  Its evidence is kept first, also where a whole request is refused and its rollouts wait.
 """
 
 import logging
@@ -12,7 +13,7 @@ from collections import Counter
 
 import trio
 
-from protocol import limits
+from protocol import evidence, limits
 from protocol.errors import SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.messages import Submission, Verdict
@@ -20,6 +21,7 @@ from swarm_node.api_client import Coordinator
 from swarm_node.guard import Guard
 from swarm_node.outbox import Outbox
 from swarm_node.receipts import Claims
+from swarm_node.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,11 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 class Sender:
     """Sends what is in the outbox; `wake` it when something was put there."""
 
-    def __init__(self, coordinator: Coordinator, outbox: Outbox, claims: Claims) -> None:
+    def __init__(self, coordinator: Coordinator, outbox: Outbox, claims: Claims, refusals: Refusals) -> None:
         self._coordinator = coordinator
         self._outbox = outbox
         self._claims = claims
+        self._refusals = refusals
         self._woken = trio.Event()
         self._next_word = -math.inf
         self.verdicts: Counter[str] = Counter()
@@ -85,14 +88,28 @@ class Sender:
         waiting = await trio.to_thread.run_sync(self._outbox.waiting, ROLLOUTS_PER_REQUEST, ROLLOUT_BYTES_PER_REQUEST)
         if not waiting:
             return 0
-        reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
+        try:
+            reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
+        except SwarmError as error:
+            await trio.to_thread.run_sync(self._keep, waiting, error)
+            raise
         judged = list(zip(waiting, reply.verdicts, strict=True))
         accepted = [waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"]
         await trio.to_thread.run_sync(self._claims.add, accepted)
         for lease_id, verdict in judged:
             self._note(lease_id, verdict)
+            if verdict.outcome != "rejected":
+                await trio.to_thread.run_sync(self._refusals.forget, lease_id)  # of a request before this one
+            elif verdict.evidence is not None:
+                await trio.to_thread.run_sync(self._refusals.keep, lease_id, waiting[lease_id], verdict.evidence)
             await trio.to_thread.run_sync(self._outbox.remove, lease_id)
         return len(waiting)
+
+    def _keep(self, waiting: dict[LeaseId, bytes], error: SwarmError) -> None:
+        """The request that brings these was refused; of a coordinator that cannot take them now nothing is kept."""
+        if error.code in evidence.RULES:
+            for lease_id, envelope in waiting.items():
+                self._refusals.keep(lease_id, envelope, evidence.of(error, envelope=envelope, lease_id=lease_id))
 
     def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
         self.verdicts[verdict.code or verdict.outcome] += 1

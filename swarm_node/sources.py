@@ -4,10 +4,9 @@
 """
 
 import math
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from random import Random
 from typing import Literal
 
 from protocol.ids import ChunkId
@@ -15,6 +14,9 @@ from swarm_node.picker_rules import PickerRules
 
 ORIGIN = "origin"
 """The name of the source that is not a node."""
+
+_KINDS = ("peer", "seeder", "origin")
+"""The first are asked first."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,24 @@ class SourceState:
     """How many chunks that it could send at once it is asked for."""
     fluent: int = 0
     """How many of them began right after the one before, since the last that did not."""
-    planned: deque[ChunkId] = field(default_factory=deque)
-    """What it is asked for first, in the order of the version; delivered ones are skipped."""
-    total: int = 0
+    planned: dict[ChunkId, None] = field(default_factory=dict)
+    """What it is asked for first and is missing, in the version's order; of a peer's, what it does not hold yet."""
     backlog: int = 0
-    """How many chunks are planned of it, and how many of these are missing."""
+    """How many of the chunks that are planned of it are missing."""
     has: set[ChunkId] = field(default_factory=set)
     """Missing chunks that it said it holds."""
+    told: set[ChunkId] = field(default_factory=set)
+    """What it said it holds, of all that was missing here at the start."""
     offers: list[ChunkId] = field(default_factory=list)
     """The planned ones of these, for a choice by chance; may name chunks that are asked for meanwhile."""
     extras: list[ChunkId] = field(default_factory=list)
     """The others of these."""
-    lacks: set[ChunkId] = field(default_factory=set)
+    lacks: dict[ChunkId, None] = field(default_factory=dict)
     """What it does not hold, of a source that should hold everything."""
     asked: dict[ChunkId, float] = field(default_factory=dict)
     """What it owes us, and since when it could have answered (`inf`: it waits for the chunk itself)."""
+    ready: int = 0
+    """How many of them it could send now."""
     begun: dict[ChunkId, float] = field(default_factory=dict)
     """Those of them of which something is here, and since when."""
     taken_back: set[ChunkId] = field(default_factory=set)
@@ -76,25 +81,29 @@ class SourceState:
     strikes: int = 0
     gone: bool = False
 
-    @property
-    def holds_all(self) -> bool:
-        return self.source.kind != "peer"
+    def __post_init__(self) -> None:
+        self.holds_all = self.source.kind != "peer"
+        self.rank = (_KINDS.index(self.source.kind), self.blames)
+        """Who is asked first: peers, and the least blamed."""
 
-    @property
-    def ready(self) -> int:
-        """Owed chunks that it could send now."""
-        return len(self.asked) - [*self.asked.values()].count(math.inf)
+    def owe(self, chunk: ChunkId, since: float) -> None:
+        """It was asked for a chunk, or can answer from now on."""
+        self.ready += (since < math.inf) - (self.asked.get(chunk, math.inf) < math.inf)
+        self.asked[chunk] = since
+
+    def release(self, chunk: ChunkId) -> float:
+        """It does not owe a chunk any more; since when it could have answered."""
+        since = self.asked.pop(chunk, math.inf)
+        self.ready -= since < math.inf
+        self.taken_back.discard(chunk)
+        return since
 
     def can_answer(self, chunk: ChunkId) -> bool:
         return chunk in self.has or (self.holds_all and chunk not in self.lacks)
 
-    def next_planned(self, missing: Collection[ChunkId], unasked: Collection[ChunkId], outlook: int) -> ChunkId | None:
-        """The next of its part that nobody was asked for; a peer's only if it is still to come there."""
-        while self.planned and self.planned[0] not in missing:
-            self.planned.popleft()
-        skipped = self.lacks if self.holds_all else self.has
-        nearest = (chunk for chunk in islice(self.planned, outlook) if chunk in unasked and chunk not in skipped)
-        return next((chunk for chunk in nearest if chunk not in self.asked), None)
+    def to_come(self, unasked: Collection[ChunkId]) -> Iterator[ChunkId]:
+        """Of its part, what nobody was asked for, in the order of the version."""
+        return (c for c in self.planned if c in unasked and c not in self.lacks and c not in self.asked)
 
     def done_in_s(self, now: float) -> float:
         """Until its part of the plan is delivered, at its present pace."""
@@ -110,8 +119,9 @@ class SourceState:
 
     def forget(self) -> None:
         """It is lost: it owes nothing, and holds nothing that can be had."""
-        for forgotten in (self.asked, self.begun, self.taken_back, self.has, self.offers, self.extras):
+        for forgotten in (self.asked, self.begun, self.taken_back, self.told, self.has, self.offers, self.extras):
             forgotten.clear()
+        self.ready = 0
 
     def begin(self, chunk: ChunkId, now: float, rules: PickerRules) -> None:
         """The first bytes of a chunk are here; if they were waited for although asked for in time, ask for more."""
@@ -127,8 +137,7 @@ class SourceState:
 
     def settle(self, chunk: ChunkId, now: float) -> None:
         """It delivered: note its pace."""
-        since = self.asked.pop(chunk, math.inf)
-        self.taken_back.discard(chunk)
+        since = self.release(chunk)
         begun = self.begun.pop(chunk, since)
         self.delivered += 1
         if since < math.inf:
@@ -140,6 +149,27 @@ class SourceState:
             self.interval_s = _smoothed(self.interval_s, now - self.owing_since)
         self.owing_since = now if self.asked else None
         self.pauses = self.strikes = 0
+
+
+def drawn(
+    offers: list[ChunkId],
+    missing: Collection[ChunkId],
+    fits: Callable[[ChunkId], bool],
+    *,
+    most: int,
+    rng: Random,
+) -> list[ChunkId]:
+    """A few that fit, by chance; of what was looked at, those that are not missing leave the list."""
+    found: list[ChunkId] = []
+    for _ in range(min(most, len(offers))):
+        place = int(len(offers) * rng.random())
+        chunk = offers[place]
+        if chunk not in missing:
+            offers[place] = offers[-1]
+            offers.pop()
+        elif fits(chunk):
+            found.append(chunk)
+    return found
 
 
 def _smoothed(before: float, now: float) -> float:

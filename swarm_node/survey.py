@@ -1,9 +1,9 @@
-"""How all sources of a version are doing at one moment: when they will be done, how fast they answer, what is late."""
+"""How all sources of a version are doing at one moment: how fast they answer, what they hold, what is late."""
 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 from protocol.ids import ChunkId
 from swarm_node.picker_rules import PickerRules
@@ -17,10 +17,10 @@ class Survey:
 
     until: float = -math.inf
     """As long as it may be taken for the truth."""
-    typical_s: float = 0.0
-    """When those that work will be done with their parts."""
     usual_s: float = 0.0
     """How long peers take to answer."""
+    typical_told: int = 0
+    """How many of the chunks that were missing here peers have."""
     late: dict[ChunkId, None] = field(default_factory=dict)
     """Chunks that everybody who was asked should have sent by now, the oldest WANT first; the picker takes out what it
     asks of another."""
@@ -36,8 +36,8 @@ def look_around(
     now: float,
 ) -> Survey:
     """Survey the sources; `at_end` every chunk is asked of somebody."""
-    working = [state.done_in_s(now) for state in states if state.interval_s and not state.gone]
     usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
+    told = [len(state.told) for state in states if state.source.kind == "peer" and not state.gone]
     usual_s = sum(usual) / len(usual) if usual else 0.0
     least_s, factor = rules.overdue_s, rules.overdue_factor
     if at_end:
@@ -54,7 +54,7 @@ def look_around(
                     late[chunk] = min(since, late.get(chunk, since))
     return Survey(
         until=now + rules.survey_s,
-        typical_s=median(working) if working else 0.0,
         usual_s=usual_s,
-        late=dict.fromkeys(sorted(late.keys() - punctual, key=late.__getitem__)),
+        typical_told=median_low(told) if told else 0,
+        late=dict.fromkeys(sorted((chunk for chunk in late if chunk not in punctual), key=late.__getitem__)),
     )

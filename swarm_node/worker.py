@@ -38,6 +38,7 @@ from swarm_node.appetite import Appetite
 from swarm_node.engine.client import EngineClient
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Request
 from swarm_node.feasible import Pace, sort_out
+from swarm_node.leased import Leased
 from swarm_node.outbox import Outbox
 from swarm_node.policies import Policy, PolicyFollower
 from swarm_node.sender import Sender
@@ -61,7 +62,6 @@ FULL_DISK_PAUSE_S = 5.0
 FIRST_GROUPS, FIRST_SAMPLES, FIRST_TOKENS_MAX = 8, 8, 32
 """What is sampled to know this machine's speed before the first lease; after that, the leases themselves tell it."""
 
-
 CRASH_PAUSES_S = (0.0, 2.0, 10.0, 30.0)
 """After the first, second … failure of the engine in a row: a card that overheats or a driver that restarts needs a
 moment."""
@@ -80,6 +80,7 @@ class Worker:
         policies: PolicyFollower,
         engine: EngineClient,
         outbox: Outbox,
+        leased: Leased,
         sender: Sender,
         teller: Teller,
         gate: Gate,
@@ -91,7 +92,7 @@ class Worker:
         self._coordinator = coordinator
         self._policies = policies
         self._engine = engine
-        self._outbox = outbox
+        self._outbox, self._leased = outbox, leased
         self._sender = sender
         self._teller = teller
         self._gate = gate
@@ -283,8 +284,8 @@ class Worker:
         self._loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
         self._plays = loaded.plays
         self._policies.milestones.passed(policy.manifest.version, "loaded")
-        version, update = policy.manifest.version, policy.manifest.update
-        log.info("version loaded version=%d update=%d seconds=%.2f", version, update, loaded.seconds)
+        update = policy.manifest.update
+        log.info("version loaded version=%d update=%d seconds=%.2f", self.version, update, loaded.seconds)
         if not self.tokens_per_s:
             sampler = policy.manifest.sampler
             work = Work(
@@ -342,6 +343,12 @@ class Worker:
             await self._give_back(list(found.declined))
             self._appetite.pause(DECLINED_PAUSE_S)
         self.idle_for = "" if found.begun else found.why
+        if found.begun:
+            try:
+                await trio.to_thread.run_sync(self._leased.keep, found.begun)
+            except (DiskFull, LeaseClosed):
+                await self._give_back([lease.lease_id for lease in found.begun])
+                raise
         return found.begun
 
     def _say_why(self, reason: Reason) -> None:
@@ -361,12 +368,9 @@ class Worker:
         await self._give_back(lost)
 
     def _sign(self, lease: Lease, group: GroupDone) -> bytes:
+        version, seed, samples = lease.version, lease.seed, group.samples
         claim = RolloutClaim(
-            round_id=self._round_id,
-            lease_id=lease.lease_id,
-            version=lease.version,
-            seed=lease.seed,
-            samples=group.samples,
+            round_id=self._round_id, lease_id=lease.lease_id, version=version, seed=seed, samples=samples
         )
         return self._key.seal("rollout", claim.to_bytes())
 

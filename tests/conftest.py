@@ -13,6 +13,13 @@ settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start programs come first: were they the last, all workers but one would wait for it."""
+    slow = {item.path for item in items if item.get_closest_marker("processes")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A cluster for all tests of this process."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from bench.broadcast.cells import MBIT, Link
+from bench.broadcast.cells import MBIT, PAYLOAD_SHARE, Link
 from bench.broadcast.contender import SOURCE
 from coordinator.config import Config, parse
 from coordinator.sim.machines import Node, make_node
@@ -23,9 +23,6 @@ TRAIN_S = 11.0
 """Of the learner's sleep; what it adds by saving and publishing is measured."""
 
 BYTE_BITS = 8
-
-PAYLOAD = 0.956
-"""What TCP's and Ethernet's headers leave of a link; the simulator's links are without any."""
 
 ADMISSIONS: tuple[Admission, ...] = ("visible", "buffer")
 
@@ -77,7 +74,7 @@ class Case:
 
 def payload(links: Links) -> Links:
     """What the caps leave for bytes of a version."""
-    shares = {name: PAYLOAD * getattr(links, name) for name in ("source_mbit", "node_mbit", "node_up_mbit")}
+    shares = {name: PAYLOAD_SHARE * getattr(links, name) for name in ("source_mbit", "node_mbit", "node_up_mbit")}
     return replace(links, **shares)
 
 
@@ -104,6 +101,6 @@ def paced_s(seed: int, mean_s: float) -> float:
 def links() -> dict[str, Link]:
     """The parties of the real swarm, as namespaces cap them."""
     source = Link(LINKS.source_mbit * MBIT, LINKS.source_mbit * MBIT)
-    bits = BYTE_BITS / PAYLOAD
+    bits = BYTE_BITS / PAYLOAD_SHARE
     nodes = {node.name: Link(bits * node.links.up, bits * node.links.down) for node in machines()}
     return {SOURCE: source, **nodes}

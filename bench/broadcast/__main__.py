@@ -3,6 +3,7 @@
 - `--cells 8:3:uniform …` chooses cells, `--contenders` who takes part, `--rounds` how often, `--disturb` the cell of
   the disturbances (`none` leaves them out); goals that were not measured are not judged.
 - `--worker-mbit`, `--together-mbit` and `--mib` size links and payload, so that the links are the limit, not the cores.
+- Every cell of ours is played on paper, too (`bench.simulation`), and both must agree within 15 %.
 - `--laps FILE` saves every lap as it ends; laps that are in the file already count, and `--rounds 0` only reports them.
 - `--plots FOLDER` writes the plots; the timelines of all laps lie beside the record, for whoever looks for idle links.
 """
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.broadcast import paper
 from bench.broadcast.cells import Cell, parse
 from bench.broadcast.disturb import UNDISTURBED, disturb
 from bench.broadcast.laps import Laps
@@ -100,6 +102,10 @@ def judge_cell(bench: Bench, cell: Cell, contenders: Sequence[str]) -> None:
     if "ours" in contenders:
         ratio = bench.median(f"{case(cell, 'ours')} / bound")
         bench.goal(f"{cell.name}: at most {BOUND_MAX} × the bound", ratio, at_most=BOUND_MAX)
+        bench.measure(f"{cell.name} on paper", paper.completion_s(cell), unit="s")
+        beside = bench.median(case(cell, "ours")) / bench.median(f"{cell.name} on paper")
+        bounds = (1 - paper.AGREES_WITHIN, 1 + paper.AGREES_WITHIN)
+        bench.goal(f"{cell.name}: as on paper", beside, at_least=bounds[0], at_most=bounds[1])
     if {"ours", "libtorrent"} <= set(contenders):
         ratio = bench.ratio(f"{cell.name}: ours / libtorrent", case(cell, "ours"), case(cell, "libtorrent"))
         bench.goal(f"{cell.name}: faster than libtorrent", ratio, at_most=0.999)

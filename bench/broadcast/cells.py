@@ -11,6 +11,9 @@ from typing import Self
 
 MBIT = 1_000_000
 
+PAYLOAD_SHARE = 0.956
+"""Of a link, with TCP over Ethernet."""
+
 MIXED_UPLINKS = (0.5, 1.0, 2.0)
 """Of a worker's nominal rate, in turns; every downlink of a mixed cell is twice the nominal rate."""
 

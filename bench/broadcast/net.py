@@ -26,6 +26,9 @@ PREFIX = "echo-bench"
 NAMESPACES = Path("/run/netns")
 SUBNET = "10.77.0"
 
+CONGESTION_CONTROL = "cubic"
+"""Linux's own default, whatever this host's is: by which one TCP shares a link makes a twentieth of a broadcast."""
+
 QUEUE_MS = 50
 """What a link holds back before it drops: a home router's."""
 
@@ -102,6 +105,7 @@ class Net:
     def _attach(self, number: int, party: str) -> None:
         inside, port, link = self._namespace(party), f"port{number}", self._links[party]
         _ip("netns", "add", inside)
+        call_in(inside, lambda: Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(CONGESTION_CONTROL))
         _ip("-n", inside, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._hub)
         _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
         _ip("-n", inside, "address", "add", f"{self.address(party)}/24", "dev", "eth0")

@@ -1,7 +1,7 @@
 """Ours: a launched coordinator with its seeder at the source, and a mirror at every worker.
 
 - The bench plays the learner over its HTTP API, from the source's own place: uploads do not cross a capped link.
-- The round is warm, as a round is after its first minutes: one small version goes before those that are timed.
+- The round is warm, as a round is after its first minutes: a version of 16 MiB goes before those that are timed.
 - `share=False` is the star: every mirror fetches from the seeder alone.
 - Time runs from the moment at which the coordinator records the version as published.
 """
@@ -9,9 +9,12 @@
 import json
 import signal
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+
+import httpx
 
 from bench.broadcast.contender import PAYLOAD, SOURCE, Outcome, bad_bytes, make_payload, workers_of
 from bench.broadcast.net import Net
@@ -21,7 +24,10 @@ from coordinator.learner.client import CoordinatorClient
 PORTS = {True: (8700, 8701, 4001), False: (8710, 8711, 4011)}
 """Of API, seeder and mirrors; the star runs beside the swarm."""
 
-WARM_UP_BYTES = 4 << 20
+WARM_UP_BYTES = 16 << 20
+
+LOOK_S = 0.5
+"""Between two looks at who has registered; no lap has begun then."""
 
 SOURCES = ("from_peers", "from_seeder", "from_http")
 
@@ -51,8 +57,18 @@ class Ours:
         self._join_string = said["text"].split()[-1]
         for worker in self._workers:
             self.start_mirror(worker)
+        self._wait_for_all()
         warm_up = make_payload(self._folder / "warm-up", WARM_UP_BYTES)
         self.broadcast(warm_up, within_s=START_S)
+
+    def _wait_for_all(self) -> None:
+        """Only who is alive when a version comes out has a part in its plan, and is measured by it."""
+        deadline = time.monotonic() + START_S
+        url = f"http://{self._net.address(SOURCE)}:{self._api_port}/v1/status"
+        while self._net.call(SOURCE, lambda: httpx.get(url).json()["nodes_alive"]) < len(self._workers):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all mirrors have registered in {START_S:.0f} s")
+            time.sleep(LOOK_S)  # the page of figures tells nobody when it changes
 
     def start_mirror(self, worker: str, *, home: str = "") -> Program:
         """Start a worker's mirror, with a new identity if a new home is named."""

@@ -14,7 +14,9 @@ from tests.coordinator.policy_files import END_TOKEN, encode
 
 Prepared = list[tuple[str, bytes]]
 
-PRICE = 1_000
+PRICE = 1_000_000
+"""Micro-units for a million tokens, one for each: every lease reserves something, every answer earns something, and the
+usual budget lasts for the whole load."""
 
 
 class Fleet:

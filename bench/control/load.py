@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -16,13 +16,13 @@ class Reply:
     seconds: float
 
 
-async def drive(address: str, requests: list[tuple[str, bytes]], *, connections: int) -> list[Reply]:
-    """Send every request once; the replies in the order of the requests."""
+async def drive(addresses: Sequence[str], requests: Sequence[tuple[str, bytes]], *, connections: int) -> list[Reply]:
+    """Send every request once, to whichever server is free; the replies in the order of the requests."""
     replies: list[Reply | None] = [None] * len(requests)
     waiting = iter(enumerate(requests))
     async with asyncio.TaskGroup() as group:
-        for _ in range(connections):
-            group.create_task(_send(address, waiting, replies))
+        for number in range(connections):
+            group.create_task(_send(addresses[number % len(addresses)], waiting, replies))
     return [reply for reply in replies if reply]
 
 

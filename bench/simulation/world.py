@@ -18,12 +18,15 @@ from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
 from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.p2p.serve import ServeLimits
+from swarm_node.p2p.turns import Turns
 from swarm_node.picker import Ask, Picker
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source
 
-TELL_S = ServeLimits().news_s
+LIMITS = ServeLimits()
+
+TELL_S = LIMITS.news_s
 """Between two HAVEs to the same node."""
 
 TICK = 1 / 8
@@ -40,6 +43,8 @@ class _Stream:
     sending: ChunkId | None = None
     ready: list[ChunkId] = field(default_factory=list)
     waiting: set[ChunkId] = field(default_factory=set)
+    is_behind: bool = False
+    """What the requester said of itself with its last WANT."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +55,7 @@ class _Node:
     holds: set[ChunkId] = field(default_factory=set)
     upstreams: dict[str, _Stream] = field(default_factory=dict)
     downstreams: list[_Stream] = field(default_factory=list)
+    turns: Turns[_Stream] = field(default_factory=lambda: Turns(LIMITS.uploads))
     picker: Picker | None = None
     news: list[ChunkId] = field(default_factory=list)
     """What it got and has not told yet."""
@@ -170,6 +176,14 @@ class Simulation:
 
     def kill(self, name: str) -> None:
         """A node is gone: nothing comes from it any more, and those who asked it learn of it."""
+        self.freeze(name)
+        for stream in self._nodes[name].downstreams:
+            assert stream.target.picker
+            stream.target.picker.lied(name, self._now_s)
+            stream.target.has_heard = True
+
+    def freeze(self, name: str) -> None:
+        """Nothing comes from a node any more, and nobody is told."""
         dead = self._nodes[name]
         dead.dead = True
         for stream in (*dead.downstreams, *dead.upstreams.values()):
@@ -177,10 +191,9 @@ class Simulation:
             stream.sending = None
             stream.ready.clear()
             stream.waiting.clear()
-        for stream in dead.downstreams:
-            assert stream.target.picker
-            stream.target.picker.lied(name, self._now_s)
-            stream.target.has_heard = True
+            stream.source.turns.leave(stream)
+        for stream in dead.upstreams.values():
+            self._begin_next(stream.source)
 
     def _later(self, what: Callable[[], None], ticks: int) -> None:
         self._due[self._tick + ticks].append(what)
@@ -197,16 +210,20 @@ class Simulation:
         self._decisions += 1
         for order in node.picker.next(now_s):
             stream, chunk = node.upstreams[order.source], order.chunk
-            self._post(partial(self._want if isinstance(order, Ask) else self._cancel, stream, chunk))
+            if isinstance(order, Ask):
+                self._post(partial(self._want, stream, chunk, is_behind=node.picker.is_behind))
+            else:
+                self._post(partial(self._cancel, stream, chunk))
         node.wake_s = node.picker.wake_at(now_s)
 
     def _post(self, arrive: Callable[[], None]) -> None:
         self._messages += 1
         self._later(arrive, self._latency)
 
-    def _want(self, stream: _Stream, chunk: ChunkId) -> None:
+    def _want(self, stream: _Stream, chunk: ChunkId, *, is_behind: bool) -> None:
         if stream.source.dead:
             return
+        stream.is_behind = is_behind
         if chunk in stream.source.holds:
             self._send(stream, chunk)
         else:
@@ -217,6 +234,8 @@ class Simulation:
             stream.waiting.remove(chunk)
         elif chunk in stream.ready:
             stream.ready.remove(chunk)
+            if not stream.ready and stream.sending is None:
+                stream.source.turns.leave(stream)
         else:
             return
         self._post(partial(self._refused, stream, chunk))
@@ -226,10 +245,16 @@ class Simulation:
         stream.target.picker.refused(stream.source.name, chunk, Reason.CANCELLED, self._now_s)
 
     def _send(self, stream: _Stream, chunk: ChunkId) -> None:
-        if stream.sending is None:
-            self._begin(stream, chunk, self._chunk_bytes)
-        else:
-            stream.ready.append(chunk)
+        stream.ready.append(chunk)
+        if stream.sending is None and len(stream.ready) == 1:
+            stream.source.turns.wait(stream, self._now_s, is_behind=stream.is_behind)
+            self._begin_next(stream.source)
+
+    def _begin_next(self, source: _Node, already_bytes: float = 0.0) -> None:
+        """Those whose turn has come begin; the first of them with what a link could have sent since the last tick."""
+        for stream in source.turns.admit(self._now_s):
+            self._begin(stream, stream.ready.pop(0), self._chunk_bytes - already_bytes)
+            already_bytes = 0.0
 
     def _begin(self, stream: _Stream, chunk: ChunkId, size_bytes: float) -> None:
         stream.sending = chunk
@@ -247,8 +272,10 @@ class Simulation:
         chunk = stream.sending
         assert chunk is not None
         stream.sending = None
+        stream.source.turns.leave(stream)
         if stream.ready:
-            self._begin(stream, stream.ready.pop(0), self._chunk_bytes - beyond_bytes)
+            stream.source.turns.wait(stream, self._now_s, is_behind=stream.is_behind)
+        self._begin_next(stream.source, beyond_bytes)
         self._from_source += stream.source is self._source
         self._later(partial(self._delivered, stream, chunk), self._latency)
 

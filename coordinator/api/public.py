@@ -1,4 +1,4 @@
-"""What anyone may read as data: the leaderboard, the status, trust metadata and chunks."""
+"""What anyone may read as data: the leaderboard, the status, trust metadata and chunks; and what the operator sees."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.http import ROUND, reply
+from coordinator.api.http import ROUND, reply, require_operator
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import summary
 from coordinator.people import standings
@@ -24,6 +24,7 @@ routes = web.RouteTableDef()
 
 LEADERBOARD = web.AppKey("leaderboard", Snapshot[bytes])
 STATUS = web.AppKey("status", Snapshot[bytes])
+OPERATOR_STATUS = web.AppKey("operator_status", Snapshot[bytes])
 BROADCAST = web.AppKey("broadcast", Snapshot[bytes])
 
 FRESH_S = 0.5
@@ -41,6 +42,13 @@ async def leaderboard(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Where the round stands, and whether the learner waits and why."""
     return await _shared(request, STATUS)
+
+
+@routes.get("/v1/operator/status")
+async def operator_status(request: web.Request) -> web.Response:
+    """The same, with how many claims wait for an auditor."""
+    require_operator(request)
+    return await _shared(request, OPERATOR_STATUS)
 
 
 @routes.get("/v1/broadcast")
@@ -72,6 +80,11 @@ def share(app: web.Application) -> None:
     told = here.told()
     app[STATUS] = shared(
         lambda conn, alive_since_ms: summary.explained(conn, config=here.config, alive_since_ms=alive_since_ms) | told
+    )
+    app[OPERATOR_STATUS] = shared(
+        lambda conn, alive_since_ms: (
+            summary.for_operator(conn, config=here.config, alive_since_ms=alive_since_ms) | told
+        )
     )
     app[BROADCAST] = shared(lambda conn, alive_since_ms: summary.broadcast(conn, alive_since_ms=alive_since_ms))
 

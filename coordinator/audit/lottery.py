@@ -2,6 +2,8 @@
 
 - One epoch draws at a time; the next one's secret is committed to already: a checkpoint has it before its first claim.
 - An epoch ends after so many claims, or with the round. Then its secret is in the log, with the digest of its list.
+- Claims that are accepted after the end, since they were leased before it, have an epoch of their own, which ends when
+  no lease is open any more.
 - A secret that is not the one committed to draws nothing and is not revealed: everything is audited meanwhile.
 """
 
@@ -12,7 +14,8 @@ import sqlalchemy as sa
 from coordinator.audit import drawing
 from coordinator.audit.drawing import Draw
 from coordinator.audit.trust import Rules
-from coordinator.store.tables import audits, epochs
+from coordinator.store.state import get_fact
+from coordinator.store.tables import IS_OPEN, audits, epochs, leases
 from ledger import store
 from ledger.entry import Commitment, Reveal
 from ledger.prepared import Prepared
@@ -73,6 +76,16 @@ def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
         store.append(connection, Reveal(epoch=epoch, secret=secret, draws_digest=digest), now_ms)
     connection.execute(sa.update(epochs).where(epochs.c.epoch == epoch).values(state="over"))
     _next(connection, epoch + 1, terms, now_ms)
+
+
+def end_last(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> bool:
+    """After the round: end the epoch of what came late, once nothing more can come."""
+    if not get_fact(connection, "finished", False) or not _open(connection)[2]:
+        return False
+    if connection.execute(sa.select(leases.c.lease_id).where(IS_OPEN).limit(1)).first() is not None:
+        return False
+    end(connection, terms, now_ms)
+    return True
 
 
 def draws(connection: sa.Connection, epoch: int) -> list[Draw]:

@@ -6,7 +6,7 @@
 | `known` | then | `first_groups` / n, at least `floor`, and what the escrow covers | the window |
 | `trusted` | from `trusted_groups` on | `trusted_floor`, and what the escrow covers | the window |
 | `held` | after one hard fault, until `first_groups` more are validated | everything | nothing is posted unaudited |
-| `banned` | after a second, independent one | no more leases | void |
+| `banned` | after a second one, on another group | no more leases | void |
 
 - Trust belongs to the owner, under whom many nodes may work. It is earned by whole groups: a part of one, that another
   finished, is audited at the owner's rate and may be a fault, but counts for nothing else, since it may be one token.
@@ -35,7 +35,7 @@ Finding = Literal["pass", "soft", "hard", "pardon"]
 """What an audit of one claim found; pardon: nothing, by no fault of the node's."""
 
 FAULTS_TO_BAN = 2
-"""Independent: on two claims, whose seeds have nothing in common."""
+"""Independent: on claims to two groups, whose seeds have nothing in common; a part and its whole have one."""
 
 LEAD = 4
 """How far accepted groups may run ahead of validated ones."""
@@ -109,14 +109,15 @@ def lifted(standing: Standing, before: Standing, *, counts: bool) -> Standing:
     return replace(standing, claims=standing.claims + before.claims, groups=standing.groups + before.groups, hard=hard)
 
 
-def found(standing: Standing, finding: Finding, rules: Rules, groups: int = 1) -> Standing:
-    """After a verdict on a claim that counts for so many groups."""
+def found(standing: Standing, finding: Finding, rules: Rules, groups: int = 1, *, again: bool = False) -> Standing:
+    """After a verdict on a claim that counts for so many groups; `again`, if a fault on the same group stands."""
     match finding:
         case "pass":
             return validated(standing, rules, groups)
         case "soft":
             return replace(standing, groups=min(standing.groups, rules.first_groups), soft=standing.soft + 1)
         case "hard":
-            return replace(standing, claims=0, groups=0, hard=standing.hard + 1)
+            hard = max(1, standing.hard) if again else standing.hard + 1
+            return replace(standing, claims=0, groups=0, hard=hard)
         case "pardon":
             return standing

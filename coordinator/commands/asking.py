@@ -131,8 +131,16 @@ def _answer(method: str, url: str, content: object, headers: dict[str, str], pat
     return said
 
 
+def has_token(config: Config) -> bool:
+    """Whether the operator's token is here; who looks from elsewhere may have none."""
+    return _token_file(config).exists()
+
+
 def _token(config: Config) -> str:
-    token = config.round.directory / "operator.token"
-    if not token.exists():
+    if not has_token(config):
         raise ConfigInvalid(f"There is no round in {config.round.directory}.", hint="Make one with `init`.")
-    return token.read_text()
+    return _token_file(config).read_text()
+
+
+def _token_file(config: Config) -> Path:
+    return config.round.directory / "operator.token"

@@ -1,10 +1,9 @@
 """`swarm-coordinator payout`: from what the ledger owes to what was paid. The round may go on meanwhile.
 
 - Every command may be repeated after every interruption; `coordinator.money.payouts` says why nothing is paid twice.
-- One hand at a time: a second command waits for the first.
+- One hand at a time: while a batch is made or settled, a second command that would is refused, on whichever machine.
 """
 
-import fcntl
 import json
 import re
 import time
@@ -31,6 +30,7 @@ Number = Annotated[int, typer.Argument(min=1, help="The batch's number.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 under way: settle again later."
 
 REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+PUBLIC = "The reference goes into the public ledger for ever; one that names a person or account cannot be taken out."
 
 
 @app.command(
@@ -45,7 +45,7 @@ def create(config_file: ConfigFile, settings: Settings, as_json: AsJson = False)
     from coordinator.money import payouts, rails
 
     config = load(config_file, settings)
-    with _opened(config) as (database, round_id):
+    with _paying(config) as (database, round_id):
         terms = payouts.Terms(config.payouts.rail, rails.scheme(config.payouts), config.payouts.minimum_micros)
         number = database.run_now(payouts.create, terms, now_ms=_now_ms())
         _tell(*database.run_now(payouts.load, number, round_id), config, as_json)
@@ -89,7 +89,9 @@ def settle(
     config_file: ConfigFile,
     number: Number,
     settings: Settings,
-    reference: Annotated[str, typer.Option(help="Of your payment by hand, such as a transfer's number.")] = "",
+    reference: Annotated[
+        str, typer.Option(help="Of your payment by hand; public for ever: an opaque number, no name or account.")
+    ] = "",
 ) -> None:
     """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger."""
     from coordinator.money import payouts, rails
@@ -98,12 +100,14 @@ def settle(
     if reference and not REFERENCE.fullmatch(reference):
         raise ConfigInvalid(f"{reference[:40]!r} is no reference.", hint="Letters, digits and ._/- only, at most 100.")
     config = load(config_file, settings)
-    with _opened(config) as (database, round_id):
+    with _paying(config) as (database, round_id):
         row, batch = database.run_now(payouts.load, number, round_id)
         if row.rail != config.payouts.rail:
             raise ConfigInvalid(f"Batch {number} is for rail {row.rail}.", hint=f"Use --set payouts.rail={row.rail}.")
         if reference and row.reference not in (None, reference):
             raise ConfigInvalid(f"Batch {number} was paid by {row.reference}.", hint="See `payout show`.")
+        if reference:
+            typer.echo(PUBLIC, err=True)
         rail = rails.open_rail(config.payouts, config.round.directory, reference)
         status = payouts.settle(database, row, batch, rail, now_ms=_now_ms())
         row, _ = database.run_now(payouts.load, number, round_id)
@@ -149,16 +153,21 @@ def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
 
 @contextmanager
 def _opened(config: Config) -> "Iterator[tuple[Database, str]]":
-    """The store of a round, and the round's id; nobody else pays meanwhile."""
+    """The store of a round, and the round's id."""
     from coordinator.publishing.signed_metadata import SignedMetadata
 
     folder = config.round.directory
     require_round(config)
     metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
-    with (folder / "payouts.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with closing(opened_store(config)) as database:
-            yield database, metadata.round_id
+    with closing(opened_store(config)) as database:
+        yield database, metadata.round_id
+
+
+@contextmanager
+def _paying(config: Config) -> "Iterator[tuple[Database, str]]":
+    """The same, while nobody else pays."""
+    with _opened(config) as (database, round_id), database.alone():
+        yield database, round_id
 
 
 def _now_ms() -> int:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from coordinator.commands import asking
 from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from protocol.errors import Unreachable
+from protocol.errors import NotAuthorised, NotFound, Unreachable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +57,12 @@ def status(
 
 def look(config: Config, config_file: Path) -> dict[str, Any]:
     """What the coordinator says of its round; of a stopped one, what its store says."""
-    found: dict[str, Any] | None = asking.ask(config, "GET", "/v1/status", as_operator=False)
+    found: dict[str, Any] | None = None
+    if asking.has_token(config):
+        with suppress(NotFound, NotAuthorised):  # an older coordinator, or one whose token is another
+            found = asking.ask(config, "GET", "/v1/operator/status")
+    if found is None:
+        found = asking.ask(config, "GET", "/v1/status", as_operator=False)
     if found is not None:
         return found | {"stopped_since_ms": None, "stopped": ""}
     from coordinator.figures import summary

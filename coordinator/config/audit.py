@@ -31,6 +31,9 @@ class AuditSection(Section):
     epoch_groups: int = Field(256, ge=1, description="claims that one secret draws from before it is revealed")
     timeout_s: float = Field(120.0, gt=0, description="after this an auditor's unanswered cases go to another")
     backlog_max: int = Field(512, ge=1, description="claims that wait for an auditor until no more work is offered")
+    kept_gib: float = Field(
+        20.0, gt=0, description="most of the disk for versions that claims wait for; or half of what is free"
+    )
     max_owner_share: float = Field(
         0.5, gt=0, le=1, description="most of a batch that is one owner's, once 2 / share owners are at work"
     )

@@ -34,6 +34,11 @@ LATE_MIN = 0.02
 IN_BUFFER = "stale_in_buffer"
 SURPLUS = "surplus"
 
+KEPT = "kept_for_audits"
+"""The fact of what versions take that only audits and evaluations wait for, and of the most that they may."""
+
+KEPT_MAX = 0.8
+
 ADVICE = {
     State.EXPIRED.value: "raise leases.timeout_s, or give less at once by leases.groups_per_request",
     StaleVersion.code: "raise staleness.max_updates, or publish more often by staleness.publish_every",
@@ -46,6 +51,7 @@ ADVICE = {
 def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[str, Any]:
     """What is told of the round's health."""
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection)
+    kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
     trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     return {
@@ -59,9 +65,11 @@ def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[s
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
         "verifier": verifier,
+        KEPT: kept,
         "alarm": ""
         if get_fact(connection, "finished", False)
         else verifier_alarm(verifier)
+        or kept_alarm(kept)
         or alarm(asked, kappa, idle_share, in_vain, share)
         or _bias_alarm(bias, in_vain, trained),
     }
@@ -74,6 +82,17 @@ def verifier_alarm(verifier: dict[str, Any]) -> str:
     return (
         f"No rewards: {verifier['reason']} Groups wait, and are not lost. Mend the reward: it is tried again every "
         "few seconds."
+    )
+
+
+def kept_alarm(kept: dict[str, int]) -> str:
+    """Versions whose claims wait for an audit are about to go, and their audits with them; empty if none are."""
+    size, room = kept["size_bytes"], kept["room_bytes"]
+    if not size or size < KEPT_MAX * room:
+        return ""
+    return (
+        f"Versions that claims wait for take {size / 2**30:.2f} of {room / 2**30:.2f} GiB; beyond that the oldest go "
+        "and their audits pardoned. Start another auditor, free some disk, or raise audit.kept_gib."
     )
 
 

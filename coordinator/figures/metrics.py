@@ -95,6 +95,9 @@ FAMILIES = (
     Family("length_bias", "gauge", "Work on late groups over work on trained ones.", _one("length_bias")),
     Family("groups_in_vain", "counter", "Groups that nobody trained on.", _each("in_vain"), "reason"),
     Family("groups_in_vain_share", "gauge", "Their share of all finished groups.", _one("in_vain_share")),
+    Family(
+        "kept_for_audits_bytes", "gauge", "Versions that only claims wait for.", _one("kept_for_audits", "size_bytes")
+    ),
     Family("alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}),
     Family("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
     Family("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),

@@ -1,6 +1,6 @@
 """A round on one screen: whether the learner waits and why, fleet, versions, staleness, credit, incidents.
 
-- Pure: from the JSON of `/v1/status` to lines, which `screen` draws on a terminal or prints.
+- Pure: from the JSON of `/v1/operator/status` to lines, which `screen` draws on a terminal or prints.
 - Names and messages come from nodes: what could steer a terminal is replaced.
 """
 
@@ -153,8 +153,9 @@ def _credit(told: Mapping[str, Any]) -> Iterator[str]:
 def _audits(told: Mapping[str, Any]) -> Iterator[str]:
     audit = told["audit"]
     verdicts = ", ".join(f"{count} {finding}" for finding, count in audit["verdicts"].items()) or "no verdicts"
+    waiting = told.get("backlog", audit["waiting"])  # who is not the operator knows of revealed epochs alone
     yield (
-        f"audited {audit['share']:.1%} of the claims: {verdicts}; {audit['waiting']} wait for an auditor, "
+        f"audited {audit['share']:.1%} of the claims: {verdicts}; {waiting} wait for an auditor, "
         f"{audit['unsettled']} for their settlement"
     )
 

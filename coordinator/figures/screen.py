@@ -1,7 +1,7 @@
 """A round's overview on a terminal: once, again and again (`status --watch`), or below the log of `launch`.
 
 - Where nobody looks at a terminal, nothing is drawn: the same lines are printed, or the log stays as it is.
-- What is shown is the JSON of `/v1/status`, whoever reads it.
+- What is shown is the JSON of `/v1/operator/status`; where the operator's token is missing, that of `/v1/status`.
 """
 
 import asyncio

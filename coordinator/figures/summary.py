@@ -85,8 +85,8 @@ def told(config: Config, round_id: str) -> dict[str, Any]:
 
 
 def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict[str, Any]:
-    """What `explained` and `told` say, of a round that no coordinator leads since then: nobody counts as alive."""
-    found = explained(connection, config=config, alive_since_ms=AFTER_ALL_MS)
+    """What the operator sees, and `told`, of a round that no coordinator leads since then: nobody counts as alive."""
+    found = for_operator(connection, config=config, alive_since_ms=AFTER_ALL_MS)
     return found | told(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
 
 
@@ -94,10 +94,16 @@ def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int)
     """The status, with whether the learner waits and why, what was credited, and what went wrong lately."""
     found = status(connection, config=config, alive_since_ms=alive_since_ms)
     return found | {
-        "learner": asdict(waiting.look(found, config)),
+        "learner": asdict(waiting.look(found, config, backlog=standings.backlog(connection))),
         "credit": _credited(connection),
         "incidents": [asdict(one) for one in history.incidents(connection)],
     }
+
+
+def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
+    """What everybody is told, and how many claims wait for an auditor, which would tell nodes what was drawn."""
+    found = explained(connection, config=config, alive_since_ms=alive_since_ms)
+    return found | {"backlog": standings.backlog(connection)}
 
 
 def _credited(connection: sa.Connection) -> dict[str, int]:

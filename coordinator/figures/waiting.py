@@ -25,14 +25,14 @@ class Waiting:
     why: str
 
 
-def look(told: Mapping[str, Any], config: Config) -> Waiting:
-    """What the figures of `summary.status` say of the learner."""
+def look(told: Mapping[str, Any], config: Config, *, backlog: int) -> Waiting:
+    """What the figures of `summary.status` say of the learner while so many claims wait for an auditor."""
     if told["finished"]:
         return Waiting("finished", "The round is finished.")
     if not told["version"]:
         place = config.round.directory / "logs" / "learner.log"
         return Waiting("starts", f"No version is published yet: {told['phase']}. {place} says how far the learner is.")
-    if cause := _nothing_comes(told, config):
+    if cause := _nothing_comes(told, config, backlog):
         return Waiting("will wait" if told["batch"] > told["update"] else "waits", cause)
     if not told["update"]:
         return Waiting("works", "No update is done yet: the first batch is being sampled, or trained on.")
@@ -42,7 +42,7 @@ def look(told: Mapping[str, Any], config: Config) -> Waiting:
     return Waiting("waits", told["alarm"] if told["load"] else _unmeasured(lately))
 
 
-def _nothing_comes(told: Mapping[str, Any], config: Config) -> str:
+def _nothing_comes(told: Mapping[str, Any], config: Config, backlog: int) -> str:
     """Why no group can come any more, if none can."""
     if down := verifier_alarm(told["verifier"]):
         return down
@@ -51,10 +51,9 @@ def _nothing_comes(told: Mapping[str, Any], config: Config) -> str:
             "No node is there. Hand out the join string; if nodes came and left, raise "
             "market.max_price_micros_per_mtok, and see that others reach round.listen or round.public_url."
         )
-    waiting, most = told["audit"]["waiting"], config.audit.backlog_max
-    if waiting >= most:
-        return (
-            f"{waiting} claims wait for an auditor, and from audit.backlog_max = {most} on no work is offered. "
+    if backlog >= (most := config.audit.backlog_max):
+        return (  # everybody reads it: no number that tells what was drawn
+            f"So many claims wait for an auditor that no work is offered: audit.backlog_max = {most} or more. "
             "Start another `swarm-coordinator auditor`, or see logs/auditor.log."
         )
     dearest = terms_of(config).max_cost_micros(config.market.max_price_micros_per_mtok)

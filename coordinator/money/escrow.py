@@ -11,8 +11,8 @@
   more. So there is something to lose from the first group on, and a second identity has to work for its own.
 - A hard fault voids its claim, the pledge and the window before it: as many of the owner's unaudited groups as stay
   unpaid at its rate. All else in the owner's escrow is audited, and what the learner has not used of it leaves the
-  buffer; the prompts are offered again. A second fault bans the owner: what no audit found right is void, and its
-  leases end. What else was found right is paid to anybody.
+  buffer; the prompts are offered again. A second fault, on another group, bans the owner: what no audit found right is
+  void, and its leases end. What else was found right is paid to anybody.
 - A claim to a part of a group, that another finished, goes the same way, with the use of its group. Windows count
   whole groups: behind a part worth one token nothing is safe.
 - A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
@@ -222,7 +222,8 @@ def judge(
     verdict = Verdict(claim_id=claim_id, outcome=finding, validator=validator, evidence_digest=chunks.digest(report))
     store.append(connection, verdict, now_ms)
     before = standings.of(connection, owner)
-    standing = trust.found(before, finding, terms.rules, row.groups)
+    again = standings.is_again(connection, owner, claim_id)
+    standing = trust.found(before, finding, terms.rules, row.groups, again=again)
     standings.put(connection, owner, standing)
     if finding == "hard":
         standings.note_fault(connection, owner, claim_id, before, now_ms)
@@ -268,7 +269,7 @@ def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     standings.ban(connection, owner, now_ms)
     log.warning("owner=%s banned", owner)
     touched = _forfeit(connection, owner, now_ms)
-    theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == owner)
+    theirs = sa.select(nodes.c.node_id).where((nodes.c.owner == owner) | (nodes.c.node_id == owner))
     held = IS_OPEN & leases.c.node_id.in_(theirs)
     columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
     for row in connection.execute(sa.select(*columns).where(held)).all():

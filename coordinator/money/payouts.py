@@ -143,11 +143,12 @@ def as_json(batch: Batch) -> dict[str, object]:
 
 
 def settle(database: Database, row: Row, batch: Batch, rail: Rail, *, now_ms: int) -> Status:
-    """Bring a batch as far as its rail has brought it; again is harmless at every point."""
+    """Bring a batch as far as its rail has brought it; again, or beside another, is harmless at every point."""
     if row.state is State.SETTLED:
         return Status.DONE
     reference = row.reference or rail.send(batch)
-    database.run_now(_sent, batch.number, reference)
+    if database.run_now(_sent, batch.number, reference) is State.SETTLED:
+        return Status.DONE
     status = rail.status(reference)
     if status is Status.DONE:
         database.run_now(_paid, batch.number, reference, now_ms)
@@ -194,24 +195,28 @@ def _credited_since(connection: sa.Connection, size: int) -> list[str]:
     return found
 
 
-def _sent(connection: sa.Connection, number: int, reference: str) -> None:
-    """Store the reference before anything follows from it; a batch has one."""
-    here = (payout_batches.c.batch == number) & (
-        payout_batches.c.reference.is_(None) | (payout_batches.c.reference == reference)
-    )
+def _sent(connection: sa.Connection, number: int, reference: str) -> State:
+    """Store the reference before anything follows from it, and say where the batch stands; it has one reference."""
+    here = payout_batches.c
+    free = (here.batch == number) & (here.reference.is_(None) | (here.reference == reference))
     values = {"reference": reference, "state": State.SENT.value}
     try:
         changed = connection.execute(
-            sa.update(payout_batches).where(here, payout_batches.c.state != State.SETTLED.value).values(**values)
+            sa.update(payout_batches).where(free, here.state != State.SETTLED.value).values(**values)
         ).rowcount
     except sa.exc.IntegrityError:
         raise PayoutFailed(f"Reference {reference} belongs to another batch.", hint="See `payout list`.") from None
-    if not changed:
+    if changed:
+        return State.SENT
+    if connection.execute(sa.select(here.batch).where(free)).first() is None:
         raise PayoutFailed(f"Batch {number} was sent by another reference.", hint="See `payout list`.")
+    return State.SETTLED  # by somebody beside us
 
 
 def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -> None:
     """Every node's share: paying → paid."""
+    if _sent(connection, number, reference) is State.SETTLED:
+        return
     prefix = f"{number}:"
     under_way = claims_table.c.claim_id.startswith(prefix) & (claims_table.c.state == ClaimState.PAYING.value)
     nodes = connection.execute(sa.select(claims_table.c.node_id).where(under_way).order_by("node_id")).scalars()
@@ -225,5 +230,6 @@ def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -
 
 def _forget(connection: sa.Connection, number: int, reference: str) -> None:
     """The rail says that this reference will never pay: the batch may be sent again."""
-    here = (payout_batches.c.batch == number) & (payout_batches.c.reference == reference)
-    connection.execute(sa.update(payout_batches).where(here).values(reference=None, state=State.MADE.value))
+    here = payout_batches.c
+    under_way = (here.batch == number) & (here.reference == reference) & (here.state == State.SENT.value)
+    connection.execute(sa.update(payout_batches).where(under_way).values(reference=None, state=State.MADE.value))

@@ -1,6 +1,7 @@
 """Why: what became of a node's leases, with the evidence, as an effect.
 
 - A node is told of its own leases only; of another's it hears what it would hear of none.
+- Until the epoch of a claim is revealed, or a verdict on it is there, drawn or not drawn sounds the same.
 - With the one lease that it names comes all that a replay needs beside the weights: the node can run the check itself.
 """
 
@@ -8,7 +9,7 @@ import sqlalchemy as sa
 
 from coordinator.money.escrow import FORFEITED, WRONG
 from coordinator.people import appeals, registry
-from coordinator.store.tables import audits, leases
+from coordinator.store.tables import audits, epochs, leases
 from coordinator.work import continuation
 from ledger.book import ClaimState
 from ledger.tables import claims_table
@@ -31,10 +32,12 @@ def explain(
     rows = connection.execute(
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
-            audits.c.claim_id, audits.c.why, audits.c.finding, audits.c.report, audits.c.fault,
+            audits.c.claim_id, audits.c.why, audits.c.rate_ppm, audits.c.finding, audits.c.report, audits.c.fault,
+            epochs.c.state.label("epoch"),
             claims_table.c.state.label("money"),
         )
         .outerjoin_from(leases, audits, audits.c.lease_id == leases.c.lease_id)
+        .outerjoin(epochs, epochs.c.epoch == audits.c.epoch)
         .outerjoin(claims_table, claims_table.c.claim_id == audits.c.claim_id)
         .where(here)
         .order_by(leases.c.issued_ms.desc(), leases.c.lease_id)
@@ -66,12 +69,13 @@ def _explained(
     taken = WRONG if row["finding"] == "hard" else FORFEITED if row["fault"] else OwnerBanned.code
     reason = taken if void else ""
     by_fault = f"It went with the fault in claim {row['fault']}, before which it waited unpaid."
-    waits = row["why"] and not row["finding"] and row["money"] == ClaimState.PENDING.value
+    may_wait = row["why"] or (row["epoch"] != "over" and row["rate_ppm"])
+    waits = may_wait and not row["finding"] and row["money"] == ClaimState.PENDING.value
     return Explanation(
         lease_id=row["lease_id"],
         claim_id=row["claim_id"] or "",
         state=row["money"] or row["state"],
-        code=row["code"] or reason,
+        code=reason or row["code"],
         said=by_fault if reason == FORFEITED else row["said"],
         finding="waiting" if waits else row["finding"] or "",
         appeal=appeal[0],

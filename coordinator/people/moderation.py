@@ -45,11 +45,9 @@ def _is_part(node_id: str, text: str) -> bool:
 
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """Every node as the leaderboard has it, with its owner and what was ordered about it."""
-    rows = connection.execute(
-        sa.select(
-            nodes.c.node_id, nodes.c.owner, nodes.c.paused_ms, nodes.c.revoked_ms, trust.c.banned_ms
-        ).outerjoin_from(nodes, trust, trust.c.owner == nodes.c.owner)
-    ).mappings()
+    columns = (nodes.c.node_id, nodes.c.owner, nodes.c.paused_ms, nodes.c.revoked_ms)
+    banned = sa.select(sa.func.max(trust.c.banned_ms)).where(standings.ANSWERS).scalar_subquery().label("banned_ms")
+    rows = connection.execute(sa.select(*columns, banned)).mappings()
     about = {row["node_id"]: dict(row) for row in rows}
     return [line | about[line["node_id"]] for line in summary.leaderboard(connection)]
 
@@ -71,6 +69,8 @@ def order(
     """Carry out an order; what it was about, and whether it changed anything."""
     node = find(connection, text)
     owner = standings.owner_of(connection, node)
+    if action == "unban":  # a node may have been banned before it had an owner
+        owner = next(iter(standings.banned_among(connection, [node])), owner)
     subject = owner if action in ("ban", "unban") else node
     match action:
         case "pause":

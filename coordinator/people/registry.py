@@ -8,6 +8,7 @@ from coordinator.people import owners
 from coordinator.store.tables import blames, fleet, nodes, nonces, transfers
 from ledger.prepared import Prepared
 from protocol import limits
+from protocol.breach import different
 from protocol.errors import KeyRevoked, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Blame, Heartbeat, Register, Transfer
@@ -50,7 +51,11 @@ def spend_nonce(connection: sa.Connection, node: NodeId, nonce: bytes, sent_ms: 
     try:
         _spend(connection, node_id=node, nonce=nonce, sent_ms=sent_ms)
     except sa.exc.IntegrityError:
-        raise NonceReplayed("This signed request was used before.", hint="Sign a new one for every attempt.") from None
+        raise NonceReplayed(
+            "This signed request was used before.",
+            hint="Sign a new one for every attempt.",
+            breach=different("nonce", "one that was not used before", nonce.hex()),
+        ) from None
 
 
 def forget_nonces(connection: sa.Connection, now_ms: int) -> None:
@@ -94,11 +99,15 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
     row = _price(connection, node=node).first()
     if row is None:
         raise UnknownNode(
-            "This node has not registered in this round.", hint="Join again: registering is the first step."
+            "This node has not registered in this round.",
+            hint="Join again: registering is the first step.",
+            breach=different("signer", "a node that has registered", node),
         )
     if row.revoked_ms is not None:
         raise KeyRevoked(
-            "The owner of this node has revoked its key.", hint="Make a new one with `swarm-node keys rotate`."
+            "The owner of this node has revoked its key.",
+            hint="Make a new one with `swarm-node keys rotate`.",
+            breach=different("signer", "a key that its owner has not revoked", node),
         )
     return int(row.price_micros_per_mtok)
 

@@ -10,8 +10,20 @@ import sqlalchemy as sa
 from coordinator import orders
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Level, Rules, Standing
-from coordinator.store.tables import IS_OPEN, WAITS, audits, faults, leases, nodes, parts, rollouts, trust, versions
-from coordinator.work import marks
+from coordinator.store.tables import (
+    IS_OPEN,
+    WAITS,
+    audits,
+    epochs,
+    faults,
+    leases,
+    nodes,
+    parts,
+    rollouts,
+    trust,
+    versions,
+)
+from coordinator.work import continuation, marks
 from ledger.prepared import Prepared
 from ledger.tables import claims_table
 from protocol.errors import OwnerBanned
@@ -36,23 +48,35 @@ _put = Prepared(
     .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(Standing)})
 )
 _begin = Prepared(sa.insert(trust))
-_banned = Prepared(
-    sa.select(trust.c.hard, trust.c.owner)
-    .join_from(trust, nodes, nodes.c.owner == trust.c.owner)
-    .where(nodes.c.node_id == sa.bindparam("node"), trust.c.banned_ms.is_not(None))
-)
+ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
+"""Who answers for a node: its owner, and for what it did as its own owner, it itself."""
+_barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
+_banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
 _leased = IS_OPEN & (leases.c.group_no >= 0)
 _buffered = rollouts.c.state.in_(marks.WAITING) & (rollouts.c.group_no >= 0)
 _theirs = sa.select(nodes.c.node_id).where(nodes.c.owner == sa.bindparam("of"))
+# A part is in escrow until its group is trained on: so no history is looked through.
+_begun = (audits.c.owner == sa.bindparam("of")) & ~audits.c.settled & (audits.c.groups == 0)
+_finished_by_others = (
+    sa.select(sa.func.count(rollouts.c.claim_id.distinct()))
+    .join_from(audits, parts, parts.c.claim_id == audits.c.claim_id)
+    .join(rollouts, rollouts.c.claim_id == parts.c.whole)
+    .where(_begun, _buffered, rollouts.c.node_id.not_in(_theirs))
+)
 _at_work = Prepared(
     sa.select(
         sa.select(sa.func.count()).where(_leased, leases.c.node_id.in_(_theirs)).scalar_subquery(),
         sa.select(sa.func.count()).where(_buffered, rollouts.c.node_id.in_(_theirs)).scalar_subquery(),
+        _finished_by_others.scalar_subquery(),
     )
 )
+_newest = sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1).scalar_subquery()
+# Who gave a place to others works no less.
+_in_vain = (rollouts.c.state == "surplus") & (rollouts.c.policy_update >= _newest) & (rollouts.c.group_no >= 0)
 _under_way = sa.union_all(
     sa.select(nodes.c.owner).join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(_leased),
     sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),
+    sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_in_vain),
 ).subquery()
 # No more owners are counted than are asked for: there may be thousands.
 _owners_at_work = Prepared(
@@ -86,21 +110,20 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
 
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:
-    """Refuse the nodes of a banned owner."""
+    """Refuse the nodes of a banned owner, and one that was banned before it had another."""
     row = _banned(connection, node=node).first()
     if row is None:
         return
-    if (given := orders.standing_ban(connection, row.owner)) is not None:
-        raise OwnerBanned(
-            f"The operator has banned this node's owner: {given['reason']}.",
-            hint="`swarm-node why` lists what it took, and `swarm-node appeal` asks them to look again.",
-        )
-    faults = row.hard
-    if faults:
-        raise OwnerBanned(
-            f"Audits found {faults} rollouts that the claimed version and seed do not make: no more leases.",
-            hint="`swarm-node why` shows the evidence, and `swarm-node appeal` asks the operator to look again.",
-        )
+    given = orders.standing_ban(connection, row.owner)
+    why = (
+        f"The operator has banned this node's owner: {given['reason']}."
+        if given
+        else f"Audits found {row.hard} rollouts that the claimed version and seed do not make: no more leases."
+        if row.hard
+        else "This node's owner is banned."
+    )
+    hint = "`swarm-node why` shows what it took and why, and `swarm-node appeal` asks the operator to look again."
+    raise OwnerBanned(why, hint=hint)
 
 
 def ban(connection: sa.Connection, owner: str, now_ms: int) -> bool:
@@ -118,13 +141,23 @@ def note_fault(connection: sa.Connection, owner: str, claim_id: str, before: Sta
     connection.execute(sa.insert(faults).values(**row))
 
 
+def is_again(connection: sa.Connection, owner: str, claim_id: str) -> bool:
+    """Whether another hard fault of this owner stands on the same group, be it on a part of it or on the whole."""
+    whole = continuation.whole_of(connection, claim_id)
+    others = {whole, *continuation.parts_of(connection, [whole])} - {claim_id}
+    here = (faults.c.owner == owner) & faults.c.claim_id.in_(others) & ~faults.c.lifted
+    return connection.execute(sa.select(faults.c.number).where(here).limit(1)).first() is not None
+
+
 def without_fault(connection: sa.Connection, claim_id: str) -> Standing:
     """An owner's standing as it is if this hard fault was none."""
     row, later = _fault(connection, claim_id)
     # The next fault took these counts, too. Faults are forgotten all at once, so those that count are the last ones.
     before = Standing() if later else Standing(claims=row.claims, groups=row.groups)
     standing = of(connection, row.owner)
-    return rules_of_trust.lifted(standing, before, counts=len(later) < standing.hard)
+    after = {continuation.whole_of(connection, one.claim_id) for one in later}
+    counts = len(after) < standing.hard and not is_again(connection, row.owner, claim_id)
+    return rules_of_trust.lifted(standing, before, counts=counts)
 
 
 def lift_fault(connection: sa.Connection, claim_id: str) -> None:
@@ -135,14 +168,15 @@ def lift_fault(connection: sa.Connection, claim_id: str) -> None:
     connection.execute(sa.update(faults).where(faults.c.number == row.number).values(lifted=True))
     if later:
         more = {"claims": faults.c.claims + row.claims, "groups": faults.c.groups + row.groups}
-        connection.execute(sa.update(faults).where(faults.c.number == later[0]).values(**more))
+        connection.execute(sa.update(faults).where(faults.c.number == later[0].number).values(**more))
 
 
-def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[int]]:
-    """A fault, and the numbers of its owner's later ones."""
+def _fault(connection: sa.Connection, claim_id: str) -> tuple[Any, Sequence[Any]]:
+    """A fault, and its owner's later ones."""
     row = connection.execute(sa.select(faults).where(faults.c.claim_id == claim_id)).one()
     after = (faults.c.owner == row.owner) & (faults.c.number > row.number) & ~faults.c.lifted
-    return row, connection.execute(sa.select(faults.c.number).where(after).order_by(faults.c.number)).scalars().all()
+    columns = (faults.c.number, faults.c.claim_id)
+    return row, connection.execute(sa.select(*columns).where(after).order_by(faults.c.number)).all()
 
 
 def banned_ms(connection: sa.Connection, owner: str) -> int | None:
@@ -156,23 +190,23 @@ def unban(connection: sa.Connection, owner: str) -> None:
 
 
 def forgive(connection: sa.Connection, owner: str) -> bool:
-    """Lift a ban; the owner is held, as after one hard fault, until their next groups were validated."""
+    """Lift a ban; the owner begins anew, with one hard fault on them if there were as many or more."""
     here = sa.update(trust).where(trust.c.owner == owner, trust.c.banned_ms.is_not(None))
-    held = {"banned_ms": None, "claims": 0, "groups": 0, "hard": rules_of_trust.FAULTS_TO_BAN - 1}
-    return bool(connection.execute(here.values(**held)).rowcount)
+    most = rules_of_trust.FAULTS_TO_BAN - 1
+    hard = sa.case((trust.c.hard > most, most), else_=trust.c.hard)
+    return bool(connection.execute(here.values(banned_ms=None, claims=0, groups=0, hard=hard)).rowcount)
 
 
 def banned_among(connection: sa.Connection, working: Sequence[NodeId]) -> list[str]:
-    """The banned owners of these nodes."""
+    """Whoever is banned of those who answer for these nodes."""
     if not working:
         return []
-    here = nodes.c.node_id.in_(working) & trust.c.banned_ms.is_not(None)
-    banned = sa.select(trust.c.owner).join_from(trust, nodes, nodes.c.owner == trust.c.owner).where(here)
-    return list(connection.execute(banned.distinct().order_by(trust.c.owner)).scalars())
+    here = _barred.where(nodes.c.node_id.in_(working))
+    return sorted(set(connection.execute(here).scalars()))
 
 
 def backlog(connection: sa.Connection) -> int:
-    """How many claims wait for an auditor."""
+    """How many claims wait for an auditor: a secret of the operator's until their epochs are revealed."""
     return int(_backlog(connection).scalar_one())
 
 
@@ -182,7 +216,7 @@ def oldest_waiting(connection: sa.Connection) -> int | None:
 
 
 def at_work(connection: sa.Connection, owner: str) -> int:
-    """The owner's groups that are leased, or accepted and not yet trained on."""
+    """The owner's groups that are leased, or accepted and not yet trained on, finished by others or not."""
     return sum(_at_work(connection, of=owner).one())
 
 
@@ -256,16 +290,22 @@ def _standing(row: Any) -> Standing:
 
 
 def audited(connection: sa.Connection) -> dict[str, Any]:
-    """How audits go, for the status: the share of claims that was looked at, what was found, and what still waits."""
+    """How audits go, for everybody: the share of claims that was looked at, what was found, and what still waits.
+
+    Counted as waiting are claims of revealed epochs alone: the count of all would tell a node that reads it after each
+    of its claims which of them were drawn.
+    """
     here = sa.select(audits.c.finding, sa.func.count()).group_by(audits.c.finding)
     by_finding = {finding: int(count) for finding, count in connection.execute(here)}
     total = sum(by_finding.values())
     by_finding.pop(None, None)
     judged = sum(count for finding, count in by_finding.items() if finding != "pardon")
+    revealed = WAITS & (audits.c.epoch == epochs.c.epoch) & (epochs.c.state == "over")
+    waiting = sa.select(sa.func.count()).select_from(audits).join(epochs, revealed)
     unsettled = sa.select(sa.func.count()).select_from(audits).where(~audits.c.settled)
     return {
         "share": judged / total if total else 0.0,
-        "waiting": backlog(connection),
+        "waiting": connection.execute(waiting).scalar_one(),
         "verdicts": by_finding,
         "unsettled": connection.execute(unsettled).scalar_one(),
     }

@@ -9,11 +9,15 @@ A version exists for dispatch only when the last step is done, so no lease names
   synced: one that a power cut took is missed at publication.
 - The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
   where they are gone or damaged, the next version is published in full.
-- Chunks that lead to the versions a rollout may still use are kept; older ones are deleted.
+- Chunks that lead to the versions a rollout may still use are kept; older ones are deleted. Those that an audit or an
+  evaluation waits for stay, the newest first, as long as what they take beyond these fits into `room_bytes` and into
+  half of what is free: a disk must not fill for an auditor that never comes. A chunk is counted once.
 """
 
+import logging
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from blake3 import blake3
@@ -25,15 +29,21 @@ from coordinator.store.tables import versions
 from ledger import store
 from ledger.entry import Version
 from ledger.prepared import Prepared
-from protocol import chunks, delta
+from protocol import chunks, delta, limits
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
 from protocol.learning import Publication, Upload
 from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
 
-KEPT_FOR_AUDITS = 4
-"""How many times as many versions are kept at most while auditors are behind: a claim whose version is gone is
-pardoned unseen, and a disk must not fill for an auditor that never comes."""
+log = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """What is on the disk for audits and evaluations alone."""
+
+    size_bytes: int
+    room_bytes: int
+    """The most that it may be."""
 
 
 class Publisher:
@@ -49,6 +59,7 @@ class Publisher:
         chunk_size_bytes: int,
         keep: int,
         patches: bool = True,
+        room_bytes: int = 20 * 1024 * limits.MIB,
     ) -> None:
         self.blobs = folder / "blobs"
         self.uploads = folder / "uploads"
@@ -59,6 +70,7 @@ class Publisher:
         self._chosen_size_bytes = self._chunk_size_bytes = chunk_size_bytes
         self._keep = keep
         self._patches = patches
+        self._room_bytes = room_bytes
 
     def publish(self, publication: Publication) -> tuple[PolicyManifest, str]:
         """Cut, describe and sign an uploaded version; returns the manifest and its digest."""
@@ -95,21 +107,49 @@ class Publisher:
             if (folder / entry.path).is_file()
         )
 
-    def forget_old(self, newest: int, *, audited: int | None = None) -> None:
+    def forget_old(self, newest: int, *, audited: int | None = None) -> Kept:
         """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for."""
-        oldest = newest - self._keep + 1
-        if audited is not None:
-            oldest = min(oldest, max(audited, newest - KEPT_FOR_AUDITS * self._keep + 1))
+        in_use = max(1, newest - self._keep + 1)
         wanted: set[str] = set()
-        for version in range(max(1, oldest), newest + 1):
-            if manifest := self.manifest(version):
-                wanted.update(manifest.chunk_sizes())
+        for version in range(in_use, newest + 1):
+            wanted.update(self._chunks(version))
+        kept = self._keep_for_audits(in_use, max(1, audited or in_use), wanted)
         for blob in self.blobs.glob("??/*"):
             if len(blob.name) == 64 and blob.name not in wanted:
                 blob.unlink(missing_ok=True)
         for upload in self.uploads.iterdir():
             if upload.name.isdigit() and int(upload.name) < newest:
                 shutil.rmtree(upload)
+        return kept
+
+    def _keep_for_audits(self, in_use: int, audited: int, wanted: set[str]) -> Kept:
+        """Add what older versions need, the newest first, as far as there is room; what was deleted takes none."""
+        room_bytes, size_bytes = self._room(wanted), 0
+        for version in range(in_use - 1, audited - 1, -1):
+            more = {name: size for name, size in self._chunks(version).items() if name not in wanted}
+            more_bytes = sum(size for name, size in more.items() if self._holds(name))
+            if size_bytes + more_bytes > room_bytes:
+                log.warning(
+                    "versions deleted that claims wait for: first=%d last=%d room_bytes=%d; their audits are pardoned. "
+                    "Start another auditor, or raise audit.kept_gib (half of what the disk has free is the most).",
+                    audited, version, room_bytes,
+                )  # fmt: skip
+                break
+            wanted.update(more)
+            size_bytes += more_bytes
+        return Kept(size_bytes, room_bytes)
+
+    def _room(self, wanted: set[str]) -> int:
+        """The most that may be kept beyond these chunks; what is there beyond them already could be free."""
+        held = sum(blob.stat().st_size for blob in self.blobs.glob("??/*") if blob.name not in wanted)
+        return min(self._room_bytes, (shutil.disk_usage(self.blobs).free + held) // 2)
+
+    def _chunks(self, version: int) -> dict[str, int]:
+        manifest = self.manifest(version)
+        return manifest.chunk_sizes() if manifest else {}
+
+    def _holds(self, name: str) -> bool:
+        return (self.blobs / chunks.blob_path(ChunkId(name))).exists()
 
     def manifest(self, version: int) -> PolicyManifest | None:
         """The manifest of a published version."""

@@ -18,7 +18,7 @@ from tuf.api.metadata import Metadata, Root
 
 from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import LONG_LIFETIME, SignedMetadata, name_ledger_key, whole
-from protocol import trust
+from protocol import limits, trust
 from protocol.errors import ConfigInvalid
 
 
@@ -27,6 +27,11 @@ def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, thr
     if not 1 <= threshold <= count:
         raise ConfigInvalid(f"{threshold} of {count} keys cannot sign.", hint="Choose 1 <= --threshold <= --keys.")
     root = metadata.root()
+    if root.version >= limits.ROOT_ROTATIONS_MAX:
+        raise ConfigInvalid(
+            f"Root {root.version} is the last one that readers follow: keys cannot be replaced any more.",
+            hint="Begin a new round, from this one's policy.",
+        )
     if role == LEDGER:
         if count != 1:
             raise ConfigInvalid("The ledger has one key.", hint="Leave --keys and --threshold away.")

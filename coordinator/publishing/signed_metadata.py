@@ -50,7 +50,10 @@ class SignedMetadata:
     @property
     def round_id(self) -> str:
         """The fingerprint that join strings carry."""
-        return trust.fingerprint((self._folder / "1.root.json").read_bytes())
+        first = self.read("1.root.json")
+        if first is None:
+            raise ConfigInvalid(f"{self._folder}/1.root.json is missing.", hint="Put it back from a backup.")
+        return trust.fingerprint(first)
 
     def root(self) -> Root:
         """The newest root, as it stands on the disk."""

@@ -14,7 +14,8 @@
   that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
   / S`.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
-- `join` gives a newcomer its parents without moving anybody; who leaves takes only its edges along.
+- `join` gives a newcomer its parents without moving anybody; who leaves takes only its edges along, and its parents
+  have those slots again.
 
 The proof sketch, and how far real runs are from the bound, is in docs/broadcast.md.
 """
@@ -164,6 +165,9 @@ def join(topology: Topology, node: NodeLinks) -> None:
 
 def leave(topology: Topology, name: str) -> None:
     """Forget a node: its children ask their other upstreams until the next version's plan."""
+    for parent in topology.parents.get(name, ()):
+        if parent in topology.slots:
+            topology.slots[parent] += 1
     for known in (topology.parents, topology.spares, topology.slots):
         known.pop(name, None)
     topology.dialable.discard(name)

@@ -6,6 +6,7 @@
   others alone, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
 - Writers follow each other, on SQLite as on PostgreSQL, where they may be several processes (ADR 0028): an effect
   never sees another half done, and what it has counted stays counted.
+- Whoever pays is `alone` over many effects, since rails are asked between them.
 - The operator's effects and the timers' go first, and are never refused. A node's are refused as `Overloaded` once
   `WAITING_MAX` of them wait: the line stays short, and those in it are answered in time.
 - What only reads, and takes long, is for `Database.read`: on a thread of its own, beside the writer, which goes on.
@@ -15,6 +16,7 @@
 """
 
 import asyncio
+import fcntl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,7 +31,7 @@ import sqlalchemy as sa
 from coordinator.store import schema
 from coordinator.store.tables import facts
 from ledger.prepared import Prepared, say
-from protocol.errors import ConfigInvalid, Overloaded
+from protocol.errors import ConfigInvalid, Overloaded, PayoutFailed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,8 +66,20 @@ class Dialect:
 
 SQLITE = Dialect(("BEGIN IMMEDIATE",), ("PRAGMA query_only=ON", "BEGIN"), ("ROLLBACK", "PRAGMA query_only=OFF"))
 POSTGRESQL = Dialect(
-    ("BEGIN", "SELECT pg_advisory_xact_lock(1)"), ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",), ("ROLLBACK",)
+    # A stricter level, which the server may be set to, would show the store as it was before the lock was granted.
+    ("BEGIN ISOLATION LEVEL READ COMMITTED", "SELECT pg_advisory_xact_lock(1)"),
+    ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",),
+    ("ROLLBACK",),
 )
+
+PAYING = 2
+"""The advisory lock of whoever pays; the writer's is 1."""
+
+
+class PayoutBusy(PayoutFailed):
+    """Another command pays out of this store; two could call a rail in the same moment."""
+
+    code = "payout_busy"
 
 
 @dataclass
@@ -83,6 +97,7 @@ class Database:
 
     def __init__(self, where: Path | str, *, any_schema: bool = False) -> None:
         """`any_schema` is for those who copy a store or bring it to another schema."""
+        self._where = where
         self._dialect = SQLITE if isinstance(where, Path) else POSTGRESQL
         self._engine = engine(where)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
@@ -133,6 +148,34 @@ class Database:
         """The same without a loop, for start-up and commands."""
         with self._transaction() as connection:
             return effect(connection, *args, **kwargs)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only one who pays out of this store, on whichever machine; others are refused, and go on writing.
+
+        The hand of a process that died is free again: the file's, or that of its connection.
+        """
+        with self._hand() as is_ours:
+            if not is_ours:
+                raise PayoutBusy("Another payout command is at work on this round.", hint="Wait for it to end.")
+            yield
+
+    @contextmanager
+    def _hand(self) -> Iterator[bool]:
+        if isinstance(self._where, Path):
+            with self._where.with_name("payouts.lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield False
+                else:
+                    yield True
+            return
+        with self._engine.connect() as connection:
+            try:
+                yield bool(connection.execute(sa.select(sa.func.pg_try_advisory_lock(PAYING))).scalar_one())
+            finally:
+                connection.invalidate()  # the lock ends with its connection, whatever happened meanwhile
 
     def close(self) -> None:
         """End after everything that waits was done."""

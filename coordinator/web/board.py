@@ -56,12 +56,13 @@ class Wish:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> "Wish":
-        """Whatever is no view, order or page is the first."""
+        """Whatever is no view, order or page is the first; of the words, what is no character is a question mark."""
         page = query.get("page", "")
+        search = query.get("q", "").encode(errors="replace").decode()
         return cls(
             view=view if (view := query.get("view", "")) in VIEWS else "nodes",
             sort=sort if (sort := query.get("sort", "")) in SORTS else "score",
-            search=query.get("q", "").strip()[:SEARCH_MAX],
+            search=search.strip()[:SEARCH_MAX],
             page=max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1,
         )
 

@@ -18,6 +18,7 @@ from ledger.entry import (
     Pending,
     Reinstate,
     Reveal,
+    Root,
     Ruling,
     Verdict,
     Version,
@@ -79,13 +80,9 @@ def _says(one: Recorded) -> Any:
         )
     if isinstance(entry, Deposit):
         return f"{words.whole(entry.amount_micros)} come in as {entry.reference}"
-    if isinstance(entry, Version):
-        return (
-            "version ",
-            entry.version,
-            " is ",
-            el("code", f"{entry.manifest_digest[:16]}…", title=entry.manifest_digest),
-        )
+    if isinstance(entry, Version | Root):
+        digest = entry.manifest_digest if isinstance(entry, Version) else entry.root_digest
+        return f"{entry.kind} {entry.version} is ", el("code", f"{digest[:16]}…", title=digest)
     if isinstance(entry, Commitment | Reveal):
         return f"audits of epoch {entry.epoch}: the secret that draws them is {_TOLD[type(entry)]}"
     if isinstance(entry, Verdict):

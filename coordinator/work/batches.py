@@ -1,14 +1,16 @@
 """Batches: which accepted groups the learner trains on, and what became of them, as effects.
 
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
-- It takes the oldest policy versions first; where many are at work, of no owner more than a set share. A group past
-  the staleness bound never enters one: it is marked stale, its prompt is offered again, and its node, which worked
-  in time, is paid.
+- It takes the oldest policy versions first; where many are at work, of no owner more than a set share: a group is
+  everybody's who worked on it. Where nobody works any more, what is beyond a share gives its place to others.
+- A group past the staleness bound never enters a batch. It is marked stale, as one that gives its place is surplus: its
+  prompt is offered again, and its nodes, which worked in time, are paid.
 - The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
   log-probabilities are not those of the tokens. What becomes of them is for `coordinator.money.escrow` to say.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,7 +20,7 @@ import sqlalchemy as sa
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
 from coordinator.people import standings
-from coordinator.store.tables import batches, leases, nodes, parts, rollouts
+from coordinator.store.tables import IS_OPEN, batches, leases, nodes, parts, rollouts
 from coordinator.work import continuation, marks
 from coordinator.work import leases as lease_table
 from protocol.errors import OutOfOrder
@@ -78,34 +80,60 @@ def _form(connection: sa.Connection, number: int, size: int, staleness: int, aud
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update = number - 1
     _drop_stale(connection, learner_update - staleness, audits, now_ms)
-    chosen = _choose(connection, size, audits.max_owner_share)
-    if len(chosen) < size:
+    chosen, beyond = _choose(connection, size, audits.max_owner_share)
+    if (missing := size - len(chosen)) > 0:
+        if not _is_under_way(connection):
+            _drop(connection, beyond[-missing:], "surplus", audits, now_ms)
         return False
-    for claim_id, group_no, _ in chosen:
-        connection.execute(
-            sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="batched", batch=number)
-        )
-        lease_table.set_group(connection, group_no, "trained")
-    oldest = learner_update - min(policy_update for _, _, policy_update in chosen)
+    for row in chosen:
+        here = rollouts.c.claim_id == row.claim_id
+        connection.execute(sa.update(rollouts).where(here).values(state="batched", batch=number))
+        lease_table.set_group(connection, row.group_no, "trained")
+    oldest = learner_update - min(row.policy_update for row in chosen)
     connection.execute(sa.insert(batches).values(batch=number, formed_ms=now_ms, max_staleness=oldest))
     return True
 
 
-def _choose(connection: sa.Connection, size: int, share: float) -> list[tuple[str, int, int]]:
-    """Claim, group and update of the oldest groups, but no owner's beyond its share."""
+def _choose(connection: sa.Connection, size: int, share: float) -> tuple[list[Any], list[Any]]:
+    """The oldest groups, but no owner's beyond its share; and those that this kept out, in the same order."""
     waiting = connection.execute(
         sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
         .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
         .where(rollouts.c.state == "buffered")
         .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
     ).all()
+    began = _beginners(connection)
     most = standings.share_of(connection, size, share)
-    chosen, of_owner = list[tuple[str, int, int]](), Counter[str]()
-    for *group, owner in waiting:
-        if of_owner[owner] < most and len(chosen) < size:
-            of_owner[owner] += 1
-            chosen.append(tuple(group))
-    return chosen
+    chosen, beyond, of_owner = list[Any](), list[Any](), Counter[str]()
+    for row in waiting:
+        everybody = {row.owner, *began[row.claim_id]}
+        if any(of_owner[owner] >= most for owner in everybody):
+            beyond.append(row)
+        elif len(chosen) < size:
+            of_owner.update(everybody)
+            chosen.append(row)
+    return chosen, beyond
+
+
+def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
+    """Group that waits → owners who left it to others."""
+    told = (
+        sa.select(parts.c.whole, nodes.c.owner)
+        .join_from(rollouts, parts, parts.c.whole == rollouts.c.claim_id)
+        .join(nodes, nodes.c.node_id == parts.c.node_id)
+        .where(rollouts.c.state == "buffered")
+    )
+    found: dict[str, set[str]] = defaultdict(set)
+    for whole, owner in connection.execute(told):
+        found[whole].add(owner)
+    return found
+
+
+def _is_under_way(connection: sa.Connection) -> bool:
+    """Whether anybody works on a group for the learner, or one waits for its rewards."""
+    leased = sa.select(leases.c.lease_id).where(IS_OPEN, leases.c.group_no >= 0)
+    unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == marks.UNSCORED)
+    return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
 
 
 def _credit_micros(connection: sa.Connection, number: int) -> int:
@@ -120,16 +148,17 @@ def _credit_micros(connection: sa.Connection, number: int) -> int:
 
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:
     """Take groups out of the buffer whose policy is older than the oldest update allowed."""
-    stale = connection.execute(
-        sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(
-            rollouts.c.state == "buffered", rollouts.c.policy_update < oldest_update
-        )
-    ).all()
-    for claim_id, group_no in stale:
-        connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == claim_id).values(state="stale"))
-        lease_table.reopen(connection, group_no)
-    dropped = [claim_id for claim_id, _ in stale]
-    escrow.used(connection, dropped, terms=audits, now_ms=now_ms)
+    past = (rollouts.c.state == "buffered") & (rollouts.c.policy_update < oldest_update)
+    stale = connection.execute(sa.select(rollouts.c.claim_id, rollouts.c.group_no).where(past)).all()
+    _drop(connection, stale, "stale", audits, now_ms)
+
+
+def _drop(connection: sa.Connection, rows: Sequence[Any], state: str, audits: AuditTerms, now_ms: int) -> None:
+    """Take groups out of the buffer, and offer them anew."""
+    for row in rows:
+        connection.execute(sa.update(rollouts).where(rollouts.c.claim_id == row.claim_id).values(state=state))
+        lease_table.reopen(connection, row.group_no)
+    escrow.used(connection, [row.claim_id for row in rows], terms=audits, now_ms=now_ms)
 
 
 def group(connection: sa.Connection, row: Any) -> TrainingGroup:

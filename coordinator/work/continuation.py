@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from coordinator.store.tables import fragments, leases, parts, rollouts
 from ledger import store
+from ledger.book import BookBroken, Outcome
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from protocol import chunks, limits
@@ -142,19 +143,20 @@ def forget(connection: sa.Connection, lease_ids: Iterable[str]) -> None:
     _forget(connection, leases=list(lease_ids))
 
 
-def credit(connection: sa.Connection, whole: ClaimId, told: Sequence[Told], now_ms: int) -> None:
-    """Put what earlier nodes did for a rollout that is now whole on their pending accounts."""
+def credit(connection: sa.Connection, whole: Pending, told: Sequence[Told], now_ms: int) -> None:
+    """Put what a rollout is worth on its node's pending account, and what earlier nodes did for it on theirs."""
+    outcomes = store.append_all(connection, [whole, *(one.pending for one in told)], now_ms)
+    if set(outcomes) != {Outcome.APPLIED}:
+        raise BookBroken(f"The ledger refuses to credit claim {whole.claim_id} and what it goes on from: {outcomes}.")
     for one in told:
-        pending = one.pending
-        store.append(connection, pending, now_ms)
         connection.execute(
             sa.insert(parts).values(
                 claim_id=one.claim_id,
-                whole=whole,
-                lease_id=pending.lease_id,
+                whole=whole.claim_id,
+                lease_id=one.lease.lease_id,
                 node_id=one.node_id,
-                tokens=pending.tokens,
-                credit_micros=pending.amount_micros,
+                tokens=one.pending.tokens,
+                credit_micros=one.pending.amount_micros,
                 credited_ms=now_ms,
             )
         )

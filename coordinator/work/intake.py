@@ -9,9 +9,11 @@ step 8, and step 9 is what its environment says. The operator's own rewards may 
 acceptance (`coordinator.work.scoring`), which is what a node is paid for.
 
 - Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
-  not at all.
+  not at all. Everything that a node can be refused for is found before the first of them is written: what fails later
+  is our own fault, and fails the whole request instead of rejecting anybody.
 - The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
-- A rejection ends the lease and is stored with its code: there is no silent punishment.
+- A rejection ends the lease and is stored with its code: there is no silent punishment. Its evidence goes to the node.
+  Where the budget does not cover what was well done, the lease is cancelled, and nobody is blamed.
 - A rollout for another's lease is refused without touching that lease.
 """
 
@@ -36,7 +38,8 @@ from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
-from protocol import chunks
+from protocol import chunks, evidence
+from protocol.breach import Breach, different
 from protocol.errors import (
     BudgetExhausted,
     LeaseClosed,
@@ -66,6 +69,21 @@ class Judge:
     audits: AuditTerms
 
 
+@dataclass(frozen=True)
+class _Sound:
+    """A rollout that has passed every check; nothing of it is stored yet."""
+
+    lease: Lease
+    row: Any
+    is_extra: bool
+    """The learner does not wait for it."""
+    whole: Sequence[Tokens]
+    rewards: dict[str, Any]
+    pending: Pending
+    told: Sequence[Told]
+    stored: dict[str, Any]
+
+
 # Built once: making a statement costs more than running it, and these run for every rollout.
 _lease = Prepared(sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease")))
 _answer = Prepared(
@@ -85,36 +103,35 @@ def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: J
         claim = RolloutClaim.from_bytes(signed.payload)
         lease_id = claim.lease_id
         if signed.signer != sender:
-            raise LeaseOfAnother("The rollout is signed by another node than the one that sends it.")
+            raise LeaseOfAnother(
+                "The rollout is signed by another node than the one that sends it.",
+                breach=different("signer", sender, signed.signer),
+            )
         claim_id = ClaimId(chunks.digest(signed.payload))
-        return _accept(connection, sender, claim_id, claim, envelope, judge, now_ms)
+        found = _check(connection, sender, claim_id, claim, judge, now_ms)
     except SwarmError as error:
         _reject(connection, sender, lease_id, error, judge, now_ms)
-        return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error))
+        seen = evidence.of(error, envelope=envelope, lease_id=lease_id)
+        return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error), evidence=seen)
+    return _accept(connection, found, envelope, judge, now_ms) if isinstance(found, _Sound) else found
 
 
-def _accept(
-    connection: sa.Connection,
-    node: NodeId,
-    claim_id: ClaimId,
-    claim: RolloutClaim,
-    envelope: bytes,
-    judge: Judge,
-    now_ms: int,
-) -> Verdict:
-    row = _lease(connection, lease=claim.lease_id).first()
-    if row is None:
-        raise UnknownLease("No such lease was given out in this round.")
-    if row.node_id != node:  # (3)
-        raise LeaseOfAnother("This lease belongs to another node.")
+def _check(
+    connection: sa.Connection, node: NodeId, claim_id: ClaimId, claim: RolloutClaim, judge: Judge, now_ms: int
+) -> _Sound | Verdict:
+    """Steps 3 to 9, which only read; what was said before, if it was answered before."""
+    row = _own_lease(connection, node, claim.lease_id)  # (3)
     before = _answer(connection, lease=claim.lease_id).first()
     if before is not None:  # (4)
         if before.claim_id != claim_id:
-            raise LeaseConflict("This lease was already answered, with another rollout.")
+            seen = different("claim", f"claim {before.claim_id}", f"claim {claim_id}")
+            raise LeaseConflict("This lease was already answered, with another rollout.", breach=seen)
         return _verdict("already_accepted", claim.lease_id, before.tokens, before.credit_micros)
     if row.state not in OPEN or row.expires_ms <= now_ms:  # (5)
         raise LeaseClosed(
-            "This lease has ended; its prompt went to another node.", hint="Answer within the lease's time."
+            "This lease has ended; its prompt went to another node.",
+            hint="Answer within the lease's time.",
+            breach=different("lease_id", f"open, before {row.expires_ms} ms", f"{row.state}, at {now_ms} ms"),
         )
     lease = Lease.from_bytes(row.offer)
     policy_update = _policy_update(connection, version=lease.version).scalar_one()
@@ -123,35 +140,69 @@ def _accept(
     is_extra = row.surplus or row.group_no < 0  # the learner does not wait for it
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
     if late and not is_extra:  # (6)
-        raise StaleVersion(
-            f"Version {lease.version} is {learner_update - policy_update} updates old; {bound} are allowed.",
-            hint="Sample faster or take smaller leases.",
-        )
+        raise _stale(lease.version, policy_update, learner_update, bound)
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     whole, source = whole_tokens(lease, completions), prompts.source_of(connection, row.group_no)
     rewards = _rewards(completions, whole, source, judge)  # (9)
-    tokens = sum(item.paid_tokens for item in completions)
     told = continuation.chain(connection, row.continues)
-    credit = _credit(connection, node, claim_id, lease, tokens, told, now_ms)
+    pending = _worth(node, claim_id, lease, sum(item.paid_tokens for item in completions))
+    owed = pending.amount_micros + sum(one.pending.amount_micros for one in told)
+    left = store.balance(connection, BUDGET)
+    if left < owed:
+        seen = different("credit", f"at most {left} micro-units", owed)
+        raise BudgetExhausted("The round's budget does not cover this rollout.", breach=seen)
+    sampled = b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None
+    stored = {"policy_update": policy_update, "sampled": sampled, **rewards}
+    return _Sound(lease, row, is_extra, whole, rewards, pending, told, stored)
+
+
+def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Judge, now_ms: int) -> Verdict:
+    """Everything that acceptance is."""
+    lease, row, pending = sound.lease, sound.row, sound.pending
+    continuation.credit(connection, pending, sound.told, now_ms)
     accepted = {
-        "claim_id": claim_id,
+        "claim_id": pending.claim_id,
         "version": lease.version,
-        "policy_update": policy_update,
-        "tokens": tokens,
-        "credit_micros": credit,
-        "sampled": b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None,
-        **rewards,
+        "tokens": pending.tokens,
+        "credit_micros": pending.amount_micros,
+        **sound.stored,
         "envelope": envelope,
         "accepted_ms": now_ms,
     }
     _store(connection, row, accepted, judge, now_ms)
-    _remember(connection, lease, whole, [] if is_extra else marks.scores(rewards), judge.terms)
-    _enter(connection, node, claim_id, lease, credit, told, judge, now_ms)
-    if is_extra:
-        escrow.used(connection, [claim_id], terms=judge.audits, now_ms=now_ms)
+    _remember(connection, lease, sound.whole, [] if sound.is_extra else marks.scores(sound.rewards), judge.terms)
+    _enter(connection, sound, judge, now_ms)
+    if sound.is_extra:
+        escrow.used(connection, [pending.claim_id], terms=judge.audits, now_ms=now_ms)
     if row.group_no < 0:
         evaluations.note(connection, row.group_no, now_ms)
-    return _verdict("accepted", claim.lease_id, tokens, credit)
+    return _verdict("accepted", lease.lease_id, pending.tokens, pending.amount_micros)
+
+
+def _own_lease(connection: sa.Connection, node: NodeId, lease_id: str) -> Any:
+    """The row of a lease that was given to this node."""
+    row = _lease(connection, lease=lease_id).first()
+    if row is None:
+        seen = different("lease_id", "one that was given out in this round", lease_id)
+        raise UnknownLease("No such lease was given out in this round.", breach=seen)
+    if row.node_id != node:
+        seen = different("signer", "the node that the lease was given to", node)
+        raise LeaseOfAnother("This lease belongs to another node.", breach=seen)
+    return row
+
+
+def _stale(version: int, policy_update: int, learner_update: int, bound: int) -> StaleVersion:
+    """Why a version is too old."""
+    return StaleVersion(
+        f"Version {version} is {learner_update - policy_update} updates old; {bound} are allowed.",
+        hint="Sample faster or take smaller leases.",
+        breach=Breach(
+            "version",
+            f"a version of update {learner_update - bound} or later",
+            f"version {version}, of update {policy_update}",
+            tolerance=f"{bound} updates",
+        ),
+    )
 
 
 def _rewards(
@@ -192,23 +243,15 @@ def _remember(
         curriculum.note(connection, lease.prompt, scores)
 
 
-def _enter(
-    connection: sa.Connection,
-    node: NodeId,
-    claim_id: ClaimId,
-    lease: Lease,
-    credit_micros: int,
-    told: Sequence[Told],
-    judge: Judge,
-    now_ms: int,
-) -> None:
+def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) -> None:
     """Into escrow with a rollout, and with the parts that it went on from."""
     common: dict[str, Any] = {"terms": judge.audits, "now_ms": now_ms}
-    escrow.admit(connection, node, claim_id, lease, worth_micros=credit_micros, **common)
-    for one in told:
+    own = sound.pending
+    escrow.admit(connection, own.node_id, own.claim_id, sound.lease, worth_micros=own.amount_micros, **common)
+    for one in sound.told:
         worth = one.pending.amount_micros
         escrow.admit(connection, one.node_id, one.claim_id, one.lease, worth_micros=worth, groups=0, **common)
-    escrow.bar(connection, [one.node_id for one in told], terms=judge.audits, now_ms=now_ms)
+    escrow.bar(connection, [one.node_id for one in sound.told], terms=judge.audits, now_ms=now_ms)
 
 
 def take_progress(
@@ -241,31 +284,16 @@ def take_progress(
     return LeaseProgressReply(gone=tuple(sorted(set(message.held) - open_ids)), taken=tuple(taken))
 
 
-def _credit(
-    connection: sa.Connection,
-    node: NodeId,
-    claim_id: ClaimId,
-    lease: Lease,
-    tokens: int,
-    told: Sequence[Told],
-    now_ms: int,
-) -> int:
-    """Put what the tokens are worth on the node's pending account, and on those of whom it went on from."""
-    credit = amount(tokens, lease.price_micros_per_mtok)
-    pending = Pending(
+def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pending:
+    """What the tokens are worth at their lease's price."""
+    return Pending(
         claim_id=claim_id,
         lease_id=LeaseId(lease.lease_id),
         node_id=node,
         tokens=tokens,
         price_micros_per_mtok=lease.price_micros_per_mtok,
-        amount_micros=credit,
+        amount_micros=amount(tokens, lease.price_micros_per_mtok),
     )
-    owed = credit + sum(one.pending.amount_micros for one in told)
-    if store.balance(connection, BUDGET) < owed:
-        raise BudgetExhausted("The round's budget does not cover this rollout.")
-    store.append(connection, pending, now_ms)
-    continuation.credit(connection, claim_id, told, now_ms)
-    return credit
 
 
 def _reject(
@@ -279,8 +307,10 @@ def _reject(
         connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
-    if row is not None and lease_table.end_unanswered(connection, row, Event.REJECT, judge.terms, now_ms):
-        connection.execute(sa.update(leases).where(mine).values(code=error.code, said=str(error)[:500]))
+    ours = isinstance(error, BudgetExhausted)  # the node has done what it was asked for
+    event = Event.CANCEL if ours else Event.REJECT
+    if row is not None and lease_table.end_unanswered(connection, row, event, judge.terms, now_ms):
+        connection.execute(sa.update(leases).where(mine).values(code=error.code, said=said))
 
 
 def _verdict(

@@ -4,6 +4,7 @@
 - A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
   from what was told of it, if that costs no more than to start afresh (`coordinator.work.continuation`).
 - A node may hold as many leases as it has shown to finish (`coordinator.work.sizing`).
+- While the coordinator is away no lease's time runs: nobody could answer.
 - Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
 """
 
@@ -143,6 +144,17 @@ def terms_of(config: Config) -> Terms:
 def rules_of(config: Config) -> Rules:
     """How prompts are chosen."""
     return Rules(**config.selection.model_dump(), solved=config.eval.solved)
+
+
+def pardon(connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms: int, now_ms: int) -> int:
+    """After nobody was here since `alive_ms`: open leases have the time left that they had, and some to be answered.
+
+    None has more than a new one, however often that happens; how many there are.
+    """
+    left = leases.c.expires_ms - alive_ms
+    expires = sa.case((left > timeout_ms, sa.literal(timeout_ms, sa.BigInteger)), else_=left) + (now_ms + back_ms)
+    here = sa.update(leases).where(IS_OPEN, left > 0)
+    return connection.execute(here.values(expires_ms=expires)).rowcount
 
 
 def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:

@@ -70,6 +70,8 @@ def verify(
         f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {owed} micro-units, "
         f"and say of all {found.nodes} nodes what the leaderboard says."
     )
+    if not found.logged_roots:
+        typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
     if witnesses.quorum:
         typer.echo(
             f"{witnesses.quorum} of {len(witnesses.keys)} witnesses vouch for the first {found.witnessed} of them."
@@ -222,7 +224,7 @@ async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list
     async with _files(join) as online:
         reader = None if offline else LogReader(online)
         claims = keeping.Claims(folder / "claims")
-        async for claim_id, receipt in keeping.fetch(reader, join.round_id, me, claims, folder / "receipts"):
+        async for claim_id, receipt in keeping.fetch(reader, join.round_id, me, claims, folder / keeping.RECEIPTS):
             if receipt is None:
                 missing.append(claim_id)
             else:

@@ -2,7 +2,9 @@
 
 - The picker decides, one upstream per source acts, this loop carries news between them; it ends when every chunk is
   stored, when the picker gives up (`NoSource`), or when this node itself cannot go on (its own error, e.g. `DiskFull`).
-- All sources of the plan are connected at once, so that they can say what they hold.
+- The sources of the plan are connected at once, so that they can say what they hold. Not so, in a large swarm, a seeder
+  that feeds this node nothing: its connections are for its children, and it holds everything; it is called when it is
+  needed, and may be full for a while.
 - Chunks that are stored already are not fetched: an interrupted download resumes by itself.
 - The origin is a function of the caller; its bytes are verified like anybody's.
 - Cancelling is safe at any time and leaves only whole chunks behind.
@@ -175,13 +177,14 @@ class _Download:
 
     async def _drive(self, picker: Picker, nursery: trio.Nursery) -> SwarmError | None:
         for name in self._peers if picker.missing else ():
-            self._open(name, nursery)
+            if not self._is_in_reserve(name):
+                self._open(name, nursery)
         while picker.missing:
             now = trio.current_time()
             if picker.hopeless(now):
                 return self._no_source(picker)
             for order in picker.next(now):
-                self._act(order, nursery)
+                self._act(order, nursery, is_behind=picker.is_behind)
             with trio.move_on_at(picker.wake_at(now)):
                 while not self._take(await self._news.receive(), picker):
                     pass
@@ -192,7 +195,7 @@ class _Download:
                 return self._broke
         return None
 
-    def _act(self, order: Ask | TakeBack, nursery: trio.Nursery) -> None:
+    def _act(self, order: Ask | TakeBack, nursery: trio.Nursery, *, is_behind: bool) -> None:
         name, chunk = order.source, order.chunk
         if isinstance(order, TakeBack):
             if name in self._upstreams:
@@ -202,11 +205,22 @@ class _Download:
         else:
             if name not in self._upstreams:
                 self._open(name, nursery)
-            self._upstreams[name].ask(chunk)
+            self._upstreams[name].ask(chunk, is_behind=is_behind)
+
+    def _is_in_reserve(self, name: str) -> bool:
+        """A seeder that feeds us nothing, where all ask it sparingly."""
+        peer = self._peers[name]
+        return peer.kind == "seeder" and not peer.stripes and self._plan.help_rate > 0
 
     def _open(self, name: str, nursery: trio.Nursery) -> None:
         upstream = Upstream(
-            self._host, self._peers[name], self._blobs, self._sizes, self._news_in, self._rules.deadlines
+            self._host,
+            self._peers[name],
+            self._blobs,
+            self._sizes,
+            self._news_in,
+            self._rules.deadlines,
+            patient=self._is_in_reserve(name),
         )
         self._upstreams[name] = upstream
         nursery.start_soon(upstream.run)

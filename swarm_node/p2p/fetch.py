@@ -1,7 +1,11 @@
 """Ask one upstream for chunks, several at a time, and store what proves itself.
 
 - The peer at the other end is authenticated; its chunks are verified before they are written.
-- Each WANT is answered within `chunk_s`, or the peer is given up; who else to ask meanwhile is the picker's business.
+- Whoever owes chunks and neither answers nor begins to send one for `chunk_s` is given up. A WANT may take longer: it
+  waits its turn behind others, or at the peer for a chunk that is still to come there. Whom else to ask meanwhile is
+  the picker's business.
+- Who is patient knocks again where nobody answers or the door is closed, less and less often, for `chunk_s`: a full
+  host closes it without a word.
 - The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
 """
@@ -24,6 +28,9 @@ from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 
+KNOCK_MAX_S = 10.0
+"""Between two tries: of a thousand nodes a hundred come each second then, which costs a full host next to nothing."""
+
 
 @dataclass(frozen=True)
 class Deadlines:
@@ -31,9 +38,12 @@ class Deadlines:
 
     dial_s: float = 10.0
     chunk_s: float = 60.0
-    """Per answer: 4 MiB at 70 kB/s, the slowest peer worth having; and longer than a WANT may wait there."""
+    """From one answer, or the first bytes of one, to the next: 4 MiB at 70 kB/s, the slowest peer worth having; and
+    longer than a WANT may wait there."""
     stall_s: float = 20.0
     """For a WANT to be taken."""
+    knock_s: float = 0.5
+    """Before a second try at a door that was closed; doubled with each further one."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +123,19 @@ class Upstream:
         sizes: Mapping[ChunkId, int],
         outcomes: trio.MemorySendChannel[Outcome],
         deadlines: Deadlines,
+        *,
+        patient: bool = False,
     ) -> None:
         self._host, self._peer, self._blobs, self._sizes = host, peer, blobs, sizes
-        self._outcomes, self._deadlines = outcomes, deadlines
+        self._outcomes, self._deadlines, self._is_patient = outcomes, deadlines, patient
         self._orders_in, self._orders = trio.open_memory_channel[Want | Cancel](2 * limits.EXCHANGE_WANTS_MAX)
         self._requester = Requester()
-        self._due: dict[ChunkId, float] = {}
-        """When the answer to each open WANT must be here, the first one first."""
         self._patience = trio.CancelScope()
         self._failure: Exception | None = None
 
-    def ask(self, chunk: ChunkId) -> None:
+    def ask(self, chunk: ChunkId, *, is_behind: bool = False) -> None:
         """Name one more chunk; at most `EXCHANGE_WANTS_MAX` may be undelivered."""
-        self._orders_in.send_nowait(Want(chunk))
+        self._orders_in.send_nowait(Want(chunk, is_behind))
 
     def take_back(self, chunk: ChunkId) -> None:
         """A chunk that was asked for is not needed any more; it may come all the same."""
@@ -134,18 +144,28 @@ class Upstream:
     async def run(self) -> None:
         """Serve `ask` until the first failure, which is reported and not raised; cancelled, it says goodbye."""
         try:
-            link = await self._host.connect(
-                self._peer,
-                dial_s=self._deadlines.dial_s,
-                chunk_max_bytes=max(self._sizes.values(), default=0),
-            )
-            await self._use(link)
+            await self._use(await self._reach())
         except _Liar as liar:
             await self._report(Lied(self._peer.peer_id, liar.chunk, liar.got))
         except PeerFault as error:
             await self._report(Failed(self._peer.peer_id, error))
         except SwarmError as error:
             await self._report(Broke(error))
+
+    async def _reach(self) -> Link:
+        knock_s, until = self._deadlines.knock_s, trio.current_time() + self._deadlines.chunk_s
+        while True:
+            try:
+                return await self._host.connect(
+                    self._peer,
+                    dial_s=self._deadlines.dial_s,
+                    chunk_max_bytes=max(self._sizes.values(), default=0),
+                )
+            except (PeerVanished, PeerStalled):
+                if not self._is_patient or trio.current_time() + knock_s >= until:
+                    raise
+            await trio.sleep(knock_s)
+            knock_s = min(2 * knock_s, KNOCK_MAX_S)
 
     async def _use(self, link: Link) -> None:
         try:
@@ -172,9 +192,11 @@ class Upstream:
         async for order in self._orders:
             message: Want | Cancel | None
             if isinstance(order, Want):
-                message = self._requester.want(order.chunk, self._sizes[order.chunk])
-                self._due[order.chunk] = trio.current_time() + self._deadlines.chunk_s
-                self._be_patient()
+                owed_nothing = not self._requester.unanswered
+                size_bytes = self._sizes[order.chunk]
+                message = self._requester.want(order.chunk, size_bytes, is_behind=order.is_behind)
+                if owed_nothing:
+                    self._be_patient()
             else:
                 message = self._requester.cancel(order.chunk)
             if message is not None:
@@ -188,7 +210,6 @@ class Upstream:
     async def _take_answers(self, link: Link, nursery: trio.Nursery) -> None:
         arriving: ChunkId | None = None
         while True:
-            self._be_patient()
             for message in await link.receive():
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
@@ -196,14 +217,15 @@ class Upstream:
                 if isinstance(answer, Have):
                     await self._report(Had(link.peer, answer.chunks))
                     continue
-                self._due.pop(answer.chunk, None)
+                self._be_patient()
                 if isinstance(answer, Reject):
                     await self._report(Refused(link.peer, answer.chunk, answer.reason))
                 else:
                     nursery.start_soon(self._or_end, nursery, self._store(answer))
             if link.arriving != arriving:
                 arriving = link.arriving
-                if arriving in self._due:
+                if arriving and self._requester.awaits(arriving):
+                    self._be_patient()
                     await self._report(Began(link.peer, arriving))
 
     async def _store(self, answer: Chunk) -> None:
@@ -221,4 +243,6 @@ class Upstream:
                 await self._outcomes.send(news)
 
     def _be_patient(self) -> None:
-        self._patience.deadline = next(iter(self._due.values()), math.inf)
+        """It is alive: from now on it has the whole time again."""
+        patience_s = self._deadlines.chunk_s if self._requester.unanswered else math.inf
+        self._patience.deadline = trio.current_time() + patience_s

@@ -2,7 +2,8 @@
 
 - The peer id is the node id; a connection to anybody else than the expected one is refused (`WrongPeer`).
 - TCP, Noise, Yamux; nothing is discovered, announced or mapped: whom to dial comes from the coordinator's plan.
-- Whoever wants a stream waits for everything up to its negotiation, and no longer than he says.
+- Whoever wants a stream waits for everything up to its negotiation, and no longer than he says. What that opened is cut
+  then; a connection that was there before may be slow because it is in use, and a frozen peer's ends by itself.
 - Streams go over the connection there is, whoever opened it. A peer that cannot be dialled (`Peer.calls`) is waited
   for; those whom this node is to call are called again whenever the connection is lost, until the next plan.
 - A connection that carried no stream for `idle_s` is cut, so frozen peers do not add up; not those to whom we call.
@@ -142,13 +143,14 @@ class Host:
 
     async def connect(self, peer: Peer, *, dial_s: float, chunk_max_bytes: int = limits.CHUNK_MAX_BYTES) -> Link:
         """Open an exchange stream to a peer: over the connection there is, the one that it opens, or a new one."""
-        name = NodeId(peer.peer_id)
+        name, peer_id = NodeId(peer.peer_id), ID.from_base58(peer.peer_id)
+        before = set(self._swarm.get_connections(peer_id))
         try:
             with trio.fail_after(dial_s):
                 await self._reach(peer)
-                stream = await self._host.new_stream(ID.from_base58(name), [_EXCHANGE])
+                stream = await self._host.new_stream(peer_id, [_EXCHANGE])
         except trio.TooSlowError:
-            await self.disconnect(name)
+            await self._cut_unused(set(self._swarm.get_connections(peer_id)) - before)
             what = "did not call" if peer.calls else f"at {peer.address} did not answer"
             raise PeerStalled(f"Peer {name} {what} for {dial_s:g} s.") from None
         except Exception as error:  # py-libp2p lets any layer's exception through
@@ -174,6 +176,12 @@ class Host:
         for peer in wanted - self._calls.keys():
             self._calls[peer] = trio.CancelScope()
             self._nursery.start_soon(self._keep_calling, peer, self._calls[peer])
+
+    async def _cut_unused(self, connections: Iterable[INetConn]) -> None:
+        """Cut those that carry nothing; others, though slow for us, may be what the peer is fetching over."""
+        for connection in connections:
+            if not connection.get_streams():
+                await workarounds.cut(connection)
 
     async def disconnect(self, node: NodeId) -> None:
         """Cut every connection to a peer."""

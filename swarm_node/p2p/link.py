@@ -6,6 +6,8 @@
 - `receive` may be cancelled at any time: bytes are read by the connection's own task.
 """
 
+import math
+
 import trio
 from libp2p.abc import INetStream
 
@@ -43,12 +45,15 @@ class Link:
         self.peer = peer
         self._stream, self._bytes = stream, workarounds.under(stream)
         self._frames = FrameReader(chunk_max_bytes)
+        self.moved_at = -math.inf
+        """When a frame was begun or a slice of it got through, the last time."""
 
     async def send(self, message: Message, *, stall_s: float) -> None:
         """Write one frame; every slice of it must get through within `stall_s`."""
         frame = memoryview(encode(message))
         try:
             for start in range(0, len(frame), WRITE_BYTES):
+                self.moved_at = trio.current_time()
                 with trio.fail_after(stall_s):
                     await self._bytes.write(frame[start : start + WRITE_BYTES])
         except trio.TooSlowError:

@@ -1,12 +1,16 @@
 """Answer other nodes' WANTs from the chunk store.
 
 - A chunk is verified each time it is read from the disk; what is neither here nor expected is rejected as absent.
-- A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives; one for a chunk that
-  nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
+- A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives. After `wait_s` it is
+  absent, whatever else arrived meanwhile: so whoever waits here hears something in time, and may ask again. One for a
+  chunk that nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
 - Requesters are told what arrives (HAVE), so that they can ask for it; little later, and so much at once.
 - Nothing more is read from a requester that does not take its answers.
 - What leaves is counted (`meter`) before it does; where the owner's volume is used up, the answer is busy.
+- Some wait for requesters that are behind other nodes (`turns`).
 - Bounded per peer (streams) and in total (streams, chunks in memory): beyond, the answer is busy.
+- A WANT that finds no room in memory has the requester cut off that has taken nothing for the longest time, if that is
+  longer than anybody waits for room, and if none was in as long a time: a crowd cannot have all slow links emptied.
 - Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a slot to get free, for the peer to take
   bytes.
 """
@@ -15,7 +19,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import islice
 
 import trio
 
@@ -26,7 +29,8 @@ from protocol.frames import Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.link import Link, PeerVanished
+from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.turns import FRESH_S, Turns
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,11 @@ class ServeLimits:
     uploads: int = 32
     """Chunks in memory at once: 128 MiB at the largest chunk size."""
     slot_s: float = 5.0
-    """Waiting for an upload slot; after that the peer is told to come back."""
+    """Waiting for a turn; after that the peer is told to come back, if there is no room. Who takes no slice (1 MiB, or
+    what is left of a chunk) in that time keeps its room only while nobody waits for some."""
     stall_s: float = 20.0
     wait_s: float = 30.0
-    """Waiting for a chunk that is on its way here."""
+    """Waiting for a chunk that is on its way here; half of what a requester's patience is."""
     grace_s: float = 2.0
     """Waiting for a chunk that nobody here has heard of."""
     news_s: float = 0.5
@@ -72,8 +77,12 @@ class ChunkServer:
         self.blobs = blobs
         self.arrivals = arrivals or Arrivals()
         self.limits = limits or ServeLimits()
-        self.uploads = trio.CapacityLimiter(self.limits.uploads)
         self.bytes_sent = 0
+        self.takers: dict[Link, trio.CancelScope] = {}
+        """Those that something is on its way to."""
+        self._cut_at = -math.inf
+        self.turns = Turns[Link](self.limits.uploads)
+        self._wakes: dict[Link, Callable[[], None]] = {}
         self._streams: Counter[NodeId] = Counter()
 
     async def handle(self, link: Link) -> None:
@@ -94,6 +103,32 @@ class ChunkServer:
             if not self._streams[link.peer]:
                 del self._streams[link.peer]
 
+    def ask_for_turn(self, link: Link, *, is_behind: bool, wake: Callable[[], None]) -> None:
+        """This stream has a chunk to send: `wake` is called when it may."""
+        if self.turns.full:
+            self.hurry()
+        self._wakes[link] = wake
+        self.turns.wait(link, trio.current_time(), is_behind=is_behind)
+
+    def admit(self) -> None:
+        """Wake those whose turn has come."""
+        for link in self.turns.admit(trio.current_time()):
+            self._wakes[link]()
+
+    def end_turn(self, link: Link) -> None:
+        """It has sent its chunk, or waits no more."""
+        self._wakes.pop(link, None)
+        self.turns.leave(link)
+
+    def hurry(self) -> None:
+        """There is no room, and some is wanted: whoever takes the slowest, and holds some, may have to leave."""
+        holders = filter(self.turns.is_sending, self.takers)
+        slowest = min(holders, key=lambda link: link.moved_at, default=None)
+        now = trio.current_time()
+        if slowest is not None and now - max(slowest.moved_at, self._cut_at) > self.limits.slot_s:
+            self._cut_at = now
+            self.takers[slowest].cancel()
+
 
 class _Conversation:
     """One stream: a reader notes what is wanted, a writer answers what can be answered."""
@@ -105,7 +140,11 @@ class _Conversation:
         self._ready: dict[ChunkId, None] = {}
         """Owed chunks that are here, in the order in which to answer."""
         self._waiting: dict[ChunkId, float] = {}
-        """Owed chunks that are not here yet, and when to say so."""
+        """Owed chunks that are not here yet, and since when."""
+        self._is_behind = False
+        """The requester has less than other nodes, as it said last."""
+        self._asked_at = math.inf
+        """Since when it waits for its turn."""
         self._told = 0
         """How many of the chunks that arrived the requester knows of."""
         self._downloads_seen = 0
@@ -118,10 +157,14 @@ class _Conversation:
 
     async def run(self) -> Farewell:
         """Converse until the requester leaves or falls silent."""
-        with self._server.arrivals.listening(self._look):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, nursery.cancel_scope)
-                nursery.start_soon(self._write, nursery.cancel_scope)
+        try:
+            with self._server.arrivals.listening(self._look):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read, nursery.cancel_scope)
+                    nursery.start_soon(self._write, nursery.cancel_scope)
+        finally:
+            self._server.end_turn(self._link)
+            self._server.admit()
         if self._failure is not None:
             raise self._failure
         return self._farewell
@@ -134,6 +177,7 @@ class _Conversation:
                         self._replies.append(rejected)
                         self._forget(rejected.chunk)
                     if isinstance(message, Want):
+                        self._is_behind = message.is_behind
                         self._place(message.chunk)
                     self._changed.set()
                 while len(self._replies) > limits.EXCHANGE_WANTS_MAX:  # it asks and takes back faster than it reads
@@ -156,8 +200,12 @@ class _Conversation:
         if self._server.blobs.has(chunk):
             self._ready[chunk] = None
         else:
-            expected = self._server.arrivals.expects(chunk)
-            self._waiting[chunk] = trio.current_time() + (self._limits.wait_s if expected else self._limits.grace_s)
+            self._waiting[chunk] = trio.current_time()
+
+    def _absent_at(self, chunk: ChunkId) -> float:
+        """When to say that an owed chunk is not here."""
+        expected = self._server.arrivals.expects(chunk)
+        return self._waiting[chunk] + (self._limits.wait_s if expected else self._limits.grace_s)
 
     def _forget(self, chunk: ChunkId) -> None:
         """A WANT is answered, or was taken back."""
@@ -166,7 +214,7 @@ class _Conversation:
 
     def _look(self) -> None:
         """Something arrived, or is expected now, or is not any more."""
-        arrivals, now = self._server.arrivals, trio.current_time()
+        arrivals = self._server.arrivals
         matters = self._tell_at == math.inf  # else the writer wakes for the news by itself
         self._tell_at = min(self._tell_at, self._told_at + self._limits.news_s)
         for chunk in list(self._waiting):
@@ -174,8 +222,8 @@ class _Conversation:
                 del self._waiting[chunk]
                 self._ready[chunk] = None
                 matters = True
-            elif arrivals.expects(chunk):
-                self._waiting[chunk] = max(self._waiting[chunk], now + self._limits.wait_s)
+            elif not arrivals.expects(chunk):
+                matters = True  # nobody fetches it any more
         if matters:
             self._changed.set()
 
@@ -185,11 +233,36 @@ class _Conversation:
             await self._send(self._replies.popleft())
         elif news := self._news():
             await self._send(Have(news))
-        elif self._ready:
-            await self._answer(next(iter(self._ready)))
+        elif self._has_turn():
+            await self._answer()
         else:
-            return await self._wait()
+            self._ask_for_turn()
+            return self._has_turn() or await self._wait()
         return True
+
+    def _has_turn(self) -> bool:
+        return self._server.turns.is_sending(self._link)
+
+    def _ask_for_turn(self) -> None:
+        """Wait in line if there is a chunk to send."""
+        if self._ready:
+            self._asked_at = min(self._asked_at, trio.current_time())
+            self._server.ask_for_turn(self._link, is_behind=self._is_behind, wake=self._wake)
+        else:
+            self._leave_line()
+        self._server.admit()
+
+    def _leave_line(self) -> None:
+        self._asked_at = math.inf
+        self._server.end_turn(self._link)
+
+    def _turn_at(self) -> float:
+        """When to wait no longer for those behind, or for room."""
+        server = self._server
+        return self._asked_at + (self._limits.slot_s if server.turns.full else min(self._limits.slot_s, FRESH_S))
+
+    def _wake(self) -> None:
+        self._changed.set()
 
     def _news(self) -> tuple[ChunkId, ...]:
         """What arrived here and the requester was not told of, when it is time."""
@@ -198,7 +271,7 @@ class _Conversation:
             return ()
         if self._downloads_seen != arrivals.downloads:
             self._downloads_seen, self._told = arrivals.downloads, 0
-        news = tuple(islice(arrivals.held, self._told, self._told + limits.EXCHANGE_HAVE_NAMES_MAX))
+        news = tuple(arrivals.came_after(self._told, limits.EXCHANGE_HAVE_NAMES_MAX))
         self._told += len(news)
         if news:
             self._told_at = now
@@ -209,41 +282,41 @@ class _Conversation:
     async def _wait(self) -> bool:
         self._changed = trio.Event()
         idle_at = math.inf if self._responder.owed or self._server.arrivals.expecting_any else self._idle_at
-        with trio.move_on_at(min(idle_at, self._tell_at, *self._waiting.values())):
+        with trio.move_on_at(min(idle_at, self._tell_at, self._turn_at(), *map(self._absent_at, self._waiting))):
             await self._changed.wait()
         now = trio.current_time()
-        for chunk, until in list(self._waiting.items()):
-            if now >= until:
-                self._reject(chunk, Reason.ABSENT)
+        if self._ready and now >= self._turn_at() and not self._server.turns.go(self._link, now):
+            self._leave_line()
+            self._reject(next(iter(self._ready)), Reason.BUSY)
+        for chunk in [chunk for chunk in self._waiting if now >= self._absent_at(chunk)]:
+            self._reject(chunk, Reason.ABSENT)
         if now >= idle_at and not self._responder.owed:
             self._farewell = Farewell.IDLE
             return False
         return True
 
-    async def _answer(self, chunk: ChunkId) -> None:
-        """One CHUNK or REJECT, unless the WANT was taken back."""
+    async def _answer(self) -> None:
+        """One CHUNK or REJECT, to the oldest WANT that can be answered; for the next one it waits in line again."""
+        if self._ready:  # else everything was taken back meanwhile
+            await self._send_chunk(next(iter(self._ready)))
+        self._leave_line()
+        self._ask_for_turn()
+
+    async def _send_chunk(self, chunk: ChunkId) -> None:
+        self._responder.take(chunk)
+        self._forget(chunk)
         try:
-            with trio.fail_after(self._limits.slot_s):
-                await self._server.uploads.acquire()
-        except trio.TooSlowError:
-            self._reject(chunk, Reason.BUSY)
-            return
-        try:
-            if chunk in self._responder.owed:
-                self._responder.take(chunk)
-                self._forget(chunk)
-                data = self._server.arrivals.fresh(chunk)
-                if data is None:
-                    data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
-                if not await self._server.meter(len(data)):
-                    await self._send(self._responder.reject(chunk, Reason.BUSY))
-                    return
-                await self._send(self._responder.chunk(chunk, data))
-                self._server.bytes_sent += len(data)
+            data = self._server.arrivals.fresh(chunk)
+            if data is None:
+                data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
         except UnknownChunk:
             await self._send(self._responder.reject(chunk, Reason.ABSENT))
-        finally:
-            self._server.uploads.release()
+            return
+        if not await self._server.meter(len(data)):
+            await self._send(self._responder.reject(chunk, Reason.BUSY))
+            return
+        await self._send(self._responder.chunk(chunk, data))
+        self._server.bytes_sent += len(data)
 
     def _reject(self, chunk: ChunkId, reason: Reason) -> None:
         self._forget(chunk)
@@ -251,6 +324,15 @@ class _Conversation:
             self._replies.append(self._responder.reject(chunk, reason))
 
     async def _send(self, message: Chunk | Reject | Have) -> None:
-        await self._link.send(message, stall_s=self._limits.stall_s)
+        """Send a frame, unless the requester takes it too slowly for those who wait for room."""
+        with trio.CancelScope() as scope:
+            self._server.takers[self._link] = scope
+            try:
+                await self._link.send(message, stall_s=self._limits.stall_s)
+            finally:
+                del self._server.takers[self._link]
+        if scope.cancelled_caught:
+            slow, slot_s = self._link.peer, self._limits.slot_s
+            raise PeerStalled(f"Peer {slow} took no slice of a chunk for {slot_s:g} s, and others wait.")
         self._sent.set()
         self._idle_at = trio.current_time() + self._limits.idle_s

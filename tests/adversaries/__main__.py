@@ -5,7 +5,8 @@
 - `--keep FOLDER` keeps what was played: the same command goes on after it was killed, several at once share the work,
   and `--show` prints what there is.
 - `QUICK=1` plays a few groups on a tiny policy that nobody trained, and leaves out the training and those who wait.
-- The exit status is 0 if nobody gained, no honest node had a hard fault, and the training reached its goal.
+- The exit status is 0 if everything that was asked for was played, nobody gained, no honest node had a hard fault, and
+  the training reached its goal.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from coordinator.learner.embedded import make_policy
 from tests.adversaries import patience, tournament
 from tests.adversaries.arena import SHIPPED_SETTINGS, UPDATES_PER_VERSION, Stage
 from tests.adversaries.campaign import Result
+from tests.adversaries.catalogue import AT_ONCE, PATIENT
 from tests.adversaries.training import HONEST, HOSTILE, Learned, learn, stage_of, started
 from tests.tiny_policy import make_tiny_policy, with_canary
 
@@ -51,7 +53,7 @@ HEADING = """\
 |---|---|---|---|---|---|---|---|"""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Play, print, judge."""
     parser = argparse.ArgumentParser(prog="make adversaries", description=__doc__)
     quick = quick_from_environment()
@@ -62,7 +64,10 @@ def main() -> int:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--skip-training", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    known = sorted(attack.__name__ for attack in (*AT_ONCE, *PATIENT))
+    if unknown := sorted(set(options.only).difference(known)):
+        parser.error(f"no attack is called {', '.join(unknown)}; there are {', '.join(known)}")
     logging.disable(logging.WARNING)  # every ban and fault is in the table
     os.nice(NICENESS)
     torch.set_num_threads(1)
@@ -74,7 +79,7 @@ def main() -> int:
         wanted = tournament.campaigns(stage, options.groups, options.secrets, options.only)
         if not options.show:
             tournament.play(folder / "rows", stage, wanted)
-        sound = show(list(tournament.played(folder / "rows", wanted)))
+        sound = show(list(tournament.played(folder / "rows", wanted)), len(wanted))
         sound &= bool(options.only) or show_patience()
         trained = options.skip_training or quick or train(folder / "training", config, options.updates, options.show)
     return 0 if sound and trained else 1
@@ -112,13 +117,15 @@ def rehearsed(folder: Path, config: Config) -> Stage:
     )
 
 
-def show(played: Sequence[tuple[tournament.Campaign, Result]]) -> bool:
-    """Print a row for each attack and class; whether all is well with them."""
+def show(played: Sequence[tuple[tournament.Campaign, Result]], wanted: int) -> bool:
+    """Print a row for each attack and class; whether so many were played, and all is well with them."""
     rows = defaultdict[tuple[str, str], list[Result]](list)
     for campaign, result in played:
         rows[result.attack, campaign.tolerance].append(result)
     print(HEADING)
-    sound = True
+    sound = 0 < len(played) == wanted
+    if not sound:
+        print(f"played: {len(played)} of {wanted}; nothing is said of the others")
     for (attack, tolerance), results in rows.items():
         sound &= row(attack, tolerance, results)
     return sound

@@ -9,7 +9,8 @@ import pytest
 from bench.anchor.__main__ import foretold, rounds
 from bench.anchor.books import Measured
 from bench.anchor.engine import PacedEngine
-from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, PAYLOAD, Case, group_s, links, machines, paced_s
+from bench.anchor.setting import ADMISSIONS, AT_ONCE, LINKS, Case, group_s, links, machines, paced_s
+from bench.broadcast.cells import PAYLOAD_SHARE
 from bench.broadcast.contender import SOURCE
 from protocol.rollout import pack_tokens
 from swarm_node.engine.messages import GroupDone, Request
@@ -34,8 +35,8 @@ def test_both_swarms_have_the_same_machines_and_links() -> None:
     capped = links()
     assert capped[SOURCE].up_bit_s == 1e6 * LINKS.source_mbit
     for node in machines():
-        assert capped[node.name].up_bit_s == pytest.approx(8 * node.links.up / PAYLOAD)
-        assert capped[node.name].down_bit_s == pytest.approx(8 * node.links.down / PAYLOAD)
+        assert capped[node.name].up_bit_s == pytest.approx(8 * node.links.up / PAYLOAD_SHARE)
+        assert capped[node.name].down_bit_s == pytest.approx(8 * node.links.down / PAYLOAD_SHARE)
         assert node.hands == AT_ONCE
     slower = machines(answer_s=2.0)
     assert [group_s(node) for node in slower] == pytest.approx([group_s(node) + 2.0 for node in machines()])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.broadcast.cells import MBIT, Cell, Link, fluid_bound_s, parse
+from bench.broadcast.cells import MBIT, PAYLOAD_SHARE, Cell, Link, fluid_bound_s, parse
+from bench.broadcast.paper import completion_s
 
 MIB = 2**20
 
@@ -54,3 +55,8 @@ def test_links_are_slowed_until_all_workers_together_receive_what_the_cores_can_
     assert slower.together_mbit_s == pytest.approx(80)
     assert slower.bound_s == pytest.approx(slower.workers * 8 * MIB / (80 * MBIT))
     assert slower.within(100) == slower
+
+
+def test_a_cell_on_paper_takes_a_little_longer_than_its_bound_over_what_tcp_leaves() -> None:
+    cell = parse("4:3:mixed", worker_mbit_s=20, size_bytes=32 * MIB)
+    assert 1.0 <= completion_s(cell) * PAYLOAD_SHARE / cell.bound_s <= 1.25

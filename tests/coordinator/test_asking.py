@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from coordinator.cli import app
 from coordinator.commands import asking
 from coordinator.config import load
 from coordinator.opening import LOCK, led_until_ms, only_coordinator, touch
-from protocol.errors import ConfigInvalid, Unreachable
+from protocol.errors import ConfigInvalid, NotAuthorised, NotFound, SwarmError, Unreachable
 from tests.coordinator.served import SETTINGS, serve
 from tests.processes.programs import free_address
 
@@ -59,6 +61,36 @@ def test_for_scripts_it_is_the_same_json_with_the_moment(stopped: Path) -> None:
     assert told["stopped_since_ms"] == STOPPED_MS
     assert (told["version"], told["nodes"], told["nodes_alive"]) == (1, 1, 0)
     assert told["samples_per_group"] == 2, "as it was launched, not as the file says"
+
+
+class Older(BaseHTTPRequestHandler):
+    """A coordinator that has no word for the operator alone, or takes the token for a stranger's."""
+
+    refusal: SwarmError
+
+    def do_GET(self) -> None:  # named so by `http.server`
+        known = self.path == "/v1/status"
+        body = {"version": 3} if known else self.refusal.to_wire()
+        self.send_response(200 if known else self.refusal.http_status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("refusal", [NotFound("No such address."), NotAuthorised("This address is the operator's.")])
+def test_a_coordinator_that_refuses_the_operators_figures_is_asked_for_the_public_ones(
+    tmp_path: Path, refusal: SwarmError
+) -> None:
+    (tmp_path / "operator.token").write_text("a" * 64)
+    handler = type("Refusing", (Older,), {"refusal": refusal})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor() as pool:
+        serving = pool.submit(server.serve_forever)
+        file = tmp_path / "round.toml"
+        file.write_text(f'[round]\ndirectory = "{tmp_path}"\nlisten = "127.0.0.1:{server.server_port}"\n')
+        try:
+            assert json.loads(say("status", str(file), "--json"))["version"] == 3
+        finally:
+            server.shutdown()
+            serving.result()
 
 
 def test_nodes_and_versions_are_told_with_the_same_line(stopped: Path) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from coordinator.round import now_ms
 from protocol import canonical
 from protocol.auditing import Cases, Explanations, Judged, TakeCases, Verdicts, Why
 from protocol.signing import NodeKey
@@ -84,3 +86,35 @@ async def test_draws_are_shown_when_their_epoch_is_over(audited: Served) -> None
     listed = await (await audited.client.get("/v1/audits/1")).json()
     assert [rate for _, rate in listed] == [10**6] * 2
     assert (await audited.client.get("/v1/audits/2")).status == 404
+
+
+async def test_whether_a_claim_was_drawn_is_not_told_to_its_node_before_the_reveal(tmp_path: Path) -> None:
+    """Else a node learns at once, claim by claim, what it got away with, and works the next ones accordingly."""
+    rates = ("audit.first_groups=0", "audit.floor=1e-6", "audit.trusted_floor=1e-6", "audit.escrow_factor=0")
+    async with serve(tmp_path, *rates, "audit.epoch_groups=2") as served:
+        await served.publish()
+        key, _ = await earn(served)
+        assert (await take(served)).cases == (), "not drawn, by all odds"
+        assert [told.finding for told in (await why(served, key)).explanations] == ["waiting"], "as if it was"
+        await earn(served)
+        assert [told.finding for told in (await why(served, key)).explanations] == ["", ""], "revealed"
+
+
+async def test_the_public_figures_do_not_tell_that_a_claim_was_drawn_before_the_reveal(audited: Served) -> None:
+    """Else a node reads the count after each of its claims, and knows; the operator sees all that waits."""
+
+    async def fresh(path: str) -> dict[str, Any]:
+        """What is said now, and not what was computed for whoever asked a moment before."""
+        asked_ms, found = now_ms(), {"as_of_ms": 0}
+        while found["as_of_ms"] < asked_ms:
+            found = await (await audited.client.get(path, headers=audited.operator)).json()
+        return found
+
+    for accepted, shown in ((1, 0), (2, 2), (3, 2)):
+        await earn(audited)
+        told = await fresh("/v1/status")
+        assert (told["audit"]["waiting"], "backlog" in told) == (shown, False), f"after {accepted}, two to an epoch"
+        metrics = await (await audited.client.get("/metrics")).text()
+        assert f'echo_swarm_audits{{state="waiting"}} {shown:.1f}' in metrics
+        assert (await fresh("/v1/operator/status"))["backlog"] == accepted
+    assert (await audited.client.get("/v1/operator/status")).status == 401

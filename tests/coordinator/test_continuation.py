@@ -148,9 +148,9 @@ def test_a_node_whose_version_does_not_fit_takes_other_open_groups_first(world: 
     assert world.lease(second).prompt == untold.prompt
 
 
-def test_the_budget_covers_what_is_done_and_what_is_left(tmp_path: Path) -> None:
+def test_the_budget_covers_what_is_done_and_what_is_left(tmp_path: Path, store_url: str) -> None:
     """The first one works at ten times the price: to go on would cost more than to start afresh."""
-    world = World(tmp_path, budget_micros=11 * MAX_COST)
+    world = World(tmp_path, budget_micros=11 * MAX_COST, postgres_url=store_url)
     world.publish(1, 0)
     dear, cheap = world.join(1, price=10 * PRICE), world.join(2)
     lost(world, dear)

@@ -25,9 +25,9 @@ HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 
 
 @pytest.fixture
-def audited(tmp_path: Path) -> Iterator[World]:
+def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups are all audited."""
-    made = World(tmp_path, staleness=100, rules=EVERYTHING)
+    made = World(tmp_path, staleness=100, rules=EVERYTHING, postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()
@@ -305,8 +305,10 @@ class TestCases:
 
 
 class TestEpochs:
-    def test_claims_are_drawn_by_a_secret_that_was_committed_to_an_epoch_before(self, tmp_path: Path) -> None:
-        world = World(tmp_path, staleness=100, epoch_groups=2, rules=HALF)
+    def test_claims_are_drawn_by_a_secret_that_was_committed_to_an_epoch_before(
+        self, tmp_path: Path, store_url: str
+    ) -> None:
+        world = World(tmp_path, staleness=100, epoch_groups=2, rules=HALF, postgres_url=store_url)
         world.publish(1, 0)
         earn(world, world.join(1), 5)
         kinds = [row.entry for row in world.run(store.entries, 0, 100)]
@@ -325,54 +327,32 @@ class TestEpochs:
         assert world.audit() == []
         world.database.close()
 
-    def test_without_the_committed_secret_everything_is_audited_and_nothing_revealed(self, tmp_path: Path) -> None:
-        world = World(tmp_path, staleness=100, epoch_groups=2)
+    def test_what_comes_after_the_end_is_revealed_when_no_lease_is_open(self, tmp_path: Path, store_url: str) -> None:
+        world = World(tmp_path, staleness=100, postgres_url=store_url)
+        world.publish(1, 0)
+        key = world.join(1)
+        world.earn(key)
+        late, later = world.lease(key), world.lease(key)
+        finish(world)
+        world.run(lottery.end, world.audits, world.now_ms)
+        assert not world.run(lottery.end_last, world.audits, world.now_ms), "nothing was drawn since"
+        assert world.submit(key, answer(key, late)).outcome == "accepted"
+        assert not world.run(lottery.end_last, world.audits, world.now_ms), "a lease is open"
+        world.give_back(key, later)
+        assert world.run(lottery.end_last, world.audits, world.now_ms)
+        assert not world.run(lottery.end_last, world.audits, world.now_ms)
+        assert [reveal.epoch for reveal in entries(world, Reveal) if isinstance(reveal, Reveal)] == [1, 2]
+        assert {row["epoch"] for row in world.rows(tables.audits)} == {1, 2}
+        world.database.close()
+
+    def test_without_the_committed_secret_everything_is_audited_and_nothing_revealed(
+        self, tmp_path: Path, store_url: str
+    ) -> None:
+        world = World(tmp_path, staleness=100, epoch_groups=2, postgres_url=store_url)
         world.publish(1, 0)
         world.judge = replace(world.judge, audits=replace(world.audits, master=b"\1" * 32))
         earn(world, world.join(1), 3)
         assert [row["why"] for row in world.rows(tables.audits)] == ["drawn"] * 3
         assert [row["rate_ppm"] for row in world.rows(tables.audits)] == [0] * 3 != [ALL_PPM] * 3
         assert entries(world, Reveal) == []
-        world.database.close()
-
-
-class TestShares:
-    def crowd(self, folder: Path, owners: int) -> tuple[World, list[NodeKey]]:
-        """A round of four groups an update, of which half may be one owner's."""
-        world = World(folder, staleness=0, size=4)
-        world.audits = replace(world.audits, max_owner_share=0.5)
-        world.terms = replace(world.terms, max_owner_share=0.5)
-        world.publish(1, 0)
-        return world, [world.join(number + 1) for number in range(owners)]
-
-    def test_no_owner_gets_more_than_its_share_of_work_and_batch_among_many(self, tmp_path: Path) -> None:
-        world, (greedy, *others) = self.crowd(tmp_path, 4)
-        leases = [world.lease(key) for key in others]
-        world.give_back(others[0], leases[0])
-        world.lease(others[0])
-        assert len(world.offer(greedy, groups=4).leases) == 1  # one of four is left
-        world.database.close()
-
-    def test_a_batch_waits_for_others_when_one_owner_has_filled_its_share(self, tmp_path: Path) -> None:
-        world, (greedy, *others) = self.crowd(tmp_path, 4)
-        world.terms = replace(world.terms, staleness=5)
-        for key in (greedy, greedy, greedy):
-            world.earn(key)
-        for key in others[:2]:
-            world.lease(key)
-        assert world.batch(1) is None
-        world.earn(others[2])
-        assert world.batch(1) is None, "of the greedy one's three groups only two may enter"
-        world.earn(others[2])
-        batch = world.batch(1)
-        assert batch is not None
-        assert sorted(world.group_states().values()).count("trained") == 4
-        assert [row["state"] for row in world.rows(tables.rollouts)] == [
-            "batched", "batched", "buffered", "batched", "batched",
-        ]  # fmt: skip
-        world.database.close()
-
-    def test_a_round_of_few_owners_is_held_up_by_no_share(self, tmp_path: Path) -> None:
-        world, (greedy, _) = self.crowd(tmp_path, 2)
-        assert len(world.offer(greedy, groups=4).leases) == 4
         world.database.close()

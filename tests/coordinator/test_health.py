@@ -140,3 +140,14 @@ def test_a_policy_that_is_taught_to_be_short_raises_an_alarm_of_its_own(world: W
     assert "leases.timeout_s" in found["alarm"]
     world.run(set_fact, "finished", True)
     assert figures(world) == found | {"alarm": ""}, "nothing can be set any more, and the figures stay"
+
+
+def test_versions_kept_for_a_slow_auditor_raise_the_alarm_before_they_go(world: World) -> None:
+    assert figures(world)["kept_for_audits"] == {"size_bytes": 0, "room_bytes": 0}
+    for size, alarms in ((79, False), (80, True), (100, True)):
+        world.run(set_fact, health.KEPT, {"size_bytes": size * 2**20, "room_bytes": 100 * 2**20})
+        found = figures(world)
+        assert found["kept_for_audits"]["size_bytes"] == size * 2**20
+        assert ("audit.kept_gib" in found["alarm"]) == alarms
+    world.run(set_fact, "finished", True)
+    assert figures(world)["alarm"] == ""

@@ -1,5 +1,7 @@
 """Intake against nodes that cheat, repeat themselves or come too late: each has a name, and nothing counts twice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import sqlalchemy as sa
@@ -7,11 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.store import tables
-from coordinator.work import intake
+from coordinator.work import continuation, intake
+from coordinator.work.prompts import Source
+from ledger import store
+from ledger.book import BookBroken
+from ledger.entry import Pending
+from ledger.tables import balances_table, tiles_table
+from protocol.chunks import digest
+from protocol.errors import TokensInvalid
+from protocol.ids import ClaimId, LeaseId
 from protocol.messages import Verdict
-from protocol.rollout import Sample, pack_logprobs, pack_tokens
+from protocol.rollout import RolloutClaim, Sample, pack_logprobs, pack_tokens
 from protocol.signing import NodeKey
-from tests.coordinator.world import END, HONEST_TOKENS, World, answer, claim, honest_sample
+from protocol.tasks import Reward
+from tests.coordinator.world import END, HONEST_TOKENS, PRICE, World, answer, claim, honest_sample
 
 
 def refused(world: World, verdict: Verdict, code: str) -> None:
@@ -248,6 +259,62 @@ def test_refusals_are_counted_per_node_and_code(world: World) -> None:
     assert rows[two.node_id, "lease_of_another"]["last_lease_id"] == lease.lease_id
 
 
+def test_what_a_refusal_quotes_is_kept_in_every_place_without_what_a_store_cannot_keep(world: World) -> None:
+    key = world.join(1)
+    lease = world.lease(key)
+
+    def quoting(source: Source, completion: list[int]) -> Reward:
+        raise TokensInvalid(f"The completion \0 of {source.split} is none.")
+
+    judge = replace(world.judge, reward=quoting)
+    verdict = world.run(intake.take, key.node_id, answer(key, lease), judge=judge, now_ms=world.now_ms)
+    refused(world, verdict, "tokens_invalid")
+    (row,), (counted,) = world.rows(tables.leases), world.rows(tables.rejections)
+    assert row["said"] == counted["last_message"] == "The completion  of train is none."
+
+
+class TestOurOwnFault:
+    """A damaged store fails the request, and nothing of it has happened: no half of an acceptance, no rejection."""
+
+    def fails(self, world: World, key: NodeKey, envelope: bytes) -> None:
+        before = world.dump()
+        with pytest.raises(BookBroken):
+            world.submit(key, envelope)
+        assert world.dump() == before
+
+    def test_a_tile_that_is_missing_credits_and_rejects_nobody(self, world: World) -> None:
+        key = world.join(1)
+        envelope = answer(key, world.lease(key))
+        world.run(lambda connection: connection.execute(sa.delete(tiles_table)))
+        self.fails(world, key, envelope)
+
+    def test_a_claim_that_the_ledger_has_without_its_rollout_is_not_taken_twice(self, world: World) -> None:
+        key = world.join(1)
+        lease = world.lease(key)
+        world.run(store.append, credited(key, claim(lease), HONEST_TOKENS), 0)
+        self.fails(world, key, answer(key, lease))
+
+    def test_a_part_that_the_ledger_has_already_is_not_taken_twice(self, world: World) -> None:
+        first, second = world.join(1), world.join(2)
+        after = world.leave(first, {0: [10]}, heir=second)
+        (left,) = world.rows(tables.fragments)
+        (told,) = world.run(continuation.chain, left["lease_id"])
+        world.run(store.append, told.pending, 0)
+        self.fails(world, second, answer(second, after))
+
+
+def credited(key: NodeKey, claimed: RolloutClaim, tokens: int) -> Pending:
+    """What the ledger is told of a claim that is accepted."""
+    return Pending(
+        claim_id=ClaimId(digest(claimed.to_bytes())),
+        lease_id=LeaseId(claimed.lease_id),
+        node_id=key.node_id,
+        tokens=tokens,
+        price_micros_per_mtok=PRICE,
+        amount_micros=tokens,
+    )
+
+
 class Crash(Exception):
     """Power off."""
 
@@ -285,3 +352,15 @@ def test_a_crash_at_any_statement_of_acceptance_leaves_no_trace(world: World) ->
     assert verdict.outcome == "accepted"
     assert world.owed(key.node_id) == (HONEST_TOKENS, 0)
     assert world.audit() == []
+
+
+def test_a_budget_that_is_used_up_ends_a_lease_and_blames_nobody(world: World) -> None:
+    key = world.join(1)
+    world.earn(key)
+    lease = world.lease(key)
+    allowance = world.rows(tables.nodes)[0]["lease_allowance"]
+    world.run(lambda connection: connection.execute(balances_table.update().values(micros=0)))
+    refused(world, world.submit(key, answer(key, lease)), "budget_exhausted")
+    assert world.lease_states()[lease.lease_id] == "cancelled"
+    assert world.rows(tables.nodes)[0]["lease_allowance"] == allowance
+    assert list(world.group_states().values()) == ["accepted", "open"]

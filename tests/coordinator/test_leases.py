@@ -275,3 +275,65 @@ def test_the_leaderboard_says_what_share_of_its_leases_a_node_skipped_and_let_ex
     shares = {node: (row["skipped_share"], row["expired_share"]) for node, row in board.items()}
     assert shares == {key.node_id: (0.25, 0.5), other.node_id: (0.0, 0.0)}
     assert board[key.node_id]["leases"] == {"accepted": 1, "skipped": 1, "expired": 2}
+
+
+class TestAway:
+    """A coordinator that was not there: nobody's time was over meanwhile."""
+
+    BACK_MS = 100
+
+    def pardon(self, world: World, alive_ms: int) -> int:
+        terms = {"timeout_ms": world.terms.timeout_ms, "back_ms": self.BACK_MS}
+        pardoned: int = world.run(leases.pardon, alive_ms=alive_ms, now_ms=world.now_ms, **terms)
+        return pardoned
+
+    def test_times_are_of_this_century(self, world: World) -> None:
+        """A number of milliseconds since 1970 is longer than what PostgreSQL calls an integer."""
+        world.now_ms = 1_800_000_000_000
+        lease = world.lease(world.join(1))
+        world.now_ms += 10 * world.terms.timeout_ms
+        assert self.pardon(world, lease.expires_ms - 1) == 1
+        assert world.rows(tables.leases)[0]["expires_ms"] > world.now_ms
+
+    def test_an_outage_longer_than_a_lease_blames_nobody(self, world: World) -> None:
+        key = world.join(1)
+        first, second = (world.lease(key) for _ in range(2))
+        died_ms = world.now_ms + 400
+        world.now_ms = died_ms + 50 * world.terms.timeout_ms
+        assert self.pardon(world, died_ms) == 2
+        assert world.expire() == 0
+        assert world.rows(tables.nodes)[0]["lease_allowance"] is None
+        world.now_ms += world.terms.timeout_ms - 400 + self.BACK_MS - 1
+        assert world.submit(key, answer(key, first)).outcome == "accepted"
+        world.now_ms += 1
+        assert world.submit(key, answer(key, second)).code == "lease_closed", "what was left of its time is over"
+
+    def test_a_lease_lasts_hardly_longer_than_a_new_one_however_often_it_is_pardoned(self, world: World) -> None:
+        world.lease(world.join(1))
+        world.now_ms += 100
+        for _ in range(3):
+            self.pardon(world, 0)
+        (row,) = world.rows(tables.leases)
+        assert row["expires_ms"] == world.now_ms + world.terms.timeout_ms + self.BACK_MS
+
+    def test_a_lease_that_was_over_before_stays_over(self, world: World) -> None:
+        world.lease(world.join(1))
+        died_ms = world.now_ms + world.terms.timeout_ms
+        world.now_ms = died_ms + 10_000
+        assert self.pardon(world, died_ms) == 0
+        assert world.expire() == 1
+
+    def test_the_staleness_bound_holds_for_work_that_was_pardoned(self, tmp_path: Path) -> None:
+        world = World(tmp_path, staleness=0, size=1)
+        world.publish(1, 0)
+        slow, quick = world.join(1), world.join(2)
+        lease = world.lease(slow)
+        world.run(lambda connection: connection.execute(tables.groups.update().values(state="open")))
+        world.run(tally.recount)
+        world.earn(quick)
+        world.train(1)
+        world.run(lambda connection: connection.execute(tables.leases.update().values(surplus=False)))
+        died_ms, world.now_ms = world.now_ms, world.now_ms + 10 * world.terms.timeout_ms
+        assert self.pardon(world, died_ms) == 1
+        assert world.submit(slow, answer(slow, lease)).code == "stale_version"
+        world.database.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from typer.testing import CliRunner, Result
 
 from coordinator.app import every
 from coordinator.cli import app
-from ledger import proof
+from coordinator.publishing import rotation
+from coordinator.publishing.role_keys import RoleKeys
+from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from ledger import proof, store
 from ledger.book import BookBroken
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Version
 from ledger.tables import checkpoint_table
 from protocol import chunks
-from protocol.errors import ERRORS, ConfigInvalid, NotWitnessed
+from protocol.errors import ERRORS, ConfigInvalid, NotWitnessed, RolledBack, UntrustedMetadata
 from protocol.signing import Envelope
 from swarm_node.cli import app as node_app
 from tests.coordinator.served import Served, serve
@@ -75,6 +79,12 @@ async def test_a_published_version_is_an_entry(served: Served) -> None:
     assert Version(version=1, manifest_digest=chunks.digest(manifest.to_bytes())).body in bundle
 
 
+async def test_the_page_of_the_log_names_the_root_that_is_served(served: Served) -> None:
+    page = (await get(served, "/entries/0")).decode()
+    assert "root 1 is " in page
+    assert chunks.digest(await get(served, "/v1/metadata/1.root.json")) in page
+
+
 async def test_what_never_changes_may_be_cached_and_the_checkpoint_not(served: Served) -> None:
     await earn(served)
     await served.round.publish_checkpoint()
@@ -123,9 +133,10 @@ async def test_a_node_fetches_its_receipts_and_shows_them_to_somebody(served: Se
     shown = tmp_path / "as-it-was-mailed.proof"
     shown.write_bytes((folder / "receipts" / f"{claim_id}.receipt").read_bytes())
     checked = await run(node_app, "ledger", "check", join, str(shown))
+    size = await served.round.database.read(store.size)
     assert (checked.exit_code, checked.output.splitlines()[0]) == (
         0,
-        "Proved: under the signed root of 5 entries stand",
+        f"Proved: under the signed root of {size} entries stand",
     )
     assert f'"claim_id": "{claim_id}"' in checked.output
 
@@ -151,17 +162,48 @@ async def test_a_log_that_is_not_what_was_signed_stops_the_coordinator(served: S
         await every(0.0, served.round.publish_checkpoint)
 
 
+async def test_a_stranger_finds_the_root_that_a_running_coordinator_has_replaced(tmp_path: Path) -> None:
+    """The operator rotates a key twice over, from the same state: one root for the log, the other for this stranger."""
+    async with serve(tmp_path) as served:
+        folder = served.round.folder
+    for name in ("keys", "metadata"):
+        shutil.copytree(folder / name, tmp_path / "other" / name)
+    for place in (folder, tmp_path / "other"):
+        metadata, keys = SignedMetadata(place / "keys", place / "metadata", 600.0), RoleKeys(place / "keys")
+        prepared = rotation.prepare(metadata, keys, "timestamp", 1, 1, utc_now())
+        rotation.install(metadata, keys, prepared, utc_now())
+    async with serve(tmp_path) as served:
+        await served.round.publish_checkpoint()
+        join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+        verify = ("ledger", "verify", join)
+        honest = await run(node_app, *verify)
+        assert (honest.exit_code, "Note" in honest.output) == (0, False), honest.output
+        root = folder / "metadata" / "2.root.json"
+        logged = chunks.digest(root.read_bytes())
+        shutil.copyfile(tmp_path / "other" / "metadata" / "2.root.json", root)
+        found = await run(node_app, *verify, "--save", str(tmp_path / "saved"))
+        assert isinstance(found.exception, UntrustedMetadata)
+        assert f"root 2 is served as {chunks.digest(root.read_bytes())}" in found.exception.message
+        assert logged in found.exception.message
+        root.unlink()
+        assert isinstance((await run(node_app, *verify)).exception, RolledBack)
+    offline = await run(node_app, *verify, "--from", str(tmp_path / "saved"))
+    assert isinstance(offline.exception, UntrustedMetadata)
+
+
 async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_checks_the_store(
     served: Served, tmp_path: Path
 ) -> None:
     await earn(served)
     await served.round.publish_checkpoint()
+    size = await served.round.database.read(store.size)
     join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
     saved = tmp_path / "saved"
 
     verified = await run(node_app, "ledger", "verify", join, "--save", str(saved), "--json")
     assert verified.exit_code == 0, verified.output
-    assert '"entries": 5' in verified.output
+    assert f'"entries": {size}' in verified.output
+    assert '"served_roots": 1, "logged_roots": 1' in verified.output
     offline = await run(node_app, "ledger", "verify", join, "--from", str(saved), "--json")
     assert offline.output == verified.output
 
@@ -186,4 +228,4 @@ async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_ch
     settings = ["--set", f"round.directory={served.round.folder}"]
     round_file = Path(__file__).parents[2] / "examples" / "demo.toml"
     checked = await run(app, "fsck", str(round_file), *settings)
-    assert (checked.exit_code, checked.output) == (0, "5 entries, 0 differences\n")
+    assert (checked.exit_code, checked.output) == (0, f"{size} entries, 0 differences\n")

@@ -12,7 +12,7 @@ from coordinator.store import tables
 from coordinator.work import offers, stragglers, tally
 from protocol.ids import NodeId
 from protocol.messages import LeaseRequest
-from tests.coordinator.world import World
+from tests.coordinator.world import NOW_MS, World
 
 HISTORY = 5_000
 STEP = 50
@@ -23,7 +23,7 @@ STEP = 50
     [
         lambda connection, _: standings.share_of(connection, 100, 0.25),
         lambda connection, node: standings.at_work(connection, standings.owner_of(connection, node)),
-        lambda connection, node: stragglers.late_groups(connection, node, size=2, bound=1, now_ms=10**6),
+        lambda connection, node: stragglers.late_groups(connection, node, size=2, bound=1, now_ms=NOW_MS),
     ],
     ids=["share", "at work", "late groups"],
 )

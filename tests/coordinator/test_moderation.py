@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from coordinator import orders
+from coordinator.audit.trust import Rules, Standing
 from coordinator.cli import app
 from coordinator.people import moderation, standings
 from coordinator.store import tables
 from coordinator.store.state import Database
 from ledger import store
 from protocol.errors import NotAuthorised, NotFound, OwnerBanned
+from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 from tests.coordinator.world import World
 from tests.processes.programs import free_address
@@ -29,6 +31,11 @@ async def order(served: Served, action: str, node: str, reason: str = "because",
     assert response.status == status, await response.text()
     found: dict[str, Any] = await response.json()
     return found
+
+
+def ordered(world: World, action: str, node: NodeKey, reason: str) -> None:
+    """An order without the way over HTTP."""
+    world.run(moderation.order, action, node.node_id, reason, given_by="me", terms=world.audits, now_ms=5)
 
 
 async def shown(served: Served, node: str) -> dict[str, Any]:
@@ -76,21 +83,55 @@ async def test_a_banned_owner_hears_why_and_loses_what_no_audit_found_right(tmp_
         assert not (await order(served, "ban", "n1"))["changed"]
 
 
-async def test_an_unbanned_owner_is_audited_in_full_again(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.publish(1, 0)
+async def test_an_unbanned_owner_is_audited_in_full_again(world: World) -> None:
     node = world.join(1)
-    given: dict[str, Any] = {"given_by": "me", "terms": world.audits, "now_ms": 5}
-    world.run(moderation.order, "ban", node.node_id, "no", **given)
+    ordered(world, "ban", node, "no")
     with pytest.raises(OwnerBanned, match="banned this node's owner: no"):
         world.lease(node)
-    world.run(moderation.order, "unban", node.node_id, "yes", **given)
-    assert world.run(standings.of, node.node_id).hard == 1
+    ordered(world, "unban", node, "yes")
+    assert world.run(standings.of, node.node_id) == Standing(), "audited in full, and no fault was found"
     world.lease(node)
-    world.run(moderation.order, "ban", node.node_id, "again", **given)
+    ordered(world, "ban", node, "again")
     with pytest.raises(OwnerBanned, match="again"):
         world.lease(node)
+
+
+async def test_an_owner_who_was_banned_without_a_fault_is_banned_by_the_second_one(tmp_path: Path) -> None:
+    world = World(tmp_path, staleness=100, rules=Rules())
+    world.publish(1, 0)
+    node = world.join(1)
+    for action in ("ban", "unban"):
+        ordered(world, action, node, "a mistake")
+    for _ in range(2):
+        world.earn(node)
+    first, second = [row["claim_id"] for row in world.rows(tables.rollouts)]
+    world.find(first, "hard")
+    world.lease(node)
+    world.find(second, "hard")
+    with pytest.raises(OwnerBanned, match="2 rollouts"):
+        world.lease(node)
+    for action in ("unban", "ban", "unban"):
+        ordered(world, action, node, "a chance")
+    assert world.run(standings.of, node.node_id).hard == 1, "the next fault is one too many"
     world.database.close()
+
+
+async def test_a_ban_stands_however_much_was_ordered_since(world: World) -> None:
+    node = world.join(1)
+    ordered(world, "ban", node, "sold its key")
+    for _ in range(orders.LISTED):
+        for action in ("pause", "resume"):
+            ordered(world, action, node, "a habit")
+    with pytest.raises(OwnerBanned, match="sold its key"):
+        world.lease(node)
+
+
+async def test_a_ban_that_nobody_can_explain_is_a_ban(world: World) -> None:
+    node = world.join(1)
+    world.run(standings.ban, node.node_id, 5)
+    assert world.run(standings.of, node.node_id) == Standing()
+    with pytest.raises(OwnerBanned):
+        world.lease(node)
 
 
 async def test_no_node_hides_behind_the_name_that_it_chose(tmp_path: Path) -> None:

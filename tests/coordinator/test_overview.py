@@ -54,7 +54,7 @@ def test_credit_and_budget_say_how_long_the_money_lasts(told: dict[str, Any]) ->
 
 def test_what_went_wrong_is_dated_and_named(told: dict[str, Any]) -> None:
     (line,) = lines(told)["incidents"]
-    assert line.startswith("01 Jan 00:16:41 UTC node 1 lease_closed: ")
+    assert line.startswith("13 Nov 02:13:21 UTC node 1 lease_closed: ")
 
 
 def test_an_alarm_that_is_the_verdict_is_told_once(told: dict[str, Any]) -> None:

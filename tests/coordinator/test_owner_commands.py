@@ -123,7 +123,7 @@ async def pay(served: Served) -> None:
     created = json.loads((await run(app, *create)).output)
     assert [payee["amount_micros"] for payee in created["payees"]] == [2_000_000]
     assert code(await run(app, *settle, "--reference", "two words")) == "config_invalid"
-    assert (await run(app, *settle, "--reference", "SEPA-1")).output == "batch 1: done, reference SEPA-1\n"
+    assert (await run(app, *settle, "--reference", "SEPA-1")).stdout == "batch 1: done, reference SEPA-1\n"
     assert code(await run(app, *settle, "--reference", "SEPA-2")) == "config_invalid"
     assert code(await run(app, *settle, "--set", "payouts.rail=evm")) == "config_invalid"
     listed = await run(app, "payout", "list", ROUND_FILE, *settings)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator.people import owners, registry
+from coordinator.orders import Action
+from coordinator.people import moderation, owners, registry
 from coordinator.store import tables
 from ledger import store
 from ledger.entry import OwnerAct
@@ -14,6 +15,7 @@ from protocol.errors import (
     KeyRevoked,
     MalformedMessage,
     MessageTooLarge,
+    OwnerBanned,
     OwnerConflict,
     StatementStale,
     SwarmError,
@@ -113,6 +115,69 @@ def test_anything_else_in_the_place_of_a_delegation_is_refused_and_nothing_is_re
         with pytest.raises(SwarmError):
             world.run(registry.register, key.node_id, message, max_price=PRICE, now_ms=0)
     assert world.rows(tables.nodes) == []
+
+
+def order(world: World, action: Action, key: NodeKey) -> dict[str, Any]:
+    """What the operator orders about a node."""
+    given: dict[str, Any] = {"given_by": "me", "terms": world.audits, "now_ms": world.now_ms}
+    done: dict[str, Any] = world.run(moderation.order, action, key.node_id, "because", **given)
+    return done
+
+
+def test_whitewashing_by_a_fresh_owners_delegation_leaves_a_node_banned(world: World) -> None:
+    world.publish(1, 0)
+    key, sister = world.join(1), world.join(2)
+    order(world, "ban", key)
+    delegate(world, key)
+    delegate(world, sister, number=2)
+    assert owner_of(world, key) == OWNER.node_id, "who can have paid what it earned"
+    with pytest.raises(OwnerBanned, match="because"):
+        world.lease(key)
+    world.lease(sister)
+    listed = {row["node_id"]: row["banned_ms"] for row in world.run(moderation.listed)}
+    assert listed == {key.node_id: world.now_ms, sister.node_id: None}
+
+
+def test_whitewashing_by_a_delegation_before_the_second_verdict_saves_no_node(world: World) -> None:
+    """The ban falls on the key that the claims were made under, whoever it works for by then."""
+    world.publish(1, 0)
+    key, sister = world.join(1), world.join(2)
+    for _ in range(2):
+        world.earn(key)
+    wrong = [row["claim_id"] for row in world.rows(tables.rollouts)]
+    world.run(lambda connection: connection.execute(tables.audits.update().values(why="drawn")))
+    world.find(wrong[0], "hard")
+    delegate(world, key)
+    delegate(world, sister, number=2)
+    lease = world.lease(key)
+    world.find(wrong[1], "hard")
+    assert world.lease_states()[lease.lease_id] == "rejected"
+    with pytest.raises(OwnerBanned):
+        world.lease(key)
+    world.lease(sister)
+    assert order(world, "unban", key) == {
+        "action": "unban", "node_id": key.node_id, "owner": key.node_id, "changed": True,
+    }  # fmt: skip
+    world.lease(key)
+
+
+def test_a_banned_owners_node_joins_anew_by_another_key_and_owner_only(world: World) -> None:
+    world.publish(1, 0)
+    key, later = world.join(1), NodeKey(b"2" * 32)
+    delegate(world, key)
+    order(world, "ban", key)
+    say(world, Revocation(node_id=key.node_id, number=2))
+    for owner, refusal in ((OWNER, KeyRevoked), (THIEF, KeyRevoked)):
+        with pytest.raises(refusal):
+            delegate(world, key, owner, number=3)
+    delegate(world, later, number=4)
+    with pytest.raises(OwnerBanned):
+        world.lease(later)
+    with pytest.raises(OwnerConflict):
+        delegate(world, later, THIEF)
+    newcomer = world.join(3)
+    delegate(world, newcomer, THIEF, number=5)
+    world.lease(newcomer)
 
 
 def test_one_number_for_two_nodes_is_refused(world: World) -> None:

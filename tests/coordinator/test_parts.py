@@ -15,6 +15,7 @@ from ledger import store
 from ledger.entry import Pending, Void
 from protocol.auditing import AuditCase, Cases, Explanations, Why
 from protocol.chunks import digest
+from protocol.errors import OwnerBanned
 from protocol.fragment import check_fragments
 from protocol.lease import Lease
 from protocol.messages import Verdict
@@ -27,9 +28,9 @@ HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
 
 
 @pytest.fixture
-def audited(tmp_path: Path) -> Iterator[World]:
+def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
     """A round in which an owner's first ten groups, and parts meanwhile, are all audited."""
-    made = World(tmp_path, staleness=100, rules=Rules())
+    made = World(tmp_path, staleness=100, rules=Rules(), postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()
@@ -214,6 +215,31 @@ class TestFaults:
             audited.find(row["claim_id"])
         assert money(audited, cheat, heir) == [(0, 0), (3, 6)]
         assert audited.audit() == []
+
+    def test_part_and_whole_of_one_group_are_one_fault(self, audited: World) -> None:
+        """One seed, prompt and version: whatever chance accuses the one of, it accuses the other of, too."""
+        node = audited.join(1)
+        claims = share(audited, node, node, {0: [77]})
+        for claim in claims:
+            assert audited.find(claim, "hard")
+            assert audited.run(standings.of, node.node_id).hard == 1
+        assert voided(audited) == dict.fromkeys(claims, "replay_mismatch")
+        another, _ = share(audited, node, node, {0: [77]})
+        audited.find(another, "hard")
+        with pytest.raises(OwnerBanned, match="2 rollouts"):
+            audited.lease(node)
+        assert audited.audit() == []
+
+    def test_of_two_faults_on_one_group_the_last_lifted_counts(self, audited: World) -> None:
+        node = audited.join(1)
+        first, second = (share(audited, node, node, {0: [77]}) for _ in range(2))
+        for claim in (*first, second[0]):
+            audited.find(claim, "hard")
+        left = []
+        for claim in (first[0], second[0], first[1]):
+            audited.run(standings.lift_fault, claim)
+            left.append(audited.run(standings.of, node.node_id).hard)
+        assert left == [2, 1, 0]
 
     def test_one_fault_has_unaudited_parts_audited(self, audited: World) -> None:
         cheat, heir = audited.join(1), audited.join(2)

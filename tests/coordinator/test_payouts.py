@@ -27,11 +27,11 @@ from protocol.owner import PayoutAddress, seal_statement
 from protocol.signing import NodeKey
 from tests.coordinator.bank import Bank
 from tests.coordinator.test_owners import delegate
-from tests.coordinator.world import PRICE, ROUND, World
+from tests.coordinator.world import NOW_MS, PRICE, ROUND, World
 from tests.ledger.notes import KEY, PRIVATE
 
 TERMS = Terms(rail="bank", scheme="", minimum_micros=100)
-LATER_MS = 2_000_000
+LATER_MS = NOW_MS + 1_000_000
 _claims = count(1)
 
 
@@ -288,8 +288,9 @@ def dies_at(moment: int, path: Path, folder: Path) -> bool:
     return status != 0
 
 
-def test_nobody_is_paid_twice_or_not_at_all_wherever_it_is_killed(world: World, tmp_path: Path) -> None:
-    """Between every two statements, before and after the rail, before and after every commit."""
+def test_nobody_is_paid_twice_or_not_at_all_wherever_it_is_killed(tmp_path: Path) -> None:
+    """Between every two statements, before and after the rail, before and after every commit; of a file's copies."""
+    world = World(tmp_path)
     keys = [*owner(1, world, nodes=2), *owner(2, world)]
     for key in keys:
         owe(world, key, 200)
@@ -299,7 +300,7 @@ def test_nobody_is_paid_twice_or_not_at_all_wherever_it_is_killed(world: World, 
         folder = tmp_path / str(moment)
         folder.mkdir()
         path = folder / "state.db"
-        shutil.copy(world.where, path)
+        shutil.copy(tmp_path / "state.db", path)
         died = dies_at(moment, path, folder)
         bank = Bank(folder / "bank")
         left = pay_all(path, folder, bank)

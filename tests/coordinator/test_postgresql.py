@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from coordinator.round import Round
-from coordinator.store.state import Database, get_fact, set_fact
+from coordinator.store.state import Database, engine, get_fact, set_fact
 from ledger import store
 from protocol import canonical
 from protocol.errors import ConfigInvalid, MalformedMessage
@@ -132,6 +134,36 @@ async def test_a_commit_waits_for_the_disk_whatever_the_role_is_set_to(postgres_
     setting = database.run_now(lambda connection: connection.exec_driver_sql("SHOW synchronous_commit").scalar())
     assert setting == "on"
     database.close()
+
+
+@pytest.mark.asyncio
+async def test_writers_see_what_was_written_while_they_waited_whatever_the_role_is_set_to(postgres_url: str) -> None:
+    """Under a stricter level a writer's view is of before it had the lock, and its write fails."""
+    clear(postgres_url)
+    with one_connection(postgres_url) as connection:
+        connection.exec_driver_sql("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'repeatable read'")
+    both = [Database(postgres_url) for _ in range(2)]
+
+    def increment(connection: sa.Connection) -> None:
+        set_fact(connection, "n", get_fact(connection, "n", 0) + 1)
+
+    try:
+        both[0].run_now(increment)
+        await asyncio.gather(*(database.run(increment) for _ in range(20) for database in both))
+        assert both[0].run_now(get_fact, "n") == 41
+    finally:
+        for database in both:
+            database.close()
+        with one_connection(postgres_url) as connection:
+            connection.exec_driver_sql("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+
+
+@contextmanager
+def one_connection(url: str) -> Iterator[sa.Connection]:
+    made = engine(url)
+    with made.connect() as connection:
+        yield connection
+    made.dispose()
 
 
 @pytest.mark.asyncio

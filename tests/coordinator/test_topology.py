@@ -161,6 +161,17 @@ def test_who_leaves_takes_only_its_edges_along() -> None:
         assert gone not in planned.upstreams(name)
 
 
+@pytest.mark.parametrize("dialable", [True, False])
+def test_a_node_that_comes_and_goes_uses_up_no_slots(dialable: bool) -> None:
+    planned = plan(3 * W, uniform(20))
+    before = dict(planned.slots)
+    assert sum(before.values()) > 0
+    for _ in range(10):
+        topology.join(planned, NodeLinks("flapping", W, W, dialable))
+        topology.leave(planned, "flapping")
+    assert planned.slots == before
+
+
 def test_where_nobody_can_be_dialled_the_source_feeds_everybody() -> None:
     planned = plan(3 * W, [NodeLinks(str(at), W, W, dialable=False) for at in range(5)])
     assert slots_used(planned) == {SOURCE: 5 * STRIPES}

@@ -8,6 +8,7 @@ import pytest
 from coordinator.audit.trust import Rules
 from coordinator.config import Config, parse
 from coordinator.figures import summary, waiting
+from coordinator.people import standings
 from coordinator.store.state import set_fact
 from tests.coordinator.world import World
 
@@ -20,7 +21,7 @@ def told(world: World, config: Config = CONFIG, *, silent: bool = False) -> dict
 
 
 def look(world: World, **change: Any) -> waiting.Waiting:
-    return waiting.look(told(world) | change, CONFIG)
+    return waiting.look(told(world) | change, CONFIG, backlog=world.run(standings.backlog))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_without_a_node_it_waits_and_with_a_batch_at_hand_it_will(at_work: World
     alone = told(at_work, silent=True)
     assert alone["learner"]["state"] == "waits"
     assert "Hand out the join string" in alone["learner"]["why"]
-    assert waiting.look(alone | {"batch": 2}, CONFIG).state == "will wait"
+    assert waiting.look(alone | {"batch": 2}, CONFIG, backlog=0).state == "will wait"
 
 
 def test_claims_that_wait_for_an_auditor_stop_the_work(tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ VOCAB = 10_000
 PRICE = 1_000_000
 """Micro-units per million tokens: one micro-unit per token, so that credits can be counted by hand."""
 
+NOW_MS = 1_763_000_000_000
+"""A time of this century: what sends one to PostgreSQL as a 32-bit integer fails here as it does in a round."""
+
 SAMPLES, MAX_NEW = 2, 4
 MAX_COST = SAMPLES * MAX_NEW
 """Micro-units of the dearest answer to one lease."""
@@ -143,7 +146,7 @@ class World:
         else:
             clear(self.where)
         self.database = Database(self.where)
-        self.now_ms = 1_000_000
+        self.now_ms = NOW_MS
         self.terms = Terms(
             staleness=staleness,
             groups_per_update=size,
@@ -292,8 +295,13 @@ class World:
         self.judge = replace(self.judge, terms=self.terms)
 
     def rows(self, table: sa.Table) -> list[dict[str, Any]]:
+        """All rows of a table, on every database in one order: claims as they were credited, others by their keys."""
+        order: list[sa.ColumnElement[Any]] = list(table.primary_key)
+        if [column.name for column in table.primary_key] == ["claim_id"]:
+            credited = ledger_tables.entries_table.c.effect == sa.literal("pending:") + table.c.claim_id
+            order.insert(0, sa.select(ledger_tables.entries_table.c.index).where(credited).scalar_subquery())
         found: list[dict[str, Any]] = self.run(
-            lambda conn: [dict(row) for row in conn.execute(sa.select(table)).mappings()]
+            lambda conn: [dict(row) for row in conn.execute(sa.select(table).order_by(*order)).mappings()]
         )
         return found
 

@@ -24,6 +24,7 @@ from tests.ledger.values import (
     post,
     reinstate,
     reveal,
+    root,
     ruling,
     verdict,
     version,
@@ -148,13 +149,14 @@ def test_deposits_stop_before_any_balance_could_overflow() -> None:
     assert after(deposit(DEPOSITS_MAX_MICROS - 1), deposit(1, "wire-2")).balance(OUTSIDE) == -DEPOSITS_MAX_MICROS
 
 
-@pytest.mark.parametrize("entry", [version(1), owner_act(1), batch(1)], ids=lambda entry: entry.kind)
+@pytest.mark.parametrize("entry", [version(1), root(1), owner_act(1), batch(1)], ids=lambda entry: entry.kind)
 def test_what_is_only_noted_moves_nothing_and_means_one_thing(entry: Entry) -> None:
     before = after(deposit(1_000), entry)
     assert before.balances == after(deposit(1_000)).balances
     assert book.apply(before, entry) == (before, Outcome.ALREADY_APPLIED)
     other: dict[str, Entry] = {
         "version": version(1, manifest="b"),
+        "root": root(1, document="b"),
         "owner": owner_act(1, digest="f"),
         "payout_batch": batch(1, root="f"),
     }

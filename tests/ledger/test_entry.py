@@ -16,12 +16,13 @@ from ledger.entry import (
     Paid,
     Payout,
     Pending,
+    Root,
     Ruling,
     Void,
     amount,
     parse,
 )
-from protocol import canonical, limits
+from protocol import canonical, chunks, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotCanonical
 from tests.ledger.values import (
     appeal,
@@ -37,6 +38,7 @@ from tests.ledger.values import (
     post,
     reinstate,
     reveal,
+    root,
     ruling,
     verdict,
     version,
@@ -45,13 +47,13 @@ from tests.ledger.values import (
 
 ONE_OF_EACH: list[Entry] = [
     deposit(5), credit(1), post(1), void(1), version(1), commitment(1), reveal(1), verdict(1),
-    owner_act(1), batch(1), payout(1), paid(1), appeal(1), ruling(1), reinstate(2),
+    owner_act(1), batch(1), payout(1), paid(1), appeal(1), ruling(1), reinstate(2), root(1),
 ]  # fmt: skip
 FROZEN = [
     "878dccd7aba10d07", "099233af4af10ae9", "1ac2de3b796d4f0d", "979a9776bd6549af", "1cee4de71266b15e",
     "fe10e1b9077c10ed", "9ac9f080e791e281", "bf88c207ae3887d9",
     "e6ffd26a736c23dd", "2d534566ccdd7faf", "8abe812476e84e46", "2a6397a54c890f59",
-    "09f0c366bb41735b", "b12b86f54d047a32", "82fde744b36667ad",
+    "09f0c366bb41735b", "b12b86f54d047a32", "82fde744b36667ad", "f63d89d16ec57739",
 ]  # fmt: skip
 
 
@@ -211,12 +213,30 @@ def test_splitting_work_into_claims_never_pays_more(parts: list[int], price: int
     assert sum(amount(tokens, price) for tokens in parts) <= amount(sum(parts), price)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 0}, {"version": limits.VERSION_MAX + 1}, {"version": True}, {"root_digest": "c"}, {"root": "{}"}],
+    ids=str,
+)
+def test_root_out_of_bounds_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(MalformedMessage):
+        Root.from_value(root(1).model_dump() | change)
+
+
+def test_a_root_is_named_by_the_bytes_that_are_served() -> None:
+    served = b'{"signed": {}}'
+    assert Root.of(3, served) == Root(version=3, root_digest=chunks.digest(served))
+    assert Root.of(3, served + b"\n") != Root.of(3, served)
+    assert root(3).effect == "root:3"
+
+
 def test_entries_name_only_what_may_be_public() -> None:
     assert set(credit(1).model_dump()) == {
         "kind", "claim_id", "lease_id", "node_id", "tokens", "price_micros_per_mtok", "amount_micros",
     }  # fmt: skip
     assert credit(1).node_id == node(1)
     assert set(OwnerAct.model_fields) == {"kind", "owner", "number", "act", "node_id", "statement_digest"}
+    assert set(Root.model_fields) == {"kind", "version", "root_digest"}
     assert set(Payout.model_fields) == {"kind", "batch", "node_id", "amount_micros"}
     assert set(Appeal.model_fields) == {"kind", "claim_id", "statement_digest"}
     assert set(Ruling.model_fields) == {"kind", "claim_id", "outcome", "reason_code"}

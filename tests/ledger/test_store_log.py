@@ -15,9 +15,9 @@ from ledger.tree import check_inclusion, leaf_hash
 from protocol.errors import NotFound
 from tests.ledger import naive_tree
 from tests.ledger.notes import KEY, PRIVATE, ROUND_ID, THIEF
-from tests.ledger.values import claim, credit, deposit, post, version, void
+from tests.ledger.values import claim, credit, deposit, post, root, version, void
 
-LIFE: list[Entry] = [deposit(1_000), version(1), credit(1), credit(2), credit(3, of=2), post(1)]
+LIFE: list[Entry] = [deposit(1_000), root(1), version(1), credit(1), credit(2), credit(3, of=2), post(1)]
 
 
 def append(engine: Engine, *entries: Entry) -> list[Outcome]:
@@ -87,7 +87,7 @@ def test_a_new_key_signs_the_same_log_again(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "attack",
     [
-        update(tiles_table).values(hashes=bytes(32 * 7), width=7),
+        update(tiles_table).values(hashes=bytes(32 * (len(LIFE) + 1)), width=len(LIFE) + 1),
         update(checkpoint_table).values(root=bytes(32)),
         update(checkpoint_table).values(size=99),
         update(head_table).values(size=3),
@@ -104,12 +104,17 @@ def test_nothing_is_signed_against_what_was_signed_before(engine: Engine, attack
             store.publish(conn, KEY, lambda _text: pytest.fail("it was signed"))
 
 
-def test_tiles_that_are_gone_stop_appending(engine: Engine) -> None:
+def test_tiles_that_are_gone_are_a_broken_book_and_nobody_elses_fault(engine: Engine) -> None:
     append(engine, *LIFE)
     with engine.connect() as conn:
         conn.execute(delete(tiles_table))
-        with pytest.raises(NotFound):
+        with pytest.raises(BookBroken, match="Tile"):
             store.append(conn, void(2), 0)
+        conn.rollback()
+    with engine.begin() as conn:
+        conn.execute(delete(tiles_table))
+    with engine.connect() as conn, pytest.raises(BookBroken, match="Tile"):
+        store.publish(conn, KEY, lambda _text: pytest.fail("it was signed"))
 
 
 def test_receipt_of_a_claim_has_all_that_is_published_of_it(engine: Engine) -> None:

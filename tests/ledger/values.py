@@ -14,6 +14,7 @@ from ledger.entry import (
     Post,
     Reinstate,
     Reveal,
+    Root,
     Ruling,
     Verdict,
     Version,
@@ -51,6 +52,10 @@ def credit(number: int, *, of: int = 1, tokens: int = 100, price: int = PRICE_MI
 
 def version(number: int, *, manifest: str = "a") -> Version:
     return Version(version=number, manifest_digest=manifest * 64)
+
+
+def root(number: int, *, document: str = "c") -> Root:
+    return Root(version=number, root_digest=document * 64)
 
 
 def commitment(epoch: int, secret: bytes = bytes(32)) -> Commitment:

@@ -34,25 +34,17 @@ class Impostor:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                impostor.asked[self.path] += 1
-                if impostor.blocked and self.path.startswith(impostor.blocked):
-                    self._answer(502, b"")
-                    return
-                if self.path in impostor.lies:
-                    self._answer(200, impostor.lies[self.path])
-                    return
-                if impostor.metadata is not None and self.path.startswith(METADATA):
-                    document = impostor.metadata / self.path.removeprefix(METADATA)
-                    if document.is_file():
-                        self._answer(200, document.read_bytes())
-                    else:
-                        self._answer(404, canonical.encode(NotFound("There is no such document.").to_wire()))
-                    return
-                self._pass_on(b"")
+                self._reply(b"")
 
             def do_POST(self) -> None:
+                self._reply(self.rfile.read(int(self.headers["Content-Length"])))
+
+            def _reply(self, body: bytes) -> None:
                 impostor.asked[self.path] += 1
-                self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+                if own := impostor._own(self.path):
+                    self._answer(*own)
+                else:
+                    self._pass_on(body)
 
             def _pass_on(self, body: bytes) -> None:
                 connection = http.client.HTTPConnection(coordinator_address, timeout=30)
@@ -79,6 +71,19 @@ class Impostor:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="impostor", daemon=True)
         self._thread.start()
+
+    def _own(self, path: str) -> tuple[int, bytes] | None:
+        """What he answers himself."""
+        if self.blocked and path.startswith(self.blocked):
+            return 502, b""
+        if path in self.lies:
+            return 200, self.lies[path]
+        if self.metadata is None or not path.startswith(METADATA):
+            return None
+        document = self.metadata / path.removeprefix(METADATA)
+        if document.is_file():
+            return 200, document.read_bytes()
+        return 404, canonical.encode(NotFound("There is no such document.").to_wire())
 
     def close(self) -> None:
         self._server.shutdown()

@@ -7,6 +7,7 @@
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -43,10 +44,11 @@ PRICE = 1_000_000
 
 
 class LightNode:
-    """One identity and its HTTP client."""
+    """One identity and its HTTP client; where it knows more than one door, it goes to the next when one is shut."""
 
-    def __init__(self, join_string: str, *, seed: bytes | None = None, max_new_tokens: int = 8) -> None:
+    def __init__(self, join_string: str, *others: str, seed: bytes | None = None, max_new_tokens: int = 8) -> None:
         url, _, self.round_id = join_string.partition("#")
+        self._doors = deque([url, *(other.partition("#")[0] for other in others)])
         self.seed = seed or secrets.token_bytes(32)
         self.key = NodeKey(self.seed)
         self._max_new_tokens = max_new_tokens
@@ -106,6 +108,8 @@ class LightNode:
         try:
             response = self.http.post(path, content=self.sealed(path, message))
         except httpx.HTTPError as error:
+            self._doors.rotate(-1)
+            self.http.base_url = self._doors[0]
             raise Unreachable(f"{path}: {error}") from error
         if response.is_error:
             raise SwarmError.from_wire(canonical.decode(response.content))
@@ -137,11 +141,13 @@ class LightNode:
 class Labourer(threading.Thread):
     """A light node that works until it is told to stop, and repeats itself until it has an answer."""
 
-    def __init__(self, join_string: str, *, groups: int = 2, max_new_tokens: int = 8) -> None:
+    def __init__(self, *join_strings: str, groups: int = 2, max_new_tokens: int = 8) -> None:
         super().__init__(name="labourer")
-        self.node = LightNode(join_string, max_new_tokens=max_new_tokens)
+        self.node = LightNode(*join_strings, max_new_tokens=max_new_tokens)
         self._groups = groups
         self._enough = threading.Event()
+        self.leased: list[str] = []
+        """The leases that it heard of."""
         self.acknowledged: dict[str, tuple[bytes, Verdict]] = {}
         """Lease id → what was sent and the verdict that came back."""
         self.failure: BaseException | None = None
@@ -173,6 +179,7 @@ class Labourer(threading.Thread):
         except (Unreachable, NotFound):
             self._enough.wait(0.05)
             return
+        self.leased += [lease.lease_id for lease in leases]
         answers = {lease.lease_id: self.node.answer(lease) for lease in leases}
         if not answers:
             self._enough.wait(0.2)
@@ -186,9 +193,9 @@ class Labourer(threading.Thread):
 
 
 @contextmanager
-def at_work(*join_strings: str) -> Iterator[list[Labourer]]:
+def at_work(*join_strings: str, others: Iterable[str] = ()) -> Iterator[list[Labourer]]:
     """A labourer each, as long as the body takes; they end while there is a coordinator left to answer them."""
-    crowd = [Labourer(join_string) for join_string in join_strings]
+    crowd = [Labourer(join_string, *others) for join_string in join_strings]
     for labourer in crowd:
         labourer.start()
     try:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,10 +50,16 @@ def script(name: str) -> str:
 
 
 def free_address() -> str:
-    """A loopback address whose port is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """A loopback address that is free now, and that stays so while a program is away that was killed.
+
+    The kernel gives its port to nobody who does not ask for it by number: those that it does give begin at 32768 here,
+    and above that elsewhere.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
 
 
 class Program:

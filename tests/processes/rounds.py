@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -20,9 +21,18 @@ from coordinator.learner.client import CoordinatorClient
 from ledger import store
 from protocol.lease import OPEN
 from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, script, until
+from tests.safetensors_files import file_of
 
 Settings = Mapping[str, Mapping[str, Any]]
 
+
+WHOLE_VERSIONS: Settings = {
+    "round": {"max_updates": 1000},
+    "staleness": {"max_updates": 4},
+    "leases": {"heartbeat_s": 0.2},
+    "publish": {"chunk_size_bytes": 1024, "patches": False},
+}
+"""For a test that follows versions on their way: many chunks each, no patches, and news of them at once."""
 
 NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 """A test that is about something else needs no auditor to be paid."""
@@ -200,6 +210,23 @@ def other_weights(policy: Path, target: Path) -> Path:
     data[start::4] = bytes(byte ^ 1 for byte in data[start::4])
     weights.write_bytes(data)
     return target
+
+
+def random_weights(folder: Path, *, seed: int, size_bytes: int) -> Path:
+    """A policy that is nothing but weights, like no other."""
+    folder.mkdir()
+    data = Random(seed).randbytes(size_bytes)
+    (folder / "model.safetensors").write_bytes(file_of({"weights": ("BF16", data)}))
+    return folder
+
+
+def blobs_of(swarm: Swarm, program: Program) -> dict[str, int]:
+    """The chunks that a mirror has stored, and their sizes."""
+    found = {}
+    for path in (swarm.folder / program.name).glob("**/blobs/??/*"):
+        with suppress(FileNotFoundError):  # pruned since the folder was listed
+            found[path.name] = path.stat().st_size
+    return found
 
 
 def assert_ledger_is_sound(coordinator: Coordinator) -> None:

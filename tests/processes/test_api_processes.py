@@ -15,13 +15,14 @@ import sqlalchemy as sa
 from coordinator.store import state
 from ledger import store
 from ledger.accounts import OUTSIDE, pending
+from ledger.proof import check_receipt
 from protocol import chunks
 from protocol.errors import NonceReplayed, NotFound
 from protocol.messages import Heartbeat, HeartbeatReply, Plan, PlanRequest, Transfer, Verdict
 from protocol.signing import open_envelope
 from tests.ledger import postgres
 from tests.processes.light_node import LightNode, at_work
-from tests.processes.programs import Swarm, free_address, script, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, said, script, until
 from tests.processes.rounds import Coordinator, Settings, operator_of
 
 pytestmark = pytest.mark.processes
@@ -54,20 +55,32 @@ class Doors:
 
     def __init__(self, swarm: Swarm, policy: Path, postgres_url: str) -> None:
         self.postgres_url = postgres_url
+        self.swarm = swarm
         self.first = Coordinator(swarm, {**SETTINGS, "store": {"url": postgres_url}}).start()
         self.operator = operator_of(swarm, self.first, policy)
         self.operator.publish()
-        address = free_address()
-        command = [script("swarm-coordinator"), "api", str(self.first.folder), "--listen", address]
-        swarm.start("api", *command).said("Serving nodes")
-        _, _, round_id = self.first.join_string.partition("#")
-        self.join_strings = (self.first.join_string, f"http://{address}#{round_id}")
+        self._address = free_address()
+        self.second = self.open()
+        _, _, self.round_id = self.first.join_string.partition("#")
+        self.join_strings = (self.first.join_string, f"http://{self._address}#{self.round_id}")
+
+    def open(self) -> Program:
+        """Start the process beside, as its supervisor does."""
+        command = [script("swarm-coordinator"), "api", str(self.first.folder), "--listen", self._address]
+        self.second = self.swarm.start("api", *command)
+        self.second.said("Serving nodes")
+        return self.second
+
+    def second_leaves(self) -> None:
+        """It ends with an error that says why, so that its supervisor starts it again."""
+        assert self.second.process.wait(timeout=PATIENCE_S) == 2, self.second.log
+        assert "other settings or keys" in self.second.log
 
 
 @pytest.fixture(scope="module")
 def doors(swarm: Swarm, policy: Path) -> Iterator[Doors]:
     if reason := postgres.missing():
-        pytest.skip(reason)  # there is nothing to share then
+        pytest.skip(reason)  # several processes share a store on PostgreSQL alone
     with postgres.cluster(durable=False) as url:
         yield Doors(swarm, policy, url)
 
@@ -174,3 +187,35 @@ def test_the_operator_finds_payouts_and_evaluations_in_postgresql(doors: Doors) 
     for words in (["payout", "list"], ["eval", "list"]):
         command = [script("swarm-coordinator"), *words, str(doors.first.config_file), "--json"]
         assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == []
+
+
+def test_the_process_beside_leaves_when_the_first_goes_on_with_other_settings(doors: Doors) -> None:
+    doors.first.program.interrupt()
+    assert doors.second.running
+    doors.first.start()
+    doors.first.program.interrupt()
+    config = doors.first.config_file.read_text()
+    doors.first.config_file.write_text(config.replace("max_updates = 100", "max_updates = 90"))
+    doors.first.start()
+    doors.second_leaves()
+    doors.open()
+
+
+def test_the_process_beside_gives_no_receipts_by_keys_that_were_replaced(doors: Doors) -> None:
+    doors.first.program.interrupt()
+    assert said(doors.swarm, "swarm-coordinator", "keys", "rotate", "ledger", str(doors.first.config_file))
+    assert doors.second.running
+    doors.first.start()
+    doors.second_leaves()
+    doors.open()
+    node = LightNode(doors.join_strings[1], seed=b"9" * 32)
+    node.register()
+    (lease,) = until("a lease", lambda: node.lease(node.beat().newest_version))
+    sent = node.answer(lease)
+    assert node.submit(sent)[0].outcome == "accepted"
+    claim = chunks.digest(open_envelope("rollout", sent).payload)
+    receipt = f"/v1/receipts/{claim}"
+    until("a receipt", lambda: node.http.get(receipt).status_code == 200)
+    made = node.http.get(receipt).content
+    assert check_receipt(made, doors.round_id)
+    node.close()

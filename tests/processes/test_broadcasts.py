@@ -8,16 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.processes.programs import Program, Swarm, script, until
-from tests.processes.rounds import Coordinator, join, node_id_of, operator_of, other_weights
+from tests.processes.rounds import WHOLE_VERSIONS, Coordinator, join, node_id_of, operator_of, other_weights
 
 pytestmark = pytest.mark.processes
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "round": {"max_updates": 1000},
-    "staleness": {"max_updates": 4},
-    "leases": {"heartbeat_s": 0.2},
-    "publish": {"chunk_size_bytes": 1024, "patches": False},
-}
 
 
 def broadcast(coordinator: Coordinator) -> dict[str, Any]:
@@ -48,7 +41,7 @@ def mirror(swarm: Swarm, name: str, coordinator: Coordinator) -> Program:
 def test_a_version_is_followed_to_every_nodes_first_token_and_uploads_are_what_receivers_witnessed(
     swarm: Swarm, policy: Path
 ) -> None:
-    coordinator = Coordinator(swarm, SETTINGS).start()
+    coordinator = Coordinator(swarm, WHOLE_VERSIONS).start()
     operator = operator_of(swarm, coordinator, policy)
     node = join(swarm, "node", coordinator.join_string)
     mirrors = [mirror(swarm, name, coordinator) for name in ("first", "second")]

@@ -5,14 +5,12 @@
 
 import signal
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from protocol.limits import KIB, MIB
 from tests.processes.programs import Program, Swarm, until
-from tests.processes.rounds import Coordinator, Settings, held, mirror, operator_of
-from tests.safetensors_files import file_of
+from tests.processes.rounds import Coordinator, Settings, blobs_of, held, mirror, operator_of, random_weights
 
 pytestmark = pytest.mark.processes
 
@@ -22,36 +20,23 @@ CHUNKS = SIZE_BYTES // (64 * KIB)
 FROZEN_AT_CHUNKS = CHUNKS // 8
 
 
-def weights(folder: Path, *, seed: int, size_bytes: int) -> Path:
-    """A policy that is nothing but weights, like no other."""
-    folder.mkdir()
-    data = Random(seed).randbytes(size_bytes)
-    (folder / "model.safetensors").write_bytes(file_of({"weights": ("BF16", data)}))
-    return folder
-
-
-def chunks_of(program: Program, swarm: Swarm) -> int:
-    """How many chunks a mirror has stored."""
-    return sum(1 for _ in (swarm.folder / program.name).glob("**/blobs/??/*"))
-
-
 def test_a_peer_frozen_in_mid_download_holds_up_nobody_and_catches_up_when_it_thaws(swarm: Swarm) -> None:
     coordinator = Coordinator(swarm, SETTINGS).start()
-    operator = operator_of(swarm, coordinator, weights(swarm.folder / "small", seed=1, size_bytes=4 * KIB))
+    operator = operator_of(swarm, coordinator, random_weights(swarm.folder / "small", seed=1, size_bytes=4 * KIB))
     operator.publish()
     others = [mirror(swarm, name, coordinator.join_string) for name in ("first", "second")]
     frozen = mirror(swarm, "frozen", coordinator.join_string)
     for program in (*others, frozen):
         held(program, 1)
 
-    operator.policy = weights(swarm.folder / "large", seed=2, size_bytes=SIZE_BYTES)
+    operator.policy = random_weights(swarm.folder / "large", seed=2, size_bytes=SIZE_BYTES)
     operator.publish()
-    until("the peer to be in the middle of version 2", lambda: chunks_of(frozen, swarm) >= FROZEN_AT_CHUNKS)
+    until("the peer to be in the middle of version 2", lambda: len(blobs_of(swarm, frozen)) >= FROZEN_AT_CHUNKS)
     frozen.process.send_signal(signal.SIGSTOP)
     for program in others:
         assert fetched(program) == published(operator.policy)
         assert "version not fetched" not in program.log, "it gave up, and began anew without the frozen one"
-    stored = chunks_of(frozen, swarm)
+    stored = len(blobs_of(swarm, frozen))
     assert FROZEN_AT_CHUNKS <= stored < CHUNKS, "it was not in the middle"
 
     frozen.process.send_signal(signal.SIGCONT)

@@ -60,20 +60,40 @@ def bad() -> Iterator[list[Web]]:
         server.close()
 
 
-def settings(origins: list[str], **publish: object) -> dict[str, dict[str, object]]:
-    return {
-        "round": {"seeder_public": "127.0.0.1:1"},
-        "publish": {"origins": origins, "chunk_size_bytes": 1024, **publish},
-        "leases": {"heartbeat_s": 0.2},
-    }
+class Scene:
+    """A coordinator with one version, and a node that is to have it from origins."""
 
+    def __init__(self, swarm: Swarm, policy: Path, folder: Path, origins: list[str], **publish: object) -> None:
+        swarm.folder = folder
+        self._swarm = swarm
+        self.coordinator = Coordinator(
+            swarm,
+            {
+                "round": {"seeder_public": "127.0.0.1:1"},
+                "publish": {"origins": origins, "chunk_size_bytes": 1024, **publish},
+                "leases": {"heartbeat_s": 0.2},
+            },
+        ).start()
+        self.public = self.coordinator.folder / "public"
+        self._operator = operator_of(swarm, self.coordinator, policy)
+        self._operator.publish(0)
+        self.wall = Impostor(self.coordinator.address)
+        swarm.at_end(self.wall.close)
 
-def behind_a_wall(swarm: Swarm, coordinator: Coordinator) -> Impostor:
-    """The coordinator, with no chunk coming out of it."""
-    wall = Impostor(coordinator.address)
-    swarm.at_end(wall.close)
-    wall.blocked = "/v1/chunks"
-    return wall
+    def join(self, *, blocked: str = "/v1/chunks") -> Program:
+        """A node, and a wall between it and the coordinator's chunks."""
+        self.wall.blocked = blocked
+        anchor = self.coordinator.join_string.partition("#")[2]
+        return join(self._swarm, "node", f"{self.wall.url}#{anchor}")
+
+    def publish_other_weights(self) -> None:
+        self._operator.policy = other_weights(self._operator.policy, self._swarm.folder / "changed")
+        self._operator.publish(1)
+
+    def end(self, node: Program) -> None:
+        """Both end in time."""
+        node.interrupt()
+        self.coordinator.program.interrupt()
 
 
 def fetches(node: Program, version: int) -> None:
@@ -91,46 +111,50 @@ def test_a_version_comes_from_a_static_server_alone(
     bad: list[Web],
     tmp_path: Path,
 ) -> None:
-    swarm.folder = tmp_path
     address = free_address()
-    coordinator = Coordinator(swarm, settings([*(web.url for web in bad), f"http://{address}"])).start()
-    server(swarm, coordinator.folder / "public", address)
-    operator = operator_of(swarm, coordinator, policy)
-    operator.publish(0)
-    wall = behind_a_wall(swarm, coordinator)
-    node = join(swarm, "node", f"{wall.url}#{coordinator.join_string.partition('#')[2]}", home=tmp_path / "home")
+    scene = Scene(swarm, policy, tmp_path, [*(web.url for web in bad), f"http://{address}"])
+    server(swarm, scene.public, address)
+    node = scene.join()
     fetches(node, 1)
-    operator.policy = other_weights(policy, tmp_path / "changed")
-    operator.publish(1)
+    scene.publish_other_weights()
     fetches(node, 2)
     assert all(sum(web.asked.values()) for web in bad)
     assert not [line for line in node.log.splitlines() if "work stopped" in line]
-    node.interrupt()
-    coordinator.program.interrupt()
+    scene.end(node)
+
+
+def test_a_version_comes_from_a_static_server_while_the_coordinator_says_nothing(
+    swarm: Swarm, policy: Path, tmp_path: Path
+) -> None:
+    address = free_address()
+    scene = Scene(swarm, policy, tmp_path, [f"http://{address}"])
+    python_server(swarm, scene.public, address)
+    node = scene.join()
+    fetches(node, 1)
+    scene.wall.blocked = "/"
+    scene.publish_other_weights()
+    fetches(node, 2)
+    assert not [line for line in node.log.splitlines() if "work stopped" in line]
+    scene.end(node)
 
 
 def test_a_version_comes_from_an_object_store_alone(
     swarm: Swarm, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm.folder = tmp_path
     with object_store(checks_readers=False) as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
         store.open_to_readers()
         origin = f"{store.endpoint}/{BUCKET}/rounds/1"
-        coordinator = Coordinator(swarm, settings([origin], upload=f"s3://{BUCKET}/rounds/1")).start()
-        operator = operator_of(swarm, coordinator, policy)
-        operator.publish(0)
+        scene = Scene(swarm, policy, tmp_path, [origin], upload=f"s3://{BUCKET}/rounds/1")
         assert any(name.startswith("rounds/1/chunks/") for name in store.objects())
-        wall = behind_a_wall(swarm, coordinator)
-        node = join(swarm, "node", f"{wall.url}#{coordinator.join_string.partition('#')[2]}", home=tmp_path / "home")
+        node = scene.join()
         fetches(node, 1)
-        secrets = [path for path in coordinator.folder.rglob("*") if path.is_file() and store.secret in _text(path)]
-        assert not secrets
-        for child in coordinator.program.descendants():
+        files = [path for path in scene.coordinator.folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if store.secret in _text(path)]
+        for child in scene.coordinator.program.descendants():
             assert not [name for name in child.environ() if name.startswith("AWS_")]
-        node.interrupt()
-        coordinator.program.interrupt()
+        scene.end(node)
 
 
 def _text(path: Path) -> str:
@@ -138,18 +162,13 @@ def _text(path: Path) -> str:
 
 
 def test_an_origin_that_dies_is_replaced_by_the_coordinator(swarm: Swarm, policy: Path, tmp_path: Path) -> None:
-    swarm.folder = tmp_path
     address = free_address()
-    coordinator = Coordinator(swarm, settings([f"http://{address}"])).start()
-    static = python_server(swarm, coordinator.folder / "public", address)
-    operator = operator_of(swarm, coordinator, policy)
-    operator.publish(0)
-    node = join(swarm, "node", coordinator.join_string, home=tmp_path / "home")
+    scene = Scene(swarm, policy, tmp_path, [f"http://{address}"])
+    static = python_server(swarm, scene.public, address)
+    node = scene.join(blocked="")
     node.said("version loaded version=1 ")
     static.kill()
-    operator.policy = other_weights(policy, tmp_path / "changed")
-    operator.publish(1)
+    scene.publish_other_weights()
     node.said("version loaded version=2 ")
     until("the node to have passed the dead origin over", lambda: "origin passed over" in node.log)
-    node.interrupt()
-    coordinator.program.interrupt()
+    scene.end(node)

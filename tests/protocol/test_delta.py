@@ -1,17 +1,19 @@
 """Patches of tensor files: exact for any bits, small for small changes, and a named error for anything else."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import delta, limits
 from protocol.chunks import digest
 from protocol.errors import PatchInvalid
+from protocol.tensors import header_of, layout
 from tests.safetensors_files import file_of, next_file, nudged, policy_file, raw_file, weights
 
 BASE = policy_file()
@@ -184,13 +186,6 @@ def test_a_flipped_bit_gives_the_same_file_or_a_named_error(place: int, flip: in
     assert made == NEW
 
 
-@given(st.binary(max_size=300))
-def test_garbage_is_refused_by_name(data: bytes) -> None:
-    for patch in (data, PATCH[:HEAD_BYTES] + data, PATCH[: HEAD_BYTES + 4] + data):
-        with pytest.raises(PatchInvalid):
-            applied(BASE, patch)
-
-
 def stream(content: bytes, *, write_content_size: bool = True) -> bytes:
     frame = zstandard.ZstdCompressor(write_content_size=write_content_size).compress(content)
     return len(frame).to_bytes(4, "little") + frame
@@ -199,6 +194,60 @@ def stream(content: bytes, *, write_content_size: bool = True) -> bytes:
 def block(count: int, *streams: bytes) -> bytes:
     """A patch whose first block is this; what follows it is of the right length."""
     return PATCH[:HEAD_BYTES] + count.to_bytes(4, "little") + b"".join(streams) + bytes(32 + 4 + 32)
+
+
+SMALL = file_of({"a": ("BF16", bytes(range(40))), "b": ("U8", b"base")})
+HEADER = header_of(memoryview(SMALL))
+COUNTS = {"a": 20, "b": 4}
+WIDTHS = {"a": 2, "b": 1}
+GAPS = st.sampled_from([0, 0, 0, 0, 0, 1, 20, 255])
+
+
+@st.composite
+def forged(draw: st.DrawFn) -> bytes:
+    """A patch for `SMALL` whose parts unfold, but for the last of them perhaps, and say anything."""
+    packed = zstandard.ZstdCompressor().compress(HEADER) if draw(st.booleans()) else b""
+    patch = head(SMALL, len(SMALL), HEADER, packed)
+    for name, elements in COUNTS.items():
+        count = draw(st.integers(0, elements) | st.sampled_from([1, elements, elements + 1]))
+        gaps = draw(st.lists(GAPS, min_size=count, max_size=count + draw(st.integers(0, 1))))
+        lanes = [stream(draw(st.binary(min_size=count, max_size=count))) for _ in range(WIDTHS[name])]
+        patch += count.to_bytes(4, "little") + (b"".join([stream(bytes(gaps)), *lanes]) if count else b"")
+        patch += draw(st.just(digest_of(SMALL, name)) | st.binary(min_size=32, max_size=32))
+    return draw(st.just(patch) | st.just(patch) | st.just(patch[:-1]))
+
+
+def digest_of(file: bytes, name: str) -> bytes:
+    """Of one tensor as it is in the file."""
+    tensor = next(tensor for tensor in layout(HEADER, len(file)) if tensor.name == name)
+    return bytes.fromhex(digest(file[tensor.begin : tensor.end]))
+
+
+def test_garbage_is_refused_by_name_however_deep_it_is() -> None:
+    met: Counter[str] = Counter()
+
+    @settings(max_examples=300)
+    @given(forged() | st.binary(max_size=300))
+    def read(patch: bytes) -> None:
+        met["patches"] += 1
+        try:
+            made = applied(SMALL, patch)
+        except PatchInvalid as refused:
+            met[next((word for word in WORDS if word in refused.message), "another")] += 1
+        else:
+            met["applied"] += 1
+            assert made == SMALL, "every digest in it is of the base's tensors, or of chance"
+            with pytest.raises(PatchInvalid, match="follow the end"):
+                applied(SMALL, patch + b"!")
+
+    read()
+    assert met["applied"], met
+    for word in WORDS:
+        assert met[word], f"no patch came as far as {word!r}: {met}"
+
+
+WORDS = ("ends too early", "lists", "are listed, and", "lies outside", "does not become")
+"""One of each refusal's, from the first check to the last."""
 
 
 ELEMENTS = 20_000

@@ -35,7 +35,7 @@ HEADER_BYTES = 5
 names = st.binary(min_size=32, max_size=32).map(lambda raw: ChunkId(raw.hex()))
 messages = st.one_of(
     st.builds(Have, st.lists(names, min_size=1, max_size=limits.EXCHANGE_HAVE_NAMES_MAX).map(tuple)),
-    st.builds(Want, names),
+    st.builds(Want, names, st.booleans()),
     st.builds(Cancel, names),
     st.builds(Chunk, names, st.binary(min_size=1, max_size=300)),
     st.builds(Reject, names, st.sampled_from(Reason)),
@@ -98,8 +98,9 @@ def test_garbage_is_a_named_fault_and_never_buffers_more_than_the_cap(pieces: li
         (frame(7, 1), MalformedFrame),
         (frame(255, 0), MalformedFrame),
         (frame(2, 0), MalformedFrame),  # a WANT without a name
-        (frame(2, 31), MalformedFrame),
-        (frame(2, 33), FrameTooLarge),
+        (frame(2, 32), MalformedFrame),  # one that does not say whether its sender is behind
+        (frame(2, 33, bytes(32) + b"\x02"), MalformedFrame),  # neither in step nor behind
+        (frame(2, 34), FrameTooLarge),
         (frame(3, 32), MalformedFrame),  # a CHUNK without bytes
         (frame(3, 32 + limits.CHUNK_MAX_BYTES + 1), FrameTooLarge),
         (frame(3, 2**32 - 1), FrameTooLarge),

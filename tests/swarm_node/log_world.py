@@ -8,12 +8,12 @@ from sqlalchemy import Engine
 
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import store
-from ledger.checkpoint import Checkpoint, ledger_key, sign
-from ledger.entry import Entry
+from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint, sign
+from ledger.entry import Entry, Root
 from ledger.note import Key
 from ledger.proof import Receipt
 from ledger.tiles import Tile
-from protocol.errors import NotFound
+from protocol.errors import NotFound, SwarmError
 from tests.ledger.engines import sqlite_memory
 from tests.ledger.values import credit, deposit, post, version, void
 
@@ -28,7 +28,7 @@ class Log:
     def __init__(self, metadata: SignedMetadata, *histories: Sequence[Entry]) -> None:
         self.metadata = metadata
         self.round_id = metadata.round_id
-        self.lies: dict[str, bytes | None] = {}
+        self.lies: dict[str, bytes | SwarmError | None] = {}
         self.engine: Engine = sqlite_memory()
         with self.engine.begin() as conn:
             store.create(conn)
@@ -44,6 +44,15 @@ class Log:
             store.append_all(conn, entries, 0)
             store.publish(conn, self.key, self.metadata.sign_for_ledger)
 
+    def log_roots(self) -> None:
+        """What a coordinator does at its start."""
+        self.add([Root.of(number, document) for number, document in enumerate(self.metadata.roots(), 1)])
+
+    def checkpoint(self) -> Checkpoint:
+        """The newest one that is signed."""
+        with self.engine.begin() as conn:
+            return open_checkpoint(store.checkpoint(conn) or b"", [self.key])
+
     def sign(self, size: int, root: bytes) -> None:
         """Sign what is not so."""
         lie = Checkpoint(self.key.name, size, root)
@@ -51,6 +60,8 @@ class Log:
 
     async def file(self, path: str, max_bytes: int) -> bytes | None:
         data = self.lies[path] if path in self.lies else self._honest(path)
+        if isinstance(data, SwarmError):
+            raise data
         assert data is None or len(data) <= max_bytes
         return data
 

@@ -16,8 +16,9 @@ from protocol.frames import Want
 from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import Peer, Plan
+from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import FetchRules
+from swarm_node.p2p.download import FetchReport, FetchRules, Origin, Progress, fetch_chunks
 from swarm_node.p2p.fetch import Deadlines
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link
@@ -27,7 +28,7 @@ from swarm_node.picker_rules import PickerRules
 CHUNK_SIZE = 16 * 1024
 
 QUICK = FetchRules(
-    deadlines=Deadlines(dial_s=5.0, chunk_s=2.0, stall_s=1.0),
+    deadlines=Deadlines(dial_s=5.0, chunk_s=2.0, stall_s=1.0, knock_s=0.02),
     picker=PickerRules(ahead_s=0.3, origin_patience_s=0.4, overdue_s=0.5, failure_pause_s=0.02, give_up_s=15.0),
 )
 """Deadlines as short as a loaded machine allows."""
@@ -49,17 +50,20 @@ def make_version(chunk_count: int = 24, *, seed: int = 1, chunk_size: int = CHUN
     data = Random(seed).randbytes(chunk_count * chunk_size - 1)
     chunks = {chunk_id(piece): piece for piece in split(data, chunk_size)}
     entry = FileEntry(path="model.safetensors", size_bytes=len(data), digest=digest(data), chunks=tuple(chunks))
-    manifest = PolicyManifest(
+    return Version(manifest_of(entry, chunk_size=chunk_size), chunks)
+
+
+def manifest_of(*files: FileEntry, chunk_size: int, version: int = 1) -> PolicyManifest:
+    return PolicyManifest(
         round_id="0" * 64,
-        version=1,
+        version=version,
         update=0,
         parent=None,
         task="arithmetic",
         sampler=Sampler(temperature=1.0, max_new_tokens=8),
         chunk_size_bytes=chunk_size,
-        files=(entry,),
+        files=files,
     )
-    return Version(manifest, chunks)
 
 
 def store(folder: Path, chunks: dict[ChunkId, bytes] | None = None) -> BlobStore:
@@ -111,6 +115,32 @@ def as_peer(host: Host) -> Peer:
 
 def as_seeder(host: Host) -> Peer:
     return Peer(peer_id=host.node_id, address=host.addresses[0], kind="seeder")
+
+
+async def fetch(
+    version: Version,
+    plan: Plan,
+    host: Host,
+    blobs: BlobStore,
+    *,
+    origin: Origin | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    arrivals: Arrivals | None = None,
+    rules: FetchRules = QUICK,
+) -> FetchReport:
+    """Fetch all of a version that is not yet in the store."""
+    with trio.fail_after(PATIENT_SECONDS):
+        return await fetch_chunks(
+            sizes_of(version),
+            plan,
+            host=host,
+            blobs=blobs,
+            arrivals=arrivals or Arrivals(),
+            rng=Random(3),
+            origin=origin,
+            on_progress=on_progress,
+            rules=rules,
+        )
 
 
 async def next_want(link: Link) -> Want:

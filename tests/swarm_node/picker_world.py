@@ -6,6 +6,7 @@ from protocol.chunks import chunk_id
 from protocol.ids import ChunkId
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, Source
 
 PEER_A, PEER_C = Source("a-peer", "peer", (0,)), Source("c-peer", "peer", (1,))
@@ -15,8 +16,16 @@ RULES = PickerRules()
 STRIPES = 3
 
 
-def picker_for(*sources: Source, chunks: list[ChunkId] = CHUNKS, rules: PickerRules = RULES) -> Picker:
-    return Picker(chunks, chunks, sources, stripes=STRIPES, rng=Random(1), now=0.0, rules=rules)
+def picker_for(
+    *sources: Source,
+    chunks: list[ChunkId] = CHUNKS,
+    rules: PickerRules = RULES,
+    pace: PlanPace | None = None,
+    blames: dict[str, int] | None = None,
+) -> Picker:
+    return Picker(
+        chunks, chunks, sources, stripes=STRIPES, rng=Random(1), now=0.0, rules=rules, pace=pace, blames=blames
+    )
 
 
 def asked_of(orders: list[Ask | TakeBack], source: Source) -> list[ChunkId]:

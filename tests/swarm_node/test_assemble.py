@@ -6,9 +6,10 @@ import pytest
 
 from protocol.chunks import chunk_id, digest, split
 from protocol.errors import DiskFull, ManifestInvalid, UnknownChunk
-from protocol.manifest import FileEntry, PolicyManifest, Sampler
+from protocol.manifest import FileEntry
 from swarm_node.assemble import assemble, find, folder_of, prune
 from swarm_node.blobs import BlobStore
+from tests.swarm_node.p2p_world import manifest_of
 
 CHUNK_SIZE = 8
 # 0: no chunk · 1, c-1: one short · c: one full · c+1: full and short · many
@@ -21,20 +22,7 @@ def entry(name: str, data: bytes) -> FileEntry:
     return FileEntry(path=name, size_bytes=len(data), digest=digest(data), chunks=chunks)
 
 
-def manifest_of(*files: FileEntry, version: int = 1) -> PolicyManifest:
-    return PolicyManifest(
-        round_id="0" * 64,
-        version=version,
-        update=0,
-        parent=None,
-        task="arithmetic",
-        sampler=Sampler(temperature=1.0, max_new_tokens=8),
-        chunk_size_bytes=CHUNK_SIZE,
-        files=files,
-    )
-
-
-MANIFEST = manifest_of(*(entry(name, data) for name, data in FILES.items()))
+MANIFEST = manifest_of(*(entry(name, data) for name, data in FILES.items()), chunk_size=CHUNK_SIZE)
 
 
 @pytest.fixture
@@ -84,7 +72,7 @@ def test_a_manifest_whose_file_digest_is_a_lie_is_refused(tmp_path: Path, blobs:
     true = entry("model.safetensors", FILES["model.safetensors"])
     lie = true.model_copy(update={"digest": digest(b"another file")})
     with pytest.raises(ManifestInvalid, match="do not make the file"):
-        assemble(tmp_path / "policies", manifest_of(lie), blobs)
+        assemble(tmp_path / "policies", manifest_of(lie, chunk_size=CHUNK_SIZE), blobs)
     assert list((tmp_path / "policies").iterdir()) == []
 
 
@@ -100,14 +88,14 @@ def test_path_tricks_are_refused_even_if_the_manifest_let_them_through(
 
 
 def test_another_manifest_of_the_same_version_has_another_folder(tmp_path: Path) -> None:
-    other = manifest_of(entry("one.json", b"?"))
+    other = manifest_of(entry("one.json", b"?"), chunk_size=CHUNK_SIZE)
     assert folder_of(tmp_path, MANIFEST) != folder_of(tmp_path, other)
 
 
 def test_prune_removes_old_versions_and_what_crashes_left(tmp_path: Path, blobs: BlobStore) -> None:
     policies = tmp_path / "policies"
     old = assemble(policies, MANIFEST, blobs)
-    new = assemble(policies, manifest_of(*MANIFEST.files, version=2), blobs)
+    new = assemble(policies, manifest_of(*MANIFEST.files, version=2, chunk_size=CHUNK_SIZE), blobs)
     (policies / ".unfinished-x").mkdir()
     assert prune(policies, {new}) == 2
     assert not old.exists()
@@ -118,7 +106,7 @@ def test_prune_removes_old_versions_and_what_crashes_left(tmp_path: Path, blobs:
 def test_a_disk_that_fills_up_while_assembling_leaves_nothing(tiny_disk: Path, tmp_path: Path) -> None:
     data = bytes(400_000)
     store = BlobStore(tmp_path / "blobs")
-    manifest = manifest_of(entry("model.safetensors", data))
+    manifest = manifest_of(entry("model.safetensors", data), chunk_size=CHUNK_SIZE)
     for piece in split(data, CHUNK_SIZE):
         store.write(chunk_id(piece), piece)
     with pytest.raises(DiskFull):

@@ -14,10 +14,11 @@ from protocol import delta
 from protocol.chunks import chunk_id, digest, split
 from protocol.errors import ManifestInvalid, PatchInvalid, UnknownChunk
 from protocol.ids import ChunkId
-from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler
+from protocol.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.assemble import assemble, find, held, prune, restock
 from swarm_node.blobs import BlobStore
 from tests.safetensors_files import next_file, policy_file
+from tests.swarm_node.p2p_world import manifest_of
 
 C = 1024
 MODEL = "model.safetensors"
@@ -61,7 +62,7 @@ class Line:
             patches_after_anchor=number - anchor,
         )
         config = FileEntry(path="config.json", size_bytes=len(CONFIG), digest=digest(CONFIG), chunks=self._cut(CONFIG))
-        return manifest_of(number + 1, model, config)
+        return manifest_of(model, config, version=number + 1, chunk_size=C)
 
     def anchored(self, number: int) -> PolicyManifest:
         """The same version as an anchor: in full, and with its patches for those who follow."""
@@ -81,19 +82,6 @@ class Line:
     def take(self, manifest: PolicyManifest) -> Path:
         self.fetch(manifest)
         return self.make(manifest)
-
-
-def manifest_of(version: int, *files: FileEntry) -> PolicyManifest:
-    return PolicyManifest(
-        round_id="0" * 64,
-        version=version,
-        update=0,
-        parent=None,
-        task="arithmetic",
-        sampler=Sampler(temperature=1.0, max_new_tokens=8),
-        chunk_size_bytes=C,
-        files=files,
-    )
 
 
 @pytest.fixture
@@ -202,7 +190,7 @@ def test_a_patch_mixed_in_from_another_version_is_refused(line: Line) -> None:
     model, config = line.manifests[1].files
     stranger = line.manifests[2].files[0].patches[1]
     mixed = model.patches[0].model_copy(update={"size_bytes": stranger.size_bytes, "chunks": stranger.chunks})
-    manifest = manifest_of(2, model.model_copy(update={"patches": (mixed,)}), config)
+    manifest = manifest_of(model.model_copy(update={"patches": (mixed,)}), config, version=2, chunk_size=C)
     line.fetch(manifest)
     with pytest.raises(PatchInvalid, match="made for the base"):
         line.make(manifest)
@@ -212,7 +200,9 @@ def test_a_patch_that_makes_another_file_than_the_manifest_says_is_refused(line:
     line.take(line.manifests[0])
     model, config = line.manifests[1].files
     for lie, size in ((digest(b"another file"), len(FILES[1])), (model.digest, len(FILES[1]) - 1)):
-        manifest = manifest_of(2, model.model_copy(update={"digest": lie, "size_bytes": size}), config)
+        manifest = manifest_of(
+            model.model_copy(update={"digest": lie, "size_bytes": size}), config, version=2, chunk_size=C
+        )
         line.fetch(manifest)
         with pytest.raises(ManifestInvalid):
             line.make(manifest)

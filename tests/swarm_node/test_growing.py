@@ -15,8 +15,7 @@ from swarm_node.arrivals import Arrivals
 from swarm_node.assemble import PLACED_AT_ONCE_BYTES, Draft, assemble, folder_of
 from swarm_node.blobs import BlobStore
 from swarm_node.growing import GrowingFile
-from swarm_node.p2p.download import fetch_chunks
-from tests.swarm_node.p2p_world import PATIENT_SECONDS, QUICK, make_version, node, plan_of, sizes_of, store
+from tests.swarm_node.p2p_world import fetch, make_version, node, plan_of, store
 
 SIZE = 8
 DATA = bytes(range(4 * SIZE)) + bytes(range(SIZE)) + b"end"
@@ -154,17 +153,8 @@ async def test_chunks_are_put_in_their_places_while_others_are_on_their_way(tmp_
         return version.chunks[chunk]
 
     async with node(1) as host:
-        with trio.fail_after(PATIENT_SECONDS), draft.following(arrivals):
-            await fetch_chunks(
-                sizes_of(version),
-                plan_of(),
-                host=host,
-                blobs=blobs,
-                arrivals=arrivals,
-                rng=Random(1),
-                origin=origin,
-                rules=QUICK,
-            )
+        with draft.following(arrivals):
+            await fetch(version, plan_of(), host, blobs, origin=origin, arrivals=arrivals)
     assert await trio.to_thread.run_sync(draft.finish) == folder_of(policies, version.manifest)
     data = b"".join(version.chunks.values())
     assert (folder_of(policies, version.manifest) / "model.safetensors").read_bytes() == data

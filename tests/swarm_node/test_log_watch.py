@@ -24,9 +24,10 @@ from protocol.errors import (
     ProofInvalid,
     RolledBack,
     SwarmError,
+    Unreachable,
 )
 from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import LOOK_EVERY_S, LogWatch
+from swarm_node.log_watch import WITHHELD_TRIES, LogWatch
 from tests.ledger.values import deposit
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 
@@ -106,6 +107,36 @@ class TestWatch:
         assert (earlier.size, later.size) == (len(LIFE), len(LIFE) + len(more))
         watcher.refuses(log, LedgerForked)  # for good, whatever is served next
 
+    def test_a_fork_that_another_program_of_this_home_was_shown_is_found(self, watcher: Watcher, log: Log) -> None:
+        """The agent runs on while `why` is shown a history of its own."""
+        agent, why = (LogWatch(LogReader(log), log.round_id, watcher.folder) for _ in range(2))
+        trio.run(agent.look)
+        log.add(MORE[:1])
+        trio.run(why.look)
+        private = Log(log.metadata, LIFE, [deposit(1, "wire-9"), *MORE[:2]])
+        agent._reader = LogReader(private)
+        with pytest.raises(LedgerForked):
+            trio.run(agent.look)
+        [path] = watcher.forks()
+        proof.check_fork(path.read_bytes(), log.round_id)
+        with pytest.raises(LedgerForked):
+            trio.run(why.look)
+
+    def test_what_two_programs_see_at_once_is_not_taken_for_one_history(self, watcher: Watcher, log: Log) -> None:
+        log.add(MORE[:1])
+        private = Log(log.metadata, LIFE, [deposit(1, "wire-9"), *MORE[:2]])
+
+        class Between(LogReader):
+            async def checkpoint(self) -> bytes:
+                await LogWatch(LogReader(log), log.round_id, watcher.folder).look()
+                return await super().checkpoint()
+
+        agent = LogWatch(Between(private), log.round_id, watcher.folder)
+        with pytest.raises(ProofInvalid, match="meanwhile"):
+            trio.run(agent.look)
+        watcher.refuses(private, LedgerForked)
+        assert watcher.forks()
+
     def test_truncated_log_is_refused(self, watcher: Watcher, log: Log) -> None:
         watcher.refuses(Log(log.metadata, LIFE[:4]), RolledBack)
         assert not watcher.forks()
@@ -153,23 +184,37 @@ class TestWatch:
         watcher.refuses(log, CheckpointInvalid)
 
 
+class Changing:
+    """A log that changes whenever its checkpoint is about to be looked at, and ends the looking in time."""
+
+    def __init__(self, log: Log, change: Callable[[int], None], looks: int, end: trio.CancelScope) -> None:
+        self._log = log
+        self._change = change
+        self._left = iter(range(looks))
+        self._end = end
+
+    async def file(self, path: str, max_bytes: int) -> bytes | None:
+        if path == "ledger/checkpoint":
+            if (number := next(self._left, None)) is None:
+                self._end.cancel()
+                await trio.lowlevel.checkpoint()
+            else:
+                self._change(number)
+        return await self._log.file(path, max_bytes)
+
+
 class TestPatience:
     """What ends a node that works, and what it waits for."""
 
-    def run(self, watcher: Watcher, log: Log, change: Callable[[int], None]) -> None:
-        """Let the watch run, with a change before each of ten looks."""
+    def run(self, watcher: Watcher, log: Log, change: Callable[[int], None], looks: int = 10) -> None:
+        """Let the watch run, with a change before each look."""
 
         async def running() -> None:
-            watch = LogWatch(LogReader(log), watcher.round_id, watcher.folder)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch.run)
-                for number in range(10):
-                    change(number)
-                    await trio.testing.wait_all_tasks_blocked()
-                    await trio.sleep(LOOK_EVERY_S)
-                nursery.cancel_scope.cancel()
+                changing = Changing(log, change, looks, nursery.cancel_scope)
+                nursery.start_soon(LogWatch(LogReader(changing), watcher.round_id, watcher.folder).run)
 
-        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0.05))
+        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0))
 
     def test_disk_that_is_full_for_long_ends_nobody_and_is_told_of(
         self, watcher: Watcher, log: Log, caplog: pytest.LogCaptureFixture
@@ -192,3 +237,40 @@ class TestPatience:
         with pytest.raises(BaseExceptionGroup) as caught:
             self.run(watcher, log, lambda _number: None)
         assert caught.group_contains(ProofInvalid)
+
+    @pytest.mark.parametrize("tile", [None, Unreachable("HTTP 503")], ids=["not found", "busy"])
+    def test_fork_hidden_by_withholding_tiles_ends_the_node_in_the_end(
+        self, watcher: Watcher, log: Log, tile: SwarmError | None
+    ) -> None:
+        rewritten = Log(log.metadata, [deposit(10**9, "wire-2"), *LIFE[1:]], MORE)
+        rewritten.lies["ledger/tile/0/000"] = tile
+        with pytest.raises(BaseExceptionGroup) as caught:
+            self.run(watcher, rewritten, lambda _number: None, WITHHELD_TRIES + 1)
+        assert caught.group_contains(ProofInvalid)
+
+    def test_showing_the_old_checkpoint_in_between_buys_a_hidden_fork_no_time(self, watcher: Watcher, log: Log) -> None:
+        old = log.lies["ledger/checkpoint"] = trio.run(log.file, "ledger/checkpoint", 10**4)
+        log.add(MORE)
+
+        def alternate(number: int) -> None:
+            log.lies = {"ledger/tile/0/000": None} if number % 2 else {"ledger/checkpoint": old}
+
+        with pytest.raises(BaseExceptionGroup) as caught:
+            self.run(watcher, log, alternate, 2 * WITHHELD_TRIES + 2)
+        assert caught.group_contains(ProofInvalid)
+
+    def test_chain_of_roots_that_is_withheld_proves_nothing_either(self, watcher: Watcher, log: Log) -> None:
+        log.lies["metadata/2.root.json"] = Unreachable("HTTP 503")
+        log.lies["ledger/checkpoint"] = b"signed by a key that the next root is said to name"
+        watcher.refuses(log, NotFound)
+
+    def test_tiles_that_are_away_for_a_while_end_nobody_and_are_told_of_once(
+        self, watcher: Watcher, log: Log, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def hiccup(number: int) -> None:
+            if number in (1, WITHHELD_TRIES + 1):
+                log.add(MORE[:300] if number == 1 else MORE[300:])
+            log.lies = dict.fromkeys(("ledger/tile/0/000", "ledger/tile/0/001")) if number % WITHHELD_TRIES else {}
+
+        self.run(watcher, log, hiccup, 2 * WITHHELD_TRIES + 1)
+        assert len([one for one in caplog.records if "not what proves it" in one.getMessage()]) == 2

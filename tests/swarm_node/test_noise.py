@@ -1,6 +1,7 @@
 """The Noise session: framing and ciphers, however the bytes are cut, damaged or repeated."""
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -30,14 +31,26 @@ def test_messages_arrive_whole_and_in_order_however_they_are_cut(plaintexts: lis
     assert [got for at in range(0, len(wire), size) for got in opener.open(wire[at : at + size])] == plaintexts
 
 
-@given(st.binary(max_size=300))
-def test_garbage_never_decrypts(garbage: bytes) -> None:
-    opener = Opener(KEY, 0)
-    try:
-        assert opener.open(garbage) == []
-    except NoiseBroken:
-        return
-    assert len(opener._buffer) == len(garbage) <= 2 + 0xFFFF
+def test_garbage_never_decrypts() -> None:
+    """Messages of any length, told truly or not: bytes without a length that fits them are only waited for."""
+    met: Counter[str] = Counter()
+    told = st.tuples(st.binary(max_size=300), st.sampled_from([-1, 0, 0, 1, 0xFFFF]))
+    messages = told.map(lambda drawn: min(max(len(drawn[0]) + drawn[1], 0), 0xFFFF).to_bytes(2) + drawn[0])
+
+    @given(st.lists(messages, max_size=4).map(b"".join), st.integers(1, 300))
+    def take(garbage: bytes, size: int) -> None:
+        opener = Opener(KEY, 0)
+        met["peers"] += 1
+        try:
+            for at in range(0, len(garbage), size):
+                assert opener.open(garbage[at : at + size]) == []
+        except NoiseBroken:
+            met["refused"] += 1
+            return
+        assert len(opener._buffer) == len(garbage) <= 2 + 0xFFFF
+
+    take()
+    assert met["refused"] > met["peers"] / 4, met
 
 
 @given(st.data())

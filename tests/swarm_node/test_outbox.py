@@ -1,5 +1,6 @@
 """The outbox: what was put is there until it is removed, in order, and in portions that fit into a request."""
 
+import os
 from pathlib import Path
 
 from protocol.ids import LeaseId
@@ -10,13 +11,25 @@ FIRST, SECOND, THIRD = (LeaseId(digit * 32) for digit in "cab")
 
 def filled(folder: Path) -> Outbox:
     outbox = Outbox(folder)
-    for lease_id in (FIRST, SECOND, THIRD):
+    for second, lease_id in enumerate((FIRST, SECOND, THIRD)):
         outbox.put(lease_id, bytes(100))
+        written_at(folder, second, lease_id)
     return outbox
+
+
+def written_at(folder: Path, second: int, *leases: LeaseId) -> None:
+    for lease_id in leases:
+        os.utime(folder / f"{lease_id}.rollout", (second, second))
 
 
 def test_the_oldest_come_first_whatever_their_names(tmp_path: Path) -> None:
     assert list(filled(tmp_path).waiting(2, 10_000)) == [FIRST, SECOND]
+
+
+def test_those_of_one_tick_of_the_clock_come_by_name(tmp_path: Path) -> None:
+    outbox = filled(tmp_path)
+    written_at(tmp_path, 1, FIRST, SECOND, THIRD)
+    assert list(outbox.waiting(3, 10_000)) == sorted((FIRST, SECOND, THIRD))
 
 
 def test_large_rollouts_go_in_portions_that_fit(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 import trio
@@ -27,9 +26,7 @@ from trio.testing import wait_all_tasks_blocked
 from protocol.ids import NodeId
 from protocol.messages import Peer
 from protocol.signing import NodeKey
-from swarm_node.arrivals import Arrivals
-from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import FetchReport, FetchRules, NoSource, fetch_chunks
+from swarm_node.p2p.download import NoSource
 from swarm_node.p2p.host import Host, HostSettings, WrongPeer
 from swarm_node.p2p.link import PeerStalled
 from tests.swarm_node.p2p_world import (
@@ -37,13 +34,13 @@ from tests.swarm_node.p2p_world import (
     QUICK,
     as_peer,
     as_seeder,
+    fetch,
     holds_exactly,
     honest,
     key,
     make_version,
     node,
     plan_of,
-    sizes_of,
     stall,
     store,
 )
@@ -58,19 +55,6 @@ IMPATIENT = replace(QUICK, deadlines=replace(QUICK.deadlines, dial_s=0.2))
 def caller(host: Host) -> Peer:
     """A node as its children's plan names it when it cannot be dialled."""
     return Peer(peer_id=host.node_id, address="", kind="peer")
-
-
-async def fetch(sources: list[Peer], host: Host, blobs: BlobStore, rules: FetchRules = QUICK) -> FetchReport:
-    with trio.fail_after(PATIENT_SECONDS):
-        return await fetch_chunks(
-            sizes_of(VERSION),
-            plan_of(*sources),
-            host=host,
-            blobs=blobs,
-            arrivals=Arrivals(),
-            rng=Random(3),
-            rules=rules,
-        )
 
 
 async def until_connected(host: Host, peers: Collection[NodeId]) -> None:
@@ -92,7 +76,7 @@ async def test_a_node_that_cannot_be_dialled_feeds_a_child_over_the_connection_i
     blobs = store(tmp_path / "me")
     async with node(1, honest(store(tmp_path / "shy", VERSION.chunks))) as shy, node(2) as child:
         shy.call([as_peer(child)])
-        report = await fetch([caller(shy)], child, blobs)
+        report = await fetch(VERSION, plan_of(caller(shy)), child, blobs)
         assert child.dials.tell() == ([], [])
     assert holds_exactly(blobs, VERSION.chunks)
     assert report.bytes_from["peer"] == sum(map(len, VERSION.chunks.values()))
@@ -106,7 +90,7 @@ async def test_a_child_that_asks_before_its_parent_has_its_plan_waits_for_the_ca
         node(2) as child,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(fetch, [caller(shy)], child, blobs)
+        nursery.start_soon(fetch, VERSION, plan_of(caller(shy)), child, blobs)
         await wait_all_tasks_blocked()
         shy.call([as_peer(child)])
     assert holds_exactly(blobs, VERSION.chunks)
@@ -120,8 +104,8 @@ async def test_a_parent_that_never_calls_is_a_failed_source_and_no_more(tmp_path
         node(3) as child,
     ):
         with pytest.raises(NoSource, match="did not call"):
-            await fetch([caller(silent)], child, other, IMPATIENT)
-        report = await fetch([caller(silent), as_seeder(seeder)], child, blobs, IMPATIENT)
+            await fetch(VERSION, plan_of(caller(silent)), child, other, rules=IMPATIENT)
+        report = await fetch(VERSION, plan_of(caller(silent), as_seeder(seeder)), child, blobs, rules=IMPATIENT)
         assert NodeId(silent.node_id) not in {name for told in child.dials.tell() for name in told}
     assert report.bytes_from["seeder"] == sum(map(len, VERSION.chunks.values()))
     assert holds_exactly(blobs, VERSION.chunks)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 import trio
@@ -19,7 +18,7 @@ from protocol.ids import ChunkId
 from protocol.messages import Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import FetchReport, FetchRules, NoSource, Origin, Progress, fetch_chunks
+from swarm_node.p2p.download import FetchReport, NoSource, Progress
 from swarm_node.p2p.fetch import Began, Delivered, Outcome, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link
@@ -27,9 +26,9 @@ from swarm_node.p2p.serve import ChunkServer
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
     QUICK,
-    Version,
     as_peer,
     as_seeder,
+    fetch,
     holds_exactly,
     honest,
     make_version,
@@ -45,31 +44,6 @@ from tests.swarm_node.p2p_world import (
 VERSION = make_version()
 
 
-async def fetch(
-    version: Version,
-    sources: list[Peer],
-    host: Host,
-    blobs: BlobStore,
-    *,
-    origin: Origin | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    arrivals: Arrivals | None = None,
-    rules: FetchRules = QUICK,
-) -> FetchReport:
-    with trio.fail_after(PATIENT_SECONDS):
-        return await fetch_chunks(
-            sizes_of(version),
-            plan_of(*sources),
-            host=host,
-            blobs=blobs,
-            arrivals=arrivals or Arrivals(),
-            rng=Random(3),
-            origin=origin,
-            on_progress=on_progress,
-            rules=rules,
-        )
-
-
 async def beside_an_honest_seeder(
     tmp_path: Path, handler: Callable[[Link], Awaitable[None]]
 ) -> tuple[FetchReport, Host, BlobStore]:
@@ -80,7 +54,7 @@ async def beside_an_honest_seeder(
         node(2, handler) as peer,
         node(3) as me,
     ):
-        report = await fetch(VERSION, [as_peer(peer), as_seeder(seeder)], me, blobs)
+        report = await fetch(VERSION, plan_of(as_peer(peer), as_seeder(seeder)), me, blobs)
         return report, peer, blobs
 
 
@@ -98,7 +72,7 @@ async def test_three_nodes_and_a_seeder_trade_until_all_have_everything(tmp_path
         async def one(at: int) -> None:
             # Our third comes from the seeder, the thirds of the others from them, who do not have them yet either.
             parents = [as_seeder(seeder) if host is hosts[at] else as_peer(host) for host in hosts]
-            reports.append(await fetch(version, parents, hosts[at], stores[at], arrivals=arrivals[at]))
+            reports.append(await fetch(version, plan_of(*parents), hosts[at], stores[at], arrivals=arrivals[at]))
 
         async with trio.open_nursery() as nursery:
             for at in range(3):
@@ -142,7 +116,7 @@ async def test_nothing_but_stalling_peers_is_given_up_with_the_reason(tmp_path: 
     rules = replace(QUICK, deadlines=replace(QUICK.deadlines, chunk_s=0.1))
     async with node(2, stall) as peer, node(3) as me:
         with pytest.raises(NoSource, match=r"left 4 chunks unanswered\. \[peer_stalled\]"):
-            await fetch(VERSION, [as_peer(peer)], me, store(tmp_path), rules=rules)
+            await fetch(VERSION, plan_of(as_peer(peer)), me, store(tmp_path), rules=rules)
 
 
 @pytest.mark.trio
@@ -233,7 +207,7 @@ async def test_a_peer_killed_in_mid_transfer_costs_a_moment(tmp_path: Path) -> N
                     process.kill()
 
             sources = [doomed, as_seeder(seeder)]
-            report = await fetch(version, sources, me, blobs, on_progress=kill_in_the_middle)
+            report = await fetch(version, plan_of(*sources), me, blobs, on_progress=kill_in_the_middle)
     assert holds_exactly(blobs, version.chunks)
     assert report.bytes_from["seeder"] > 0
     assert report.blames == []
@@ -254,7 +228,7 @@ async def test_a_chunk_the_peer_does_not_hold_yet_is_asked_again_a_bit_later(tmp
 
     full, blobs = store(tmp_path / "peer", VERSION.chunks), store(tmp_path / "me")
     async with node(2, empty_at_first) as peer, node(3) as me:
-        report = await fetch(VERSION, [as_peer(peer)], me, blobs)
+        report = await fetch(VERSION, plan_of(as_peer(peer)), me, blobs)
     assert holds_exactly(blobs, VERSION.chunks)
     assert report.bytes_from["peer"] == sum(map(len, VERSION.chunks.values()))
 
@@ -274,7 +248,7 @@ async def test_somebody_else_at_a_peers_address_gets_nothing(tmp_path: Path) -> 
         node(4) as victim,
     ):
         false_entry = Peer(peer_id=victim.node_id, address=impostor.addresses[0], kind="peer")
-        report = await fetch(VERSION, [false_entry, as_seeder(seeder)], me, blobs)
+        report = await fetch(VERSION, plan_of(false_entry, as_seeder(seeder)), me, blobs)
     assert any(re.search(r"Somebody else.*\[wrong_peer\]", said) for said in report.failures)
     assert asked == []
     assert holds_exactly(blobs, VERSION.chunks)
@@ -288,7 +262,7 @@ async def test_the_origin_delivers_what_no_peer_can(tmp_path: Path) -> None:
     blobs = store(tmp_path / "me")
     half = dict(list(VERSION.chunks.items())[::2])
     async with node(1, honest(store(tmp_path / "seeder", half))) as seeder, node(3) as me:
-        report = await fetch(VERSION, [as_seeder(seeder)], me, blobs, origin=origin)
+        report = await fetch(VERSION, plan_of(as_seeder(seeder)), me, blobs, origin=origin)
     assert holds_exactly(blobs, VERSION.chunks)
     assert report.bytes_from["seeder"] > 0
     assert report.bytes_from["origin"] >= sum(map(len, VERSION.chunks.values())) - sum(map(len, half.values()))
@@ -305,11 +279,11 @@ async def test_an_origin_that_lies_or_fails_is_given_up_with_a_name(tmp_path: Pa
     blobs = store(tmp_path / "me")
     async with node(3) as me:
         with pytest.raises(NoSource, match=r"origin sent .* for chunk"):
-            await fetch(VERSION, [], me, blobs, origin=lying)
+            await fetch(VERSION, plan_of(), me, blobs, origin=lying)
         with pytest.raises(NoSource, match=r"did not answer\. \[unreachable\]"):
-            await fetch(VERSION, [], me, blobs, origin=down)
+            await fetch(VERSION, plan_of(), me, blobs, origin=down)
         with pytest.raises(NoSource, match="no source is known"):
-            await fetch(VERSION, [], me, blobs)
+            await fetch(VERSION, plan_of(), me, blobs)
     assert holds_exactly(blobs, {})
 
 
@@ -318,7 +292,7 @@ async def test_an_interrupted_download_resumes_from_what_is_stored(tmp_path: Pat
     first = dict(list(VERSION.chunks.items())[:10])
     blobs, progress = store(tmp_path / "me", first), list[Progress]()
     async with node(1, honest(store(tmp_path / "seeder", VERSION.chunks))) as seeder, node(3) as me:
-        report = await fetch(VERSION, [as_seeder(seeder)], me, blobs, on_progress=progress.append)
+        report = await fetch(VERSION, plan_of(as_seeder(seeder)), me, blobs, on_progress=progress.append)
     assert report.bytes_on_disk == sum(map(len, first.values()))
     assert report.bytes_from.total() == sum(map(len, VERSION.chunks.values())) - report.bytes_on_disk
     assert [step.chunks_done for step in progress] == list(range(10, len(VERSION.chunks) + 1))
@@ -328,7 +302,7 @@ async def test_an_interrupted_download_resumes_from_what_is_stored(tmp_path: Pat
 @pytest.mark.trio
 async def test_nothing_missing_asks_nobody(tmp_path: Path) -> None:
     async with node(3) as me:
-        report = await fetch(VERSION, [], me, store(tmp_path / "me", VERSION.chunks))
+        report = await fetch(VERSION, plan_of(), me, store(tmp_path / "me", VERSION.chunks))
     assert report.bytes_from.total() == 0
 
 
@@ -338,7 +312,7 @@ async def test_a_full_disk_stops_the_download_with_its_name_and_blames_nobody(tm
     version = make_version(chunk_count=40)
     async with node(1, honest(store(tmp_path / "seeder", version.chunks))) as seeder, node(3) as me:
         with pytest.raises(DiskFull, match="Free some space"):
-            await fetch(version, [as_seeder(seeder)], me, blobs)
+            await fetch(version, plan_of(as_seeder(seeder)), me, blobs)
     files = [path for path in blobs.root.rglob("*") if path.is_file()]
     assert all(path.read_bytes() == version.chunks[ChunkId(path.name)] for path in files)
 
@@ -353,12 +327,12 @@ async def test_a_cancelled_download_leaves_only_whole_chunks_and_resumes(tmp_pat
                 if progress.chunks_done == 8:
                     scope.cancel()
 
-            await fetch(VERSION, [as_seeder(seeder)], me, blobs, on_progress=cancel_in_the_middle)
+            await fetch(VERSION, plan_of(as_seeder(seeder)), me, blobs, on_progress=cancel_in_the_middle)
         assert scope.cancelled_caught
         stored = {chunk: data for chunk, data in VERSION.chunks.items() if blobs.has(chunk)}
         assert 8 <= len(stored) < len(VERSION.chunks)
         assert holds_exactly(blobs, stored)
-        await fetch(VERSION, [as_seeder(seeder)], me, blobs)
+        await fetch(VERSION, plan_of(as_seeder(seeder)), me, blobs)
     assert holds_exactly(blobs, VERSION.chunks)
 
 
@@ -377,5 +351,5 @@ async def test_the_end_does_not_wait_for_a_peer_that_is_still_being_dialled(tmp_
             rules = replace(QUICK, deadlines=replace(QUICK.deadlines, dial_s=PATIENT_SECONDS))
             with trio.fail_after(PATIENT_SECONDS / 2):
                 blobs = store(tmp_path / "me")
-                await fetch(VERSION, [silent, as_seeder(seeder)], me, blobs, rules=rules)
+                await fetch(VERSION, plan_of(silent, as_seeder(seeder)), me, blobs, rules=rules)
     assert holds_exactly(blobs, VERSION.chunks)

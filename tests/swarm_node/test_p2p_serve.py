@@ -148,7 +148,7 @@ async def test_a_frame_in_crumbs_does_not_hold_a_stream_open(tmp_path: Path) -> 
 async def test_no_free_upload_slot_is_a_busy_answer(tmp_path: Path) -> None:
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
     blobs = store(tmp_path, VERSION.chunks | big.chunks)
-    async with served(blobs, ServeLimits(uploads=1, slot_s=0.1)) as (_, host, client), node(3) as other:
+    async with served(blobs, ServeLimits(uploads=1, slot_s=2.0)) as (_, host, client), node(3) as other:
         hog = await client.connect(as_peer(host), dial_s=DIAL_S)
         hog._stream.muxed_stream.recv_window = 0  # type: ignore[attr-defined]  # grants no more credit while unread
         for chunk in big.chunks:

@@ -1,6 +1,6 @@
 """When a node looks for news of the policy by itself."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -8,14 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
-from protocol.errors import SwarmError, Unreachable
+from protocol.errors import NotFound, RequestExpired, SwarmError, UnknownNode, Unreachable, UntrustedMetadata
+from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Peer, Plan, PlanRequest, Receipt
 from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
+from swarm_node.p2p.host import Host
+from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
-from tests.swarm_node.p2p_world import Version, make_version, plan_of, store
+from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, as_peer, make_version, node, plan_of, store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -40,10 +44,15 @@ class Round:
     """Coordinator, origins, updater and host of a node at once; it records whom the node is told to call."""
 
     def __init__(self, version: Version, child: Peer) -> None:
-        self._version, self._child = version, child
+        self._version = version
         self.called: list[list[Peer]] = []
         self.plans = 0
         self.trouble: SwarmError | None = None
+        """What the next question for a plan is answered with; of a stubborn one, all."""
+        self.stubborn = False
+        self.doubts: SwarmError | None = None
+        """What the next look at the newest version comes to."""
+        self.planned = plan_of().model_copy(update={"calls": (child,)})
         self.proved_until = None
         self.own_network = True
         self.dials = SimpleNamespace(begin=lambda peer: None, tell=lambda: ([], []))
@@ -54,18 +63,25 @@ class Round:
     async def at_home(self) -> bool:
         return True
 
-    def of(self, manifest: PolicyManifest) -> None:
-        return None
+    def of(self, manifest: PolicyManifest) -> Callable[[ChunkId], Awaitable[bytes]]:
+        async def origin(chunk: ChunkId) -> bytes:
+            await trio.lowlevel.checkpoint()
+            return self._version.chunks[chunk]
+
+        return origin
 
     async def refresh(self) -> PolicyManifest:
+        if self.doubts:
+            error, self.doubts = self.doubts, None
+            raise error
         return self._version.manifest
 
     async def plan(self, request: PlanRequest) -> Plan:
         self.plans += 1
         if self.trouble:
-            error, self.trouble = self.trouble, None
+            error, self.trouble = self.trouble, self.trouble if self.stubborn else None
             raise error
-        return plan_of().model_copy(update={"calls": (self._child,)})
+        return self.planned
 
     def connected(self) -> set[str]:
         return set()
@@ -73,10 +89,13 @@ class Round:
     def call(self, peers: Iterable[Peer]) -> None:
         self.called.append(list(peers))
 
-    def follower(self, folder: Path) -> PolicyFollower:
-        """A node's follower as a start of the agent makes it."""
+    def publish(self, version: Version) -> None:
+        self._version = version
+
+    def follower(self, folder: Path, *, held: Version | None = None, host: Host | None = None) -> PolicyFollower:
+        """A node's follower as a start of the agent makes it; this version's chunks are stored already."""
         everything: Any = self
-        blobs = store(folder / "blobs", self._version.chunks)
+        blobs = store(folder / "blobs", (held or self._version).chunks)
         return PolicyFollower(
             coordinator=everything,
             origins=everything,
@@ -84,7 +103,7 @@ class Round:
             blobs=blobs,
             arrivals=Arrivals(),
             folder=folder / "policies",
-            host=everything,
+            host=host or everything,
             rng=Random(1),
         )
 
@@ -103,3 +122,80 @@ async def test_a_shy_node_that_restarts_with_the_newest_version_calls_those_whom
     assert here.called == [[child], [child]]
     await follower._follow()
     assert (len(here.called), here.plans) == (2, 3), "and asks no more once it knows"
+
+
+CHILD = Peer(peer_id=NodeKey(b"c" * 32).node_id, address="127.0.0.1:1", kind="peer")
+
+
+async def follows(follower: PolicyFollower, version: Version) -> set[str]:
+    """Follow until this version is ready; what was said against the versions on offer until then."""
+    doubts = set[str]()
+
+    async def watch() -> None:
+        while True:
+            if follower.distrust is not None:
+                doubts.add(follower.distrust.code)
+            await follower._changed.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        nursery.start_soon(follower.run)
+        with trio.fail_after(PATIENT_SECONDS):
+            while follower.ready is None or follower.ready.manifest != version.manifest:
+                await follower._changed.wait()
+        nursery.cancel_scope.cancel()
+    return doubts
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("refusal", [Unreachable, NotFound, UnknownNode, RequestExpired])
+async def test_a_version_comes_from_an_origin_when_the_coordinator_gives_no_plan(
+    tmp_path: Path, refusal: type[SwarmError]
+) -> None:
+    version = make_version(2)
+    here = Round(version, CHILD)
+    follower = here.follower(tmp_path, held=make_version(1, seed=9))
+    here.trouble, here.stubborn = refusal("no plan"), True
+    assert await follows(follower, version) == set()
+    assert follower.traffic.from_http == sum(map(len, version.chunks.values()))
+    here.trouble = None
+    await follower._follow()
+    assert here.called == [[CHILD]], "it asks again whom to feed"
+
+
+@pytest.mark.trio
+async def test_without_a_plan_the_peers_of_the_last_one_are_asked(tmp_path: Path) -> None:
+    first, second = make_version(2), make_version(24, seed=2)
+    news = Arrivals()
+    server = ChunkServer(store(tmp_path / "peer", first.chunks | second.chunks), news)
+    async with node(1, server.handle) as peer, node(2) as me:
+        here = Round(first, CHILD)
+        here.planned = plan_of(as_peer(peer))
+        follower = here.follower(tmp_path, host=me)
+        await follower._follow()
+        here.publish(second)
+        here.trouble = Unreachable("no plan")
+        with news.expecting((), second.chunks):
+            await follower._follow()
+    assert follower.ready is not None
+    assert follower.traffic.from_peers == sum(map(len, second.chunks.values()))
+
+
+@pytest.mark.trio
+async def test_a_chunk_that_went_bad_on_this_disk_is_fetched_again_and_speaks_against_no_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = make_version(2)
+    follower = Round(version, CHILD).follower(tmp_path)
+    bad = follower._blobs.path(next(iter(version.chunks)))
+    bad.write_bytes(b"?" * bad.stat().st_size)
+    assert await follows(follower, version) == set()
+    assert "went bad" in caplog.text
+
+
+@pytest.mark.trio
+async def test_what_judges_the_version_on_offer_stops_work_until_it_is_gone(tmp_path: Path) -> None:
+    version = make_version(2)
+    here = Round(version, CHILD)
+    here.doubts = UntrustedMetadata("a forged snapshot")
+    assert await follows(here.follower(tmp_path), version) == {"untrusted_metadata"}

@@ -27,6 +27,26 @@ def test_a_rotation_that_was_interrupted_keeps_the_history_when_done_again(tmp_p
     assert identity.load_or_create(tmp_path / f"old-{old[-8:]}" / identity.FILE).key.node_id == old
 
 
+def test_what_was_done_between_an_interrupted_rotation_and_the_next_is_kept_beside_the_older(tmp_path: Path) -> None:
+    """The node joined again in between, with the key that it still had."""
+    old = identity.load_or_create(tmp_path / identity.FILE).key.node_id
+    outbox, aside = tmp_path / "rounds" / "r" / "outbox", tmp_path / f"old-{old[-8:]}"
+    in_the_way = aside / identity.FILE
+    in_the_way.mkdir(parents=True)
+    for said in (b"first", b"second"):
+        outbox.mkdir(parents=True)
+        (outbox / "1.rollout").write_bytes(said)
+        (outbox.parent / "address.json").write_bytes(said)
+        if said == b"first":
+            with pytest.raises(IsADirectoryError):
+                rotation.rotate(tmp_path, drop_unsent=True)
+            in_the_way.rmdir()
+    assert rotation.rotate(tmp_path, drop_unsent=True)[0] == old
+    kept = sorted(path.read_bytes() for path in aside.rglob("1.rollout"))
+    assert kept == sorted(path.read_bytes() for path in aside.rglob("address.json*")) == [b"first", b"second"]
+    assert not outbox.exists()
+
+
 @pytest.mark.parametrize("word", [b"no statement", None])
 def test_an_owners_node_does_not_take_its_history_along(tmp_path: Path, word: bytes | None) -> None:
     me = identity.load_or_create(tmp_path / identity.FILE).key.node_id

@@ -162,7 +162,8 @@ async def test_a_version_that_cannot_be_loaded_is_left_for_the_next_one() -> Non
     assert waited_s[0] == LOAD_AGAIN_S
 
 
-async def test_an_engine_that_keeps_failing_ends_the_node_and_its_leases_go_back(autojump_clock: MockClock) -> None:
+async def test_an_engine_that_keeps_failing_ends_the_node_and_its_leases_go_back(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 1.0  # what waits for the clock gets it; what waits for a thread does not
     world = World(leases=100)
 
     def fail() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from swarm_node.worker import DECLINED_PAUSE_S
 from tests.swarm_node.worker_world import DEADLINE_S, World, answered
@@ -112,8 +112,12 @@ async def test_leases_that_cannot_be_met_at_the_measured_rate_go_back_and_the_ot
     world = World(leases=4)
     world.worker.tokens_per_s = 1.0
     world.expires_ms = 2_000  # one sample of a token each, at a token a second
-    log = await world.run()
-    assert log[1:4] == ["lease v1", "back 2 3", "submit 0 1"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.run)
+        while len(world.log) < 4:
+            await wait_all_tasks_blocked(0.01)
+        nursery.cancel_scope.cancel()  # it would wait out the pause after what it declined
+    assert world.log[1:4] == ["lease v1", "back 2 3", "submit 0 1"]
 
 
 async def test_a_lease_below_the_owners_floor_goes_back(autojump_clock: MockClock) -> None:

@@ -1,13 +1,14 @@
 """The Yamux machine under random bytes, random frames, and random talk against a model."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from functools import partial
 from itertools import product
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES, LENGTH_MAX, Flag, Kind, MuxViolation, pack
-from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES, Arrived, Ended, Event, Machine, Opened, Reset
+from swarm_node.p2p.yamux_machine import BODY_MAX_BYTES, Arrived, Ended, Event, Left, Machine, Opened, Reset
 from swarm_node.p2p.yamux_stream import MuxLimits
 from tests.swarm_node.test_yamux_machine import EVERYTHING, SMALL, data, syn
 
@@ -21,27 +22,73 @@ FRAMES = st.builds(
 )
 
 
-@given(st.lists(FRAMES | st.binary(max_size=40), max_size=20), st.booleans())
-@example([syn(1), data(1, b"x", Flag.SYN)], False)
-@example([data(1, b"abc", Flag.SYN | Flag.FIN | Flag.RST)], False)
-def test_whatever_a_peer_sends_costs_it_the_connection_or_stays_within_bounds(wire: list[bytes], side: bool) -> None:
+@st.composite
+def wires(draw: st.DrawFn) -> tuple[list[bytes], bool]:
+    """Streams that a peer opens as it may, frames about them that fit, and then anything; and the machine's side."""
+    initiator = draw(st.booleans())
+    names = range(2, 8, 2) if initiator else range(1, 7, 2)
+    return [syn(name) for name in names] + draw(st.lists(fitting(names), max_size=12)) + draw(
+        st.lists(HOSTILE)
+    ), initiator
+
+
+def fitting(names: range) -> st.SearchStrategy[bytes]:
+    """Frames whose body is as long as it was said, mostly about streams that exist."""
+    name, flag = st.sampled_from(names), st.sampled_from([0, 0, 0, Flag.FIN, Flag.RST])
+    return st.one_of(
+        st.builds(data, name, st.binary(max_size=20), flag),
+        st.builds(partial(pack, Kind.WINDOW_UPDATE), flag, name, st.integers(0, 2**20)),
+        st.builds(partial(pack, Kind.PING), st.sampled_from([Flag.SYN, Flag.ACK]), st.just(0), st.integers(0, 9)),
+        st.just(pack(Kind.GO_AWAY, 0, 0, 0)),
+        st.builds(partial(pack, Kind.DATA, 0), name, st.just(INITIAL_WINDOW_BYTES + 1)),
+    )
+
+
+HOSTILE = FRAMES | st.binary(max_size=40)
+
+
+def test_whatever_a_peer_sends_costs_it_the_connection_or_stays_within_bounds() -> None:
+    met: Counter[str] = Counter()
+
+    @settings(max_examples=300)
+    @given(wires())
+    @example(([syn(1), data(1, b"x", Flag.SYN)], False))
+    @example(([data(1, b"abc", Flag.SYN | Flag.FIN | Flag.RST)], False))
+    def hear(drawn: tuple[list[bytes], bool]) -> None:
+        met["peers"] += 1
+        met["peers with an event"] += bool(met_by(*drawn, met))
+
+    hear()
+    assert met["peers with an event"] > met["peers"] / 2, met
+    for reached in (*EVENTS, "MuxViolation", "WindowExceeded"):
+        assert met[reached], f"no peer came as far as {reached}: {met}"
+
+
+EVENTS = [kind.__name__ for kind in (Opened, Arrived, Ended, Reset, Left)]
+
+
+def met_by(wire: list[bytes], side: bool, met: Counter[str]) -> int:
+    """What a machine makes of it, counted in `met`; how many events there were."""
     machine = Machine(initiator=side, limits=SMALL)
     machine.open()
-    kept = 0
+    kept = events = 0
     try:
         for piece in wire:
             for event in machine.receive(piece):
+                events += 1
+                met[type(event).__name__] += 1
                 kept += len(event.data) if isinstance(event, Arrived) else 0
                 if isinstance(event, Opened) and event.stream in machine:
                     machine.accept(event.stream)
-    except MuxViolation:
-        pass
+    except MuxViolation as violation:
+        met[type(violation).__name__] += 1
     assert kept <= SMALL.streams * INITIAL_WINDOW_BYTES
     assert len(machine) <= SMALL.streams
     assert len(machine._control) <= SMALL.control_max_bytes + 12 * 20 * 4
     machine.end()
     assert machine.budget.left == SMALL.receive_max_bytes
     assert not machine._turns
+    return events
 
 
 class Model:

@@ -67,6 +67,7 @@ class World:
         self.decision = Decision()
         self.finishing = False
         self.gate_moved = trio.Event()
+        self.kept = set[str]()
         self._engine: deque[Request] = deque()
         everything = cast(Any, self)
         self.worker = Worker(
@@ -74,6 +75,7 @@ class World:
             policies=everything,
             engine=everything,
             outbox=everything,
+            leased=everything,
             sender=everything,
             teller=everything,
             gate=everything,
@@ -163,6 +165,12 @@ class World:
     def begin(self, lease: Lease) -> None:
         pass
 
+    def keep(self, leases: Sequence[Lease]) -> None:
+        """A note of what was leased."""
+        if error := self.trouble.pop("keep", None):
+            raise error
+        self.kept |= {lease.lease_id for lease in leases}
+
     def grew(self, lease_id: str, parts: Collection[Part]) -> None:
         self.note(f"told {int(lease_id, 16)}")
 
@@ -178,6 +186,7 @@ class World:
         return Measured(prompt_tokens=1, first_tokens=3, prefill_s=1.0, later_tokens=3, decode_s=1.0)
 
     async def submit(self, requests: Sequence[Request]) -> None:
+        assert self.kept >= {request.request_id for request in requests}, "sampled before it was noted"
         self._engine.extend(requests)
         self.note("submit " + " ".join(str(int(request.request_id, 16)) for request in requests))
 

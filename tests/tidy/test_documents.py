@@ -6,6 +6,7 @@
 - docs/protocol.md lists every error: between `<!-- errors -->` and its end those of `protocol.errors.ERRORS`, between
   `<!-- local errors -->` and its end those that never cross the wire.
 - Every command's `--help` ends in an example, which its parser takes, and in what comes next.
+- The last table of docs/adversaries.md names tests for each attack that exist, and that `make test` runs.
 - docs/commands.md gives every command a heading like ``### `swarm-node join` `` and, below it, names its options.
 """
 
@@ -26,6 +27,7 @@ from tests.tidy.repository import ROOMS, ROOT, files, python_files, report, text
 README = Path("README.md")
 COMMANDS = Path("docs/commands.md")
 PROTOCOL = Path("docs/protocol.md")
+ADVERSARIES = Path("docs/adversaries.md")
 PROGRAMS = {"swarm-coordinator": "coordinator.cli", "swarm-node": "swarm_node.cli"}
 ANY_SHELL = {"cd", "git", "export", "source"}
 
@@ -247,3 +249,22 @@ def test_every_error_stands_in_the_protocol_document() -> None:
         problems += [f"not there: {row}" for row in real if row not in said]
         problems += [f"no such error: {row}" for row in said if row not in real]
     report([f"{PROTOCOL}: {problem}" for problem in problems])
+
+
+def what_runs_in(path: Path) -> set[str]:
+    """The tests of a module or of its classes, but for those that are skipped."""
+    found = (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {node.name for node in found if not any("skip" in ast.unparse(mark) for mark in node.decorator_list)}
+
+
+def test_every_test_that_is_to_stop_an_attack_exists() -> None:
+    rows = re.findall(r"^\| (.+?) \| (`tests/.+) \|$", text(ADVERSARIES), re.MULTILINE)
+    assert rows, f"{ADVERSARIES}: no attack names a test"
+    problems = []
+    for attack, cell in rows:
+        for named in cell.split("; "):
+            path, *tests = re.findall(r"`([^`]+)`", named)
+            problems += [f"{attack}: {path} names no test"] * (not tests)
+            problems += [f"{attack}: {path} has no {test}" for test in sorted(set(tests) - what_runs_in(Path(path)))]
+            problems += [f"{attack}: `make test` does not run {path}"] * path.startswith("tests/vllm/")
+    report([f"{ADVERSARIES}: {problem}" for problem in problems])

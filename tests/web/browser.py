@@ -48,6 +48,13 @@ class Tab:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete' && location.href.startsWith('http')")
 
+    async def back(self, path: str) -> None:
+        """To the page before, which has this path."""
+        history = await self.call("Page.getNavigationHistory")
+        before = history["entries"][history["currentIndex"] - 1]
+        await self.call("Page.navigateToHistoryEntry", entryId=before["id"])
+        await self.until(f"document.readyState === 'complete' && location.pathname === {json.dumps(path)}")
+
     async def look(self, expression: str) -> Any:
         """The value of a JavaScript expression; promises are waited for."""
         answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)

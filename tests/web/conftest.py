@@ -1,5 +1,5 @@
 """The same fresh round as the coordinator's other tests have."""
 
-from tests.coordinator.conftest import world
+from tests.coordinator.conftest import store_url, world
 
-__all__ = ["world"]
+__all__ = ["store_url", "world"]

@@ -45,6 +45,10 @@ TABLES_THAT_SCROLL = """[...document.querySelectorAll('main .wide')]
   .filter((one) => one.scrollWidth > one.clientWidth && one.querySelector('table'))
   .map((one) => [one.getAttribute('aria-label'), one.scrollWidth, one.clientWidth])"""
 
+SHOWS_ITS_SOURCE = """EventSource = class extends EventSource {
+  constructor(...all) { super(...all); window.source = this; }
+}"""
+
 JS = Path(__file__).with_name("js")
 
 
@@ -174,6 +178,21 @@ async def test_a_newcomer_appears_without_a_reload_and_nothing_else_moves(served
     await tab.until(f"document.querySelector('a[href=\"/nodes/{key.node_id}\"]')")
     assert await tab.look("window.stays") is True
     assert await tab.look("document.activeElement.getAttribute('href')") == focused
+
+
+async def test_a_page_that_is_left_gives_its_connection_back_and_listens_again_on_the_way_back(
+    served: Served, tab: Tab
+) -> None:
+    """Browsers keep pages that are left, and open six connections to a host at the most."""
+    await tab.call("Page.addScriptToEvaluateOnNewDocument", source=SHOWS_ITS_SOURCE)
+    await tab.open(url(served, "/"))
+    await tab.look("addEventListener('pagehide', () => { localStorage.left = source.readyState }); window.kept = true")
+    await tab.open(url(served, "/training"))
+    await tab.until("Number(localStorage.left) === EventSource.CLOSED")
+    await tab.back("/")
+    assert await tab.look("window.kept"), "it was loaded again, which shows nothing of the way back"
+    key = await served.join(78)
+    await tab.until(f"document.querySelector('a[href=\"/nodes/{key.node_id}\"]')")
 
 
 async def test_everything_is_reached_by_keyboard(served: Served, tab: Tab) -> None:

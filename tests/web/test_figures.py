@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.figures import curves, history
@@ -159,6 +159,7 @@ class TestWords:
         assert inside.count(">") == 1
 
     @given(st.dictionaries(st.sampled_from(["view", "sort", "q", "page"]), ANY_TEXT))
+    @example({"q": "\ud800"})
     def test_any_query_is_a_wish_whose_link_means_the_same(self, query: dict[str, str]) -> None:
         wish = Wish.parse(query)
         assert wish.page >= 1

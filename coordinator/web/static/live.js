@@ -3,6 +3,8 @@
 //
 // - The server renders and escapes everything; nothing here makes markup out of data.
 // - An open table stays open, and the focus stays where it was. A page that nobody sees is not fetched.
+// - A page that is left stops listening: a browser keeps it for the way back, and with it one of the six connections that
+//   it opens to a host, so that the seventh page would wait for a minute.
 
 const POLL_MS = 10_000;
 const LISTEN_AGAIN_MS = 60_000;
@@ -11,6 +13,7 @@ const SPREAD_MS = 500; // so that a crowd does not ask in the same instant
 let fetching = false;
 let missed = false;
 let polling;
+let source;
 
 function say(text) {
   const line = document.getElementById("live");
@@ -59,7 +62,8 @@ function poll() {
 }
 
 function listen() {
-  const source = new EventSource("/v1/events");
+  source?.close();
+  source = new EventSource("/v1/events");
   source.addEventListener("moment", () => {
     clearInterval(polling);
     polling = undefined;
@@ -72,4 +76,8 @@ function listen() {
 }
 
 document.addEventListener("visibilitychange", () => !document.hidden && missed && refresh());
-if (document.querySelector("[data-live]")) listen();
+if (document.querySelector("[data-live]")) {
+  listen();
+  addEventListener("pagehide", () => source.close());
+  addEventListener("pageshow", (event) => event.persisted && listen());
+}

@@ -22,6 +22,7 @@ const REJECTED = { 1: 'absent', 2: 'busy', 3: 'cancelled' }
 const FAREWELL = { 1: 'done', 2: 'busy', 3: 'idle', 4: 'fault' }
 const DONE = Uint8Array.of(1)
 const ABSENT = Uint8Array.of(1)
+const IN_STEP = Uint8Array.of(0)
 
 const HEADER_BYTES = 5
 const NAME_BYTES = 32
@@ -31,7 +32,7 @@ const CHUNK_MAX_BYTES = 4 * 1024 * 1024
 // Type → smallest and largest body.
 const BODY_BYTES = {
   [HAVE]: [NAME_BYTES, HAVE_NAMES_MAX * NAME_BYTES],
-  [WANT]: [NAME_BYTES, NAME_BYTES],
+  [WANT]: [NAME_BYTES + 1, NAME_BYTES + 1],
   [CHUNK]: [NAME_BYTES + 1, NAME_BYTES + CHUNK_MAX_BYTES],
   [REJECT]: [NAME_BYTES + 1, NAME_BYTES + 1],
   [CANCEL]: [NAME_BYTES, NAME_BYTES],
@@ -86,7 +87,7 @@ export class Requester {
     if (this.#open.size >= WANTS_MAX || this.#open.has(name)) throw new Error('beyond the window, or asked already')
     const answer = Promise.withResolvers()
     this.#open.set(name, answer)
-    await send(this.#stream, WANT, hexToBytes(name))
+    await send(this.#stream, WANT, hexToBytes(name), IN_STEP)
     return await answer.promise
   }
 
@@ -142,7 +143,8 @@ export async function respond (stream, chunks) {
     if (type !== WANT && type !== CANCEL) throw new Error(`a requester sent a frame of type ${type}`)
     if (type === CANCEL) continue
     const data = chunks.get(nameIn(body))
-    await (data ? send(stream, CHUNK, body, data) : send(stream, REJECT, body, ABSENT))
+    const name = body.slice(0, NAME_BYTES) // whether somebody is behind changes nothing here
+    await (data ? send(stream, CHUNK, name, data) : send(stream, REJECT, name, ABSENT))
   }
   await send(stream, BYE, DONE)
   await stream.close()

@@ -1,0 +1,32 @@
+"""The same cell on paper: the shipped planner and picker in virtual time, over what TCP leaves of the links."""
+
+from bench.broadcast.cells import PAYLOAD_SHARE, Cell
+from bench.broadcast.net import QUEUE_MS
+from bench.simulation.world import Simulation
+from coordinator.spreading.topology import NodeLinks
+from protocol import chunks
+
+TICK = 0.5
+"""Of a chunk's time on a downlink: comes out as finer ones do, in seconds instead of minutes."""
+
+AGREES_WITHIN = 0.15
+
+
+def completion_s(cell: Cell, seed: int = 0) -> float:
+    """When the last worker would have everything, had the planner known the links, and cost processors nothing."""
+    chunk_bytes = chunks.fitting_size(cell.size_bytes)
+    share = PAYLOAD_SHARE / 8
+    nodes = [
+        NodeLinks(f"w{number}", share * link.up_bit_s, share * link.down_bit_s)
+        for number, link in enumerate(cell.worker_links, 1)
+    ]
+    world = Simulation(
+        share * cell.source_link.up_bit_s,
+        nodes,
+        chunks=-(-cell.size_bytes // chunk_bytes),
+        chunk_bytes=chunk_bytes,
+        latency_s=QUEUE_MS / 2000,  # queues are half full on average
+        tick=TICK,
+        seed=seed,
+    )
+    return world.run().completion_s

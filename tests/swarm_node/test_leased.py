@@ -1,0 +1,83 @@
+"""A node's own note of what was leased: there before anything is sampled, whole after a crash, bounded on the disk."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.chunks import digest
+from protocol.errors import DiskFull, LeaseClosed, SwarmError
+from protocol.lease import Lease
+from protocol.rollout import pack_tokens
+from swarm_node import leased
+from swarm_node.leased import Leased
+from tests.swarm_node.worker_world import World
+
+
+def lease(number: int, prompt: int = 1) -> Lease:
+    return Lease(
+        lease_id=f"{number:032x}", version=1, seed=number, samples=1, prompt=pack_tokens([prompt]),
+        price_micros_per_mtok=1, expires_ms=1,
+    )  # fmt: skip
+
+
+def test_a_lease_is_known_by_all_that_it_said(tmp_path: Path) -> None:
+    noted = Leased(tmp_path)
+    noted.keep([lease(1), lease(2)])
+    noted.keep([lease(3)])
+    for number in (1, 2, 3):
+        assert Leased(tmp_path).of(f"{number:032x}") == digest(lease(number).to_bytes())
+    assert noted.of(f"{2:032x}") != digest(lease(2, prompt=9).to_bytes())
+    assert noted.of(f"{4:032x}") is None
+
+
+def test_a_line_that_a_crash_cut_short_is_no_note_and_spoils_none(tmp_path: Path) -> None:
+    noted = Leased(tmp_path)
+    noted.keep([lease(1)])
+    file = tmp_path / leased.FILE
+    file.write_text(file.read_text()[:-1])
+    noted.keep([lease(2)])
+    assert noted.of(f"{1:032x}") is None
+    assert noted.of(f"{2:032x}") == digest(lease(2).to_bytes())
+
+
+def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_note(tmp_path: Path) -> None:
+    """Else the second offer made the lie of afterwards true, and the honest answer to the first one a fault."""
+    noted = Leased(tmp_path)
+    noted.keep([lease(1)])
+    with pytest.raises(LeaseClosed, match=f"{1:032x}"):
+        noted.keep([lease(2), lease(1, prompt=9)])
+    noted.keep([lease(1)])  # as it was
+    assert noted.of(f"{1:032x}") == digest(lease(1).to_bytes())
+    assert noted.of(f"{2:032x}") is None
+    (tmp_path / leased.FILE).rename(tmp_path / f"{leased.FILE}.old")
+    with pytest.raises(LeaseClosed):
+        noted.keep([lease(1, prompt=9)])
+
+
+def test_a_note_that_is_no_text_spoils_none(tmp_path: Path) -> None:
+    noted = Leased(tmp_path)
+    (tmp_path / leased.FILE).write_bytes(b"\xff" * 9 + f"\n{1:032x} ".encode() + b"\xff" * 64)
+    noted.keep([lease(2)])
+    assert noted.of(f"{2:032x}") == digest(lease(2).to_bytes())
+
+
+def test_the_notes_are_bounded_and_the_last_ones_are_there(tmp_path: Path) -> None:
+    noted, a_line = Leased(tmp_path), 1 + 32 + 1 + 64
+    fit = leased.FILE_MAX_BYTES // a_line
+    for start in range(0, 3 * fit, fit // 4):
+        noted.keep([lease(number) for number in range(start, start + fit // 4)])
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * leased.FILE_MAX_BYTES
+    last = start + fit // 4 - 1
+    for number in (last, last - fit + fit // 4):
+        assert noted.of(f"{number:032x}") == digest(lease(number).to_bytes())
+    assert noted.of(f"{0:032x}") is None
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("trouble", [DiskFull("No room."), LeaseClosed("Offered again.")], ids=lambda error: error.code)
+async def test_leases_that_cannot_be_noted_go_back_unsampled(trouble: SwarmError) -> None:
+    """There is no room for the note, or one of them says other things than it did before."""
+    world = World(leases=8)
+    world.trouble["keep"] = trouble
+    log = await world.run()
+    assert log[:5] == ["load v1", "lease v1", "back 0 1 2 3", "lease v1", "submit 4 5 6 7"], log

@@ -1,0 +1,96 @@
+"""`swarm-node why`: every number of a report that a person needs, and how to repeat the check."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.audit.calibration import SHIPPED, read
+from coordinator.audit.replay import Measured
+from coordinator.audit.verdict import judge
+from protocol.auditing import Explanation, Explanations
+from protocol.chunks import digest
+from protocol.errors import ProofInvalid
+from protocol.rollout import RolloutClaim, Sample, pack_tokens
+from protocol.signing import NodeKey
+from swarm_node import why
+from swarm_node.join_string import JoinString
+
+LEASE, CLAIM = "1" * 32, "2" * 64
+AGAIN = f"swarm-node why JOIN_STRING {LEASE} --replay"
+
+
+def told(finding: str, report: dict[str, Any], appeal: Any = "", claim_id: str = CLAIM) -> Explanation:
+    return Explanation(
+        lease_id=LEASE, claim_id=claim_id, state="pending", code="", said="", finding=finding, appeal=appeal,
+        ruling="", report=json.dumps(report).encode(), lease=b"", rollout=b"",
+    )  # fmt: skip
+
+
+def a_report() -> dict[str, Any]:
+    """A real one: at position 2 another token than the dictated one, at 5 a wrong log-probability."""
+    claimed, dictated = np.arange(10), np.arange(10)
+    dictated[2] = 77
+    margins, said = np.zeros(10), np.full(10, -0.5)
+    margins[2], said[5] = 31.25, -0.125
+    measured = Measured(
+        sample=np.zeros(10, np.int64),
+        position=np.arange(10),
+        claimed=claimed,
+        dictated=dictated,
+        margins=margins,
+        claimed_logprobs=said,
+        logprobs=np.full(10, -0.5) - (np.arange(10) == 5) * 40.0,
+    )
+    calibration = read(SHIPPED)
+    return judge(measured, calibration.of("torch/fp32/cpu"), calibration.version).to_json()
+
+
+def test_a_position_says_what_was_claimed_and_what_is_so_in_tokens_and_in_log_probabilities() -> None:
+    text = "\n".join(why.lines(told("hard", a_report())))
+    assert "sample 0, position 2: token 2 claimed with -0.5000, 77 dictated by 31.2 nats" in text
+    assert "sample 0, position 5: token 5 claimed with -0.1250, which is the dictated one; it has -40.5000" in text
+    assert "validator replay/1, tolerances torch/fp32/cpu" in text
+
+
+@pytest.mark.parametrize(("finding", "appeal"), [("soft", ""), ("hard", "denied"), ("hard", "possible"), ("", "")])
+def test_whatever_became_of_a_claim_the_line_that_repeats_its_check_is_there(finding: str, appeal: str) -> None:
+    assert AGAIN in "\n".join(why.lines(told(finding, a_report(), appeal)))
+
+
+def test_what_was_never_answered_cannot_be_repeated() -> None:
+    assert AGAIN not in "\n".join(why.lines(told("", {}, claim_id="")))
+
+
+def test_scripts_get_a_command_that_works_at_the_node_and_not_the_operators() -> None:
+    report = a_report() | {"command": "swarm-coordinator audit replay ROUND.toml x"}
+    answer = Explanations(tolerance="", tolerances=b"", explanations=(told("hard", report),))
+    (line,) = why.report(answer, [], as_json=True)
+    assert json.loads(line)["report"]["command"] == AGAIN
+
+
+@pytest.mark.parametrize("answered", [(), (CLAIM,), ("3" * 64, CLAIM)])
+def test_an_answer_about_something_else_is_none(answered: tuple[str, ...]) -> None:
+    found = Explanations(
+        tolerance="", tolerances=b"", explanations=tuple(told("hard", {}, claim_id=claim_id) for claim_id in answered)
+    )
+    assert why.answering("", found) == found
+    if len(answered) == 1:
+        assert why.answering(LEASE, found) == why.answering(CLAIM, found) == found
+    for about in ("4" * 32, *[LEASE] * (len(answered) != 1)):
+        with pytest.raises(ProofInvalid, match="something else"):
+            why.answering(about, found)
+
+
+@pytest.mark.parametrize("named", [CLAIM, ""])
+def test_a_claim_that_is_not_the_one_it_is_called_is_the_coordinators_fault(tmp_path: Path, named: str) -> None:
+    """What the log says of the one would be believed of the other."""
+    key, join = NodeKey(bytes(32)), JoinString("http://127.0.0.1:1", "0" * 64)
+    sample = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
+    claim = RolloutClaim(round_id="0" * 64, lease_id=LEASE, version=1, seed=1, samples=(sample,)).to_bytes()
+    one = told("hard", {}, claim_id=digest(claim)).model_copy(update={"rollout": key.seal("rollout", claim)})
+    why.require_own(join, tmp_path, key.node_id, one, lambda _line: None)
+    with pytest.raises(ProofInvalid, match="shows another one"):
+        why.require_own(join, tmp_path, key.node_id, one.model_copy(update={"claim_id": named}), lambda _line: None)

@@ -69,6 +69,8 @@ class LogReader:
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self.grows = not isinstance(files, Folder)
+        """Whether what is missing may yet come."""
 
     async def roots(self, known: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
         """The chain of root documents, as far as it goes by now."""

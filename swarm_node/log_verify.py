@@ -40,6 +40,8 @@ from swarm_node.log_reader import LogReader
 PATIENCE_S = 30.0
 """For a checkpoint that covers the leaderboard, or all roots; they are signed every few seconds."""
 
+LOOK_EVERY_S = 0.5
+
 SHOW = "Keep the files (--save), and show them to the operator and to others."
 
 
@@ -115,8 +117,7 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     missing: SwarmError = ProofInvalid(
         f"The leaderboard counts {shown.ledger_size} entries, and no checkpoint covers so many."
     )
-    end = trio.current_time() + PATIENCE_S
-    note, checkpoint, roots = await _covering(reader, round_id, shown.ledger_size, end, missing)
+    note, checkpoint, roots = await _covering(reader, round_id, shown.ledger_size, _end(reader), missing)
     vouched = witness.vouched([note, *cosigned], ledger_keys(roots, round_id), witnesses.keys)
     witnessed = witnesses.require(vouched)
     log = _Log()
@@ -126,14 +127,21 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
     for one in vouched:
         _check_vouched(log, one)
     _check_roots(log, roots)
-    end = trio.current_time() + PATIENCE_S
+    end = _end(reader)
     while 0 < len(log.roots) < len(roots):
         missing = _not_logged(log, roots)
+        if trio.current_time() >= end:
+            raise missing
         _, checkpoint, roots = await _covering(reader, round_id, log.size + 1, end, missing)
         await _read(reader, log, checkpoint, shown, tell)
         _check_roots(log, roots)
     balances = {str(account): micros for account, micros in log.state.balances.items()}
     return Verified(log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed, len(roots), len(log.roots))
+
+
+def _end(reader: LogReader) -> float:
+    """Until when it is waited for what is missing: not at all among saved files."""
+    return trio.current_time() + (PATIENCE_S if reader.grows else 0.0)
 
 
 async def _read(
@@ -159,20 +167,20 @@ async def _covering(
     """(1) A signed checkpoint of at least so many entries, and the round's chain of root documents; else `missing`."""
     roots: tuple[bytes, ...] = ()
     refused = b""
-    with trio.move_on_at(end):
-        while True:
-            note = await reader.checkpoint()
-            roots = await reader.roots(roots)
-            try:
-                checkpoint = open_checkpoint(note, ledger_keys(roots, round_id)[:1])
-                if checkpoint.size >= size:
-                    return note, checkpoint, roots
-            except CheckpointInvalid:
-                if note == refused:
-                    raise
-                refused = note  # the key may have been replaced just now
-            await trio.sleep(0.5)
-    raise missing
+    while True:
+        note = await reader.checkpoint()
+        roots = await reader.roots(roots)
+        try:
+            checkpoint = open_checkpoint(note, ledger_keys(roots, round_id)[:1])
+            if checkpoint.size >= size:
+                return note, checkpoint, roots
+        except CheckpointInvalid:
+            if note == refused or not reader.grows:
+                raise
+            refused = note  # the key may have been replaced just now
+        if trio.current_time() >= end:
+            raise missing
+        await trio.sleep(LOOK_EVERY_S)
 
 
 def _check_vouched(log: _Log, one: Vouched) -> None:

@@ -20,7 +20,7 @@ from protocol import chunks
 from protocol.errors import CheckpointInvalid, ProofInvalid, RolledBack, UntrustedMetadata
 from swarm_node.cli import app
 from swarm_node.log_reader import Folder, LogReader, Saving
-from swarm_node.log_verify import Verified, verify
+from swarm_node.log_verify import PATIENCE_S, Verified, verify
 from tests.ledger.notes import THIEF
 from tests.ledger.values import credit
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
@@ -182,6 +182,20 @@ def test_a_root_that_is_served_and_never_logged_is_found(log: Log, tmp_path: Pat
         trio.run(verify, busy, log.round_id, NOBODY, lambda _done, _all: None, clock=MockClock(autojump_threshold=0))
     for fact in ("Root 2", chunks.digest(private), "end with root 1"):
         assert fact in found.value.message
+
+
+def test_what_saved_files_lack_is_not_waited_for(log: Log, tmp_path: Path) -> None:
+    rotate(tmp_path, "timestamp")
+
+    async def waited_s(reader: LogReader) -> float:
+        began = trio.current_time()
+        with pytest.raises(UntrustedMetadata, match="end with root 1"):
+            await verify(reader, log.round_id, NOBODY, lambda _done, _all: None)
+        return trio.current_time() - began
+
+    online, offline = LogReader(Saving(log, tmp_path / "saved")), LogReader(Folder(tmp_path / "saved"))
+    assert trio.run(waited_s, online, clock=MockClock(autojump_threshold=0)) >= PATIENCE_S
+    assert trio.run(waited_s, offline, clock=MockClock(autojump_threshold=0)) == 0.0
 
 
 def test_a_root_that_is_logged_a_moment_later_is_no_finding(log: Log, tmp_path: Path) -> None:

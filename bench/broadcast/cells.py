@@ -2,7 +2,8 @@
 
 - Rates are those of the links, headers included: TCP over Ethernet leaves 95.6 % of them for the payload, and that
   share is not taken off the bound.
-- A cell is written `WORKERS:SOURCE:LINKS`, as in `8:3:mixed`: 8 workers, a source of 3 times a worker's link.
+- A cell is written `WORKERS:SOURCE:LINKS`, as in `8:3:mixed`: 8 workers, a source of 3 times a worker's link. A number
+  behind it, as in `16:3:mixed:32`, is its payload in MiB.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 MBIT = 1_000_000
+MIB = 2**20
 
 PAYLOAD_SHARE = 0.956
 """Of a link, with TCP over Ethernet."""
@@ -80,13 +82,13 @@ def fluid_bound_s(size_bit: float, source: Link, workers: Sequence[Link]) -> flo
 
 
 def parse(text: str, *, worker_mbit_s: float, size_bytes: int) -> Cell:
-    """A cell from `WORKERS:SOURCE:LINKS`."""
-    workers, _, rest = text.partition(":")
-    factor, _, links = rest.partition(":")
+    """A cell from `WORKERS:SOURCE:LINKS`, of that payload unless it names its own."""
     try:
+        workers, factor, links, *mib = text.split(":")
+        size_bytes = round(float(*mib) * MIB) if mib else size_bytes
         cell = Cell(int(workers), float(factor), links, worker_mbit_s, size_bytes)
-    except ValueError:
-        raise ValueError(f"{text!r} is no cell; write WORKERS:SOURCE:LINKS, as in 8:3:mixed") from None
-    if not 1 <= cell.workers <= 200 or cell.source_factor <= 0 or links not in ("uniform", "mixed"):
-        raise ValueError(f"{text!r}: 1 to 200 workers, a positive source, and links that are uniform or mixed")
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{text!r} is no cell; write WORKERS:SOURCE:LINKS, as in 8:3:mixed, or 8:3:mixed:32") from None
+    if not 1 <= cell.workers <= 200 or not (cell.source_factor > 0 < size_bytes) or links not in ("uniform", "mixed"):
+        raise ValueError(f"{text!r}: 1 to 200 workers, a positive source and payload, and links uniform or mixed")
     return cell

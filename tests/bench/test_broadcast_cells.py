@@ -1,11 +1,11 @@
 """The cells of the broadcast bench: their names, their links, and the bound that no scheme beats."""
 
+from dataclasses import replace
+
 import pytest
 
-from bench.broadcast.cells import MBIT, PAYLOAD_SHARE, Cell, Link, fluid_bound_s, parse
+from bench.broadcast.cells import MBIT, MIB, PAYLOAD_SHARE, Cell, Link, fluid_bound_s, parse
 from bench.broadcast.paper import completion_s
-
-MIB = 2**20
 
 
 def test_a_cell_is_read_from_its_name() -> None:
@@ -13,9 +13,23 @@ def test_a_cell_is_read_from_its_name() -> None:
     assert cell == Cell(workers=8, source_factor=3, links="mixed", worker_mbit_s=20, size_bytes=MIB)
     assert cell.name == "8:3:mixed"
     assert cell.source_link == Link(60 * MBIT, 60 * MBIT)
+    assert parse("8:3:mixed:0.5", worker_mbit_s=20, size_bytes=7) == replace(cell, size_bytes=MIB // 2)
 
 
-@pytest.mark.parametrize("text", ["", "8", "8:3", "8:3:odd", "0:3:uniform", "201:3:uniform", "8:0:mixed", "a:3:mixed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "8",
+        "8:3",
+        "8:3:odd",
+        "0:3:uniform",
+        "201:3:uniform",
+        "8:0:mixed",
+        "a:3:mixed",
+        *(f"8:3:mixed:{mib}" for mib in ("", "0", "-1", "x", "nan", "inf", "1:1")),
+    ],
+)
 def test_what_is_no_cell_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"workers|write"):
         parse(text, worker_mbit_s=20, size_bytes=MIB)

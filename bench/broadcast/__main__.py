@@ -4,6 +4,8 @@
   the disturbances (`none` leaves them out); goals that were not measured are not judged.
 - `--worker-mbit`, `--together-mbit` and `--mib` size links and payload, so that the links are the limit, not the cores;
   a cell may name a payload of its own, as in `16:3:mixed:32`.
+- Links are shared by CUBIC, or by Reno where the host lets no namespace have that:
+  `sysctl net.ipv4.tcp_allowed_congestion_control="reno cubic"` does.
 - Every cell of ours is played on paper, too (`bench.simulation`), and both must agree within 15 %.
 - `--laps FILE` saves every lap as it ends; laps that are in the file already count, and `--rounds 0` only reports them.
 - `--plots FOLDER` writes the plots; the timelines of all laps lie beside the record, for whoever looks for idle links.
@@ -20,7 +22,7 @@ from bench.broadcast import paper
 from bench.broadcast.cells import MIB, Cell, parse
 from bench.broadcast.disturb import UNDISTURBED, disturb
 from bench.broadcast.laps import Laps
-from bench.broadcast.net import obstacle
+from bench.broadcast.net import congestion_control, obstacle
 from bench.broadcast.race import CONTENDERS, Lap, race
 from bench.broadcast.report import case, received, summary, write_plots, write_timelines
 from bench.harness import RESULTS, Bench, quick_from_environment
@@ -46,9 +48,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the namespaces go, too, in the background as well
         signal.signal(number, signal.default_int_handler)
     cells = [cell_of(text, options) for text in options.cells]
-    bench = Bench(
-        "broadcast", inputs={name: value for name, value in vars(options).items() if name not in ("plots", "laps")}
-    )
+    inputs = {name: value for name, value in vars(options).items() if name not in ("plots", "laps")}
+    bench = Bench("broadcast", inputs=inputs | {"links are shared by": congestion_control()})
     book = Laps(options.laps)
     laps = {cell: measure_cell(bench, book, cell, options.contenders, options.rounds) for cell in cells}
     for cell in cells:

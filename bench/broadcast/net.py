@@ -26,8 +26,7 @@ PREFIX = "echo-bench"
 NAMESPACES = Path("/run/netns")
 SUBNET = "10.77.0"
 
-CONGESTION_CONTROL = "cubic"
-"""Linux's own default, whatever this host's is: by which one TCP shares a link makes a twentieth of a broadcast."""
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 QUEUE_MS = 50
 """What a link holds back before it drops: a home router's."""
@@ -45,6 +44,11 @@ def obstacle() -> str:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     return f"{' and '.join(missing)} not found; install iproute2" if missing else ""
+
+
+def congestion_control() -> str:
+    """Linux's own default where a namespace may have it: by which one TCP shares links makes a twentieth of a broadcast."""
+    return "cubic" if "cubic" in ALLOWED.read_text().split() else "reno"
 
 
 class Net:
@@ -105,7 +109,7 @@ class Net:
     def _attach(self, number: int, party: str) -> None:
         inside, port, link = self._namespace(party), f"port{number}", self._links[party]
         _ip("netns", "add", inside)
-        call_in(inside, lambda: Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(CONGESTION_CONTROL))
+        call_in(inside, lambda: Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(congestion_control()))
         _ip("-n", inside, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._hub)
         _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
         _ip("-n", inside, "address", "add", f"{self.address(party)}/24", "dev", "eth0")

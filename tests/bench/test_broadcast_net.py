@@ -9,7 +9,7 @@ import pytest
 
 from bench.broadcast.cells import MBIT, Link, parse
 from bench.broadcast.contender import SOURCE, bad_bytes, make_payload
-from bench.broadcast.net import CONGESTION_CONTROL, PREFIX, Net, obstacle
+from bench.broadcast.net import PREFIX, Net, congestion_control, obstacle
 from bench.broadcast.race import race
 
 needs_namespaces = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there is no obstacle")
@@ -55,7 +55,7 @@ def test_parties_reach_each_other_and_what_they_send_is_counted() -> None:
             with accepted:
                 assert caller == net.address("w1")
                 shares = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-                assert shares.rstrip(b"\0").decode() == CONGESTION_CONTROL
+                assert shares.rstrip(b"\0").decode() == congestion_control()
                 client.sendall(bytes(100_000))
                 client.shutdown(socket.SHUT_WR)
                 while accepted.recv(65536):

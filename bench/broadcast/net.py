@@ -47,7 +47,7 @@ def obstacle() -> str:
 
 
 def congestion_control() -> str:
-    """Linux's own default where a namespace may have it: by which one TCP shares links makes a twentieth of a broadcast."""
+    """How TCP shares links, which makes a twentieth of a broadcast: Linux's default, if a namespace may have it."""
     return "cubic" if "cubic" in ALLOWED.read_text().split() else "reno"
 
 

@@ -46,7 +46,10 @@ class Link:
         self._stream, self._bytes = stream, workarounds.under(stream)
         self._frames = FrameReader(chunk_max_bytes)
         self.moved_at = -math.inf
-        """When a frame was begun or a slice of it got through, the last time."""
+        """When its turn or a slice of a chunk began, the last time; nothing small counts, which anybody takes."""
+        remote = self._bytes.get_remote_address()
+        self.neighbourhood = workarounds.neighbourhood(remote[0]) if remote else ""
+        """Where the peer is."""
 
     async def send(self, message: Message, *, stall_s: float) -> None:
         """Write one frame; every slice of it must get through within `stall_s`."""

@@ -11,6 +11,7 @@ import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ from libp2p.host.ping import ID as PING
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import IOException
+from libp2p.io.trio import TrioTCPStream
 from libp2p.io.utils import read_exactly
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
@@ -59,6 +61,7 @@ def install() -> None:
         raise RuntimeError(f"libp2p is {found}, but the workarounds are written for {PINNED_VERSION}: see {__name__}")
     _silence_logging()
     _bound_negotiations()
+    _know_ipv6_addresses()
 
 
 def _bound_negotiations() -> None:
@@ -78,6 +81,20 @@ def _bound_negotiations() -> None:
             raise MultiselectCommunicatorError("the other side does not negotiate") from error
 
     MultiselectCommunicator.read = read  # type: ignore[method-assign]  # of every negotiation, in either role
+
+
+def _know_ipv6_addresses() -> None:
+    """The name of an IPv6 socket has four parts, and is taken for none, so all of IPv6 would be one neighbourhood: the
+    first two are the address."""
+
+    def get_remote_address(self: TrioTCPStream) -> tuple[str, int] | None:
+        if self._cached_remote_address is None:
+            with suppress(OSError):  # it is closed already
+                host, port, *_ = self.stream.socket.getpeername()
+                self._cached_remote_address = (host, port)
+        return self._cached_remote_address
+
+    TrioTCPStream.get_remote_address = get_remote_address  # type: ignore[method-assign]  # of either role
 
 
 def _silence_logging() -> None:

@@ -152,6 +152,31 @@ async def test_one_address_cannot_take_every_connection() -> None:
             assert await is_answered(five, one)
 
 
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe, suppress(OSError):
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("ip", "neighbourhood"), [("127.0.0.1", "127.0.0.1"), ("::1", "::/64")])
+@pytest.mark.trio
+async def test_a_link_knows_where_its_peer_is(ip: str, neighbourhood: str) -> None:
+    """Of IPv6, stock libp2p does not; so the bounds of one address would be those of all."""
+    if ":" in ip and not has_ipv6():
+        pytest.skip("this machine has no IPv6")  # of IPv4 it is tested everywhere
+    seen: list[str] = []
+
+    async def look(link: Link) -> None:
+        seen.append(link.neighbourhood)
+        await link.close()
+
+    async with open_host(key(1), ip, 0) as one, node(2) as two:
+        one.serve(look)
+        assert await is_answered(two, one)
+    assert seen == [neighbourhood]
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "192.168.1.1:80", "localhost:22", "[::1]:5432"])
 @pytest.mark.trio
 async def test_a_plan_that_points_into_the_owners_network_is_not_followed_there(address: str) -> None:

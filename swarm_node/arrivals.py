@@ -5,6 +5,7 @@
 - The bytes that came last are kept: who waits for them is served, and the new files are filled, without the disk.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -21,14 +22,17 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._expected: set[ChunkId] = set()
-        self._held: set[ChunkId] = set()
+        self._held: dict[ChunkId, int] = {}
+        """In the order in which they came, and the number of each: it keeps that from download to download."""
         self._came: list[ChunkId] = []
-        """The same in order."""
+        """The same names."""
+        self._number = 0
+        """Of what came last."""
         self._fresh: dict[ChunkId, bytes] = {}
         self._fresh_bytes = 0
         self._listeners: set[Listener] = set()
         self.downloads = 0
-        """How many were begun: with each, what is held is counted anew."""
+        """How many were begun."""
 
     @property
     def expecting_any(self) -> bool:
@@ -37,11 +41,18 @@ class Arrivals:
     @property
     def held(self) -> Collection[ChunkId]:
         """Chunks of the version that came last, or is on its way."""
-        return self._held
+        return self._held.keys()
 
-    def came_after(self, known: int, at_most: int | None = None) -> list[ChunkId]:
+    def came_after(self, known: int) -> list[ChunkId]:
         """Held chunks in the order of their arrival, without so many of the first."""
-        return self._came[known : None if at_most is None else known + at_most]
+        return self._came[known:]
+
+    def news_after(self, number: int, at_most: int) -> tuple[list[ChunkId], int]:
+        """So many of those that came after the one of this number, and the number of the last; whatever download began
+        meanwhile, what came once is no news until it was lost and comes again."""
+        place = bisect_right(self._came, number, key=self._held.__getitem__)
+        news = self._came[place : place + at_most]
+        return news, self._held[news[-1]] if news else number
 
     def expects(self, chunk: ChunkId) -> bool:
         return chunk in self._expected
@@ -49,9 +60,12 @@ class Arrivals:
     @contextmanager
     def expecting(self, missing: Iterable[ChunkId], held: Iterable[ChunkId]) -> Iterator[None]:
         """For the time of a download: what is still to come, and what is here already."""
+        held = dict.fromkeys(held)
         self._expected = set(missing)
-        self._came = list(held)
-        self._held = set(self._came)
+        self._held = {chunk: number for chunk, number in self._held.items() if chunk in held}
+        self._came = list(self._held)
+        for chunk in held:
+            self._hold(chunk)
         self.downloads += 1
         self._tell()
         try:
@@ -65,14 +79,18 @@ class Arrivals:
     def arrived(self, chunk: ChunkId, data: bytes) -> None:
         """A chunk is verified and stored."""
         self._expected.discard(chunk)
-        if chunk not in self._held:
-            self._held.add(chunk)
-            self._came.append(chunk)
+        self._hold(chunk)
         self._fresh[chunk] = data
         self._fresh_bytes += len(data)
         while self._fresh_bytes > FRESH_BYTES:
             self._fresh_bytes -= len(self._fresh.pop(next(iter(self._fresh))))
         self._tell()
+
+    def _hold(self, chunk: ChunkId) -> None:
+        if chunk not in self._held:
+            self._number += 1
+            self._held[chunk] = self._number
+            self._came.append(chunk)
 
     def fresh(self, chunk: ChunkId) -> bytes | None:
         """A verified chunk's bytes, if it came a moment ago; any thread may ask."""

@@ -4,7 +4,8 @@
 - A WANT for a chunk that is on its way here waits, and is answered the moment the chunk arrives. After `wait_s` it is
   absent, whatever else arrived meanwhile: so whoever waits here hears something in time, and may ask again. One for a
   chunk that nobody expects waits `grace_s`, since the requester may have heard of a version a moment sooner.
-- Requesters are told what arrives (HAVE), so that they can ask for it; little later, and so much at once.
+- Requesters are told what arrives (HAVE), so that they can ask for it; little later, so much at once, and
+  nothing twice.
 - Nothing more is read from a requester that does not take its answers.
 - What leaves is counted (`meter`) before it does; where the owner's volume is used up, the answer is busy.
 - Some wait for requesters that are behind other nodes (`turns`).
@@ -145,9 +146,8 @@ class _Conversation:
         """The requester has less than other nodes, as it said last."""
         self._asked_at = math.inf
         """Since when it waits for its turn."""
-        self._told = 0
-        """How many of the chunks that arrived the requester knows of."""
-        self._downloads_seen = 0
+        self._told = self._told_up_to = 0
+        """How many names the requester was told, and the number of the last (`Arrivals.news_after`)."""
         self._tell_at = self._told_at = -math.inf
         """When to tell of what arrived (`inf`: nothing did), and when that was done last."""
         self._idle_at = trio.current_time() + self._limits.idle_s
@@ -269,15 +269,14 @@ class _Conversation:
         arrivals, now = self._server.arrivals, trio.current_time()
         if now < self._tell_at:
             return ()
-        if self._downloads_seen != arrivals.downloads:
-            self._downloads_seen, self._told = arrivals.downloads, 0
-        news = tuple(arrivals.came_after(self._told, limits.EXCHANGE_HAVE_NAMES_MAX))
+        at_most = min(limits.EXCHANGE_HAVE_NAMES_MAX, limits.EXCHANGE_HAVE_TOTAL_MAX - self._told)
+        news, self._told_up_to = arrivals.news_after(self._told_up_to, at_most)
         self._told += len(news)
         if news:
             self._told_at = now
         else:
             self._tell_at = math.inf
-        return news
+        return tuple(news)
 
     async def _wait(self) -> bool:
         self._changed = trio.Event()

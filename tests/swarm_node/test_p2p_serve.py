@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol import limits
 from protocol.chunks import chunk_id
+from protocol.exchange import Requester
 from protocol.frames import Bye, Cancel, Chunk, Farewell, Have, Message, Reason, Reject, Want, encode
 from protocol.ids import ChunkId, NodeId
 from swarm_node.allowance.uploads import Uploads
@@ -20,6 +21,7 @@ from swarm_node.p2p.host import Host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, make_version, node, store
+from tests.swarm_node.test_p2p_patience import Scripted
 
 VERSION = make_version(chunk_count=8)
 CHUNKS = list(VERSION.chunks)
@@ -261,6 +263,46 @@ async def test_a_newcomer_is_told_all_that_is_held_in_frames_of_bounded_size(tmp
             link = await client.connect(as_peer(host), dial_s=DIAL_S)
             told = await answers(link, 3)
         assert [len(message.chunks) for message in told if isinstance(message, Have)] == [64, 64, 22]
+
+
+@pytest.mark.trio
+async def test_a_download_that_begins_again_tells_nothing_twice(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A disk that is full, for one, has it begin every five seconds."""
+    arrivals, link = Arrivals(), Scripted([])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_Conversation(ChunkServer(store(tmp_path), arrivals), link).run)
+        for held in (4, 4, 5):
+            with arrivals.expecting(CHUNKS[held:], CHUNKS[:held]):
+                await trio.sleep(5.0)
+        nursery.cancel_scope.cancel()
+    assert [message for _, message in link.sent] == [Have(tuple(CHUNKS[:4])), Have((CHUNKS[4],))]
+
+
+@pytest.mark.trio
+async def test_no_stream_is_told_more_names_than_a_requester_hears_out(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    arrivals, link, requester = Arrivals(), Scripted([]), Requester()
+    many = [ChunkId(f"{number:064x}") for number in range(limits.EXCHANGE_HAVE_TOTAL_MAX + 1)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_Conversation(ChunkServer(store(tmp_path), arrivals), link).run)
+        with arrivals.expecting(CHUNKS, many):
+            await trio.sleep(5.0)
+            arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
+            await trio.sleep(5.0)
+        nursery.cancel_scope.cancel()
+    told = [requester.receive(message) for _, message in link.sent]
+    assert sum(len(message.chunks) for message in told if isinstance(message, Have)) == limits.EXCHANGE_HAVE_TOTAL_MAX
+
+
+def test_what_was_lost_is_news_when_it_comes_again() -> None:
+    arrivals = Arrivals()
+    with arrivals.expecting(CHUNKS[3:], CHUNKS[:3]):
+        news, number = arrivals.news_after(0, 2)
+        assert news == CHUNKS[:2]
+    with arrivals.expecting(CHUNKS[:1], CHUNKS[1:]):
+        arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
+        assert arrivals.news_after(number, 64)[0] == [*CHUNKS[2:], CHUNKS[0]]
 
 
 @pytest.mark.trio

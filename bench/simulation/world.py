@@ -55,7 +55,7 @@ class _Node:
     holds: set[ChunkId] = field(default_factory=set)
     upstreams: dict[str, _Stream] = field(default_factory=dict)
     downstreams: list[_Stream] = field(default_factory=list)
-    turns: Turns[_Stream] = field(default_factory=lambda: Turns(LIMITS.uploads))
+    turns: Turns[_Stream] = field(default_factory=lambda: Turns(LIMITS.turns))
     picker: Picker | None = None
     news: list[ChunkId] = field(default_factory=list)
     """What it got and has not told yet."""

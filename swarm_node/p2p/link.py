@@ -13,7 +13,7 @@ from libp2p.abc import INetStream
 
 from protocol import limits
 from protocol.errors import PeerFault, named
-from protocol.frames import Bye, Farewell, FrameReader, Message, encode
+from protocol.frames import Bye, Chunk, Farewell, FrameReader, Message, encode
 from protocol.ids import ChunkId, NodeId
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.yamux_frames import PeerSilent
@@ -56,7 +56,8 @@ class Link:
         frame = memoryview(encode(message))
         try:
             for start in range(0, len(frame), WRITE_BYTES):
-                self.moved_at = trio.current_time()
+                if isinstance(message, Chunk):
+                    self.moved_at = trio.current_time()
                 with trio.fail_after(stall_s):
                     await self._bytes.write(frame[start : start + WRITE_BYTES])
         except trio.TooSlowError:

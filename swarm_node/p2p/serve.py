@@ -8,12 +8,12 @@
   nothing twice.
 - Nothing more is read from a requester that does not take its answers.
 - What leaves is counted (`meter`) before it does; where the owner's volume is used up, the answer is busy.
-- Some wait for requesters that are behind other nodes (`turns`).
-- Bounded per peer (streams) and in total (streams, chunks in memory): beyond, the answer is busy.
-- A WANT that finds no room in memory has the requester cut off that has taken nothing for the longest time, if that is
-  longer than anybody waits for room, and if none was in as long a time: a crowd cannot have all slow links emptied.
-- Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a slot to get free, for the peer to take
-  bytes.
+- A chunk leaves when its stream has a turn (`turns`), each in one of its own: some wait for requesters that are behind
+  other nodes. A turn is for its chunk: only so many small frames go before it.
+- Bounded per peer (streams) and in total (streams, turns, and so chunks in memory): beyond, the answer is busy.
+- A WANT that finds all turns taken has the requester cut off that has taken nothing for the longest time, if that is
+  longer than anybody waits for a turn, and if none was in as long a time: a crowd cannot have all slow links emptied.
+- Every wait has a deadline: for a WANT to come, for a chunk to arrive, for a turn, for the peer to take bytes.
 """
 
 import math
@@ -31,7 +31,7 @@ from protocol.ids import ChunkId, NodeId
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
-from swarm_node.p2p.turns import FRESH_S, Turns
+from swarm_node.p2p.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,13 @@ class ServeLimits:
     """What serving others may cost this node."""
 
     streams_per_peer: int = 2
-    streams: int = 256
-    uploads: int = 32
+    streams: int = 512
+    """Those of all connections that a host takes: who got a connection is not kept out by the streams of others."""
+    turns: int = 32
     """Chunks in memory at once: 128 MiB at the largest chunk size."""
-    slot_s: float = 5.0
-    """Waiting for a turn; after that the peer is told to come back, if there is no room. Who takes no slice (1 MiB, or
-    what is left of a chunk) in that time keeps its room only while nobody waits for some."""
+    turn_s: float = 5.0
+    """Waiting for a turn; after that the peer is told to come back, if all are taken. Who takes no slice (1 MiB, or
+    what is left of a chunk) in that time keeps its turn only while nobody waits for one."""
     stall_s: float = 20.0
     wait_s: float = 30.0
     """Waiting for a chunk that is on its way here; half of what a requester's patience is."""
@@ -82,7 +83,7 @@ class ChunkServer:
         self.takers: dict[Link, trio.CancelScope] = {}
         """Those that something is on its way to."""
         self._cut_at = -math.inf
-        self.turns = Turns[Link](self.limits.uploads)
+        self.turns = Turns[Link](self.limits.turns, self.limits.turn_s)
         self._wakes: dict[Link, Callable[[], None]] = {}
         self._streams: Counter[NodeId] = Counter()
 
@@ -109,11 +110,13 @@ class ChunkServer:
         if self.turns.full:
             self.hurry()
         self._wakes[link] = wake
-        self.turns.wait(link, trio.current_time(), is_behind=is_behind)
+        self.turns.wait(link, trio.current_time(), is_behind=is_behind, group=link.neighbourhood)
 
     def admit(self) -> None:
         """Wake those whose turn has come."""
-        for link in self.turns.admit(trio.current_time()):
+        now = trio.current_time()
+        for link in self.turns.admit(now):
+            link.moved_at = now
             self._wakes[link]()
 
     def end_turn(self, link: Link) -> None:
@@ -122,11 +125,11 @@ class ChunkServer:
         self.turns.leave(link)
 
     def hurry(self) -> None:
-        """There is no room, and some is wanted: whoever takes the slowest, and holds some, may have to leave."""
+        """All turns are taken, and one is wanted: whoever has one and takes the slowest may have to leave."""
         holders = filter(self.turns.is_sending, self.takers)
         slowest = min(holders, key=lambda link: link.moved_at, default=None)
         now = trio.current_time()
-        if slowest is not None and now - max(slowest.moved_at, self._cut_at) > self.limits.slot_s:
+        if slowest is not None and now - max(slowest.moved_at, self._cut_at) > self.limits.turn_s:
             self._cut_at = now
             self.takers[slowest].cancel()
 
@@ -144,8 +147,8 @@ class _Conversation:
         """Owed chunks that are not here yet, and since when."""
         self._is_behind = False
         """The requester has less than other nodes, as it said last."""
-        self._asked_at = math.inf
-        """Since when it waits for its turn."""
+        self._small_frames = 0
+        """Sent in this turn, before its chunk."""
         self._told = self._told_up_to = 0
         """How many names the requester was told, and the number of the last (`Arrivals.news_after`)."""
         self._tell_at = self._told_at = -math.inf
@@ -229,16 +232,24 @@ class _Conversation:
 
     async def _next_step(self) -> bool:
         """Send one frame, or wait for something to send; False when the requester has been silent for too long."""
-        if self._replies:
-            await self._send(self._replies.popleft())
-        elif news := self._news():
-            await self._send(Have(news))
-        elif self._has_turn():
+        has_turn = self._has_turn()
+        chunk_is_due = has_turn and self._small_frames >= limits.EXCHANGE_WANTS_MAX
+        if not chunk_is_due and (frame := self._small_frame()):
+            self._small_frames += has_turn
+            await self._send(frame)
+        elif has_turn:
             await self._answer()
         else:
             self._ask_for_turn()
             return self._has_turn() or await self._wait()
         return True
+
+    def _small_frame(self) -> Reject | Have | None:
+        """What there is to say before the next chunk."""
+        if self._replies:
+            return self._replies.popleft()
+        news = self._news()
+        return Have(news) if news else None
 
     def _has_turn(self) -> bool:
         return self._server.turns.is_sending(self._link)
@@ -246,20 +257,10 @@ class _Conversation:
     def _ask_for_turn(self) -> None:
         """Wait in line if there is a chunk to send."""
         if self._ready:
-            self._asked_at = min(self._asked_at, trio.current_time())
             self._server.ask_for_turn(self._link, is_behind=self._is_behind, wake=self._wake)
         else:
-            self._leave_line()
+            self._server.end_turn(self._link)
         self._server.admit()
-
-    def _leave_line(self) -> None:
-        self._asked_at = math.inf
-        self._server.end_turn(self._link)
-
-    def _turn_at(self) -> float:
-        """When to wait no longer for those behind, or for room."""
-        server = self._server
-        return self._asked_at + (self._limits.slot_s if server.turns.full else min(self._limits.slot_s, FRESH_S))
 
     def _wake(self) -> None:
         self._changed.set()
@@ -280,12 +281,14 @@ class _Conversation:
 
     async def _wait(self) -> bool:
         self._changed = trio.Event()
+        turns = self._server.turns
+        turn_at = turns.look_again_at(self._link, trio.current_time())
         idle_at = math.inf if self._responder.owed or self._server.arrivals.expecting_any else self._idle_at
-        with trio.move_on_at(min(idle_at, self._tell_at, self._turn_at(), *map(self._absent_at, self._waiting))):
+        with trio.move_on_at(min(idle_at, self._tell_at, turn_at, *map(self._absent_at, self._waiting))):
             await self._changed.wait()
         now = trio.current_time()
-        if self._ready and now >= self._turn_at() and not self._server.turns.go(self._link, now):
-            self._leave_line()
+        if self._ready and turns.waits_in_vain(self._link, now):
+            self._server.end_turn(self._link)
             self._reject(next(iter(self._ready)), Reason.BUSY)
         for chunk in [chunk for chunk in self._waiting if now >= self._absent_at(chunk)]:
             self._reject(chunk, Reason.ABSENT)
@@ -298,7 +301,8 @@ class _Conversation:
         """One CHUNK or REJECT, to the oldest WANT that can be answered; for the next one it waits in line again."""
         if self._ready:  # else everything was taken back meanwhile
             await self._send_chunk(next(iter(self._ready)))
-        self._leave_line()
+        self._server.end_turn(self._link)
+        self._small_frames = 0
         self._ask_for_turn()
 
     async def _send_chunk(self, chunk: ChunkId) -> None:
@@ -323,7 +327,7 @@ class _Conversation:
             self._replies.append(self._responder.reject(chunk, reason))
 
     async def _send(self, message: Chunk | Reject | Have) -> None:
-        """Send a frame, unless the requester takes it too slowly for those who wait for room."""
+        """Send a frame, unless the requester takes it too slowly for those who wait for a turn."""
         with trio.CancelScope() as scope:
             self._server.takers[self._link] = scope
             try:
@@ -331,7 +335,7 @@ class _Conversation:
             finally:
                 del self._server.takers[self._link]
         if scope.cancelled_caught:
-            slow, slot_s = self._link.peer, self._limits.slot_s
-            raise PeerStalled(f"Peer {slow} took no slice of a chunk for {slot_s:g} s, and others wait.")
+            slow, turn_s = self._link.peer, self._limits.turn_s
+            raise PeerStalled(f"Peer {slow} took no slice of a chunk for {turn_s:g} s, and others wait.")
         self._sent.set()
         self._idle_at = trio.current_time() + self._limits.idle_s

@@ -37,7 +37,7 @@ class Scripted(Link):
     """A link in memory whose other side acts by a script, and then falls silent; what it is sent is kept."""
 
     def __init__(self, script: Sequence[Event]) -> None:
-        self.peer = NodeId(PEER.peer_id)
+        self.peer, self.neighbourhood = NodeId(PEER.peer_id), ""
         self.sent: list[tuple[float, Message]] = []
         self._script = list(script)
         self._arriving: ChunkId | None = None

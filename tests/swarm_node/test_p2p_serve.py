@@ -17,7 +17,7 @@ from protocol.ids import ChunkId, NodeId
 from swarm_node.allowance.uploads import Uploads
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.host import Host
+from swarm_node.p2p.host import Host, HostSettings
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
 from swarm_node.p2p.serve import ChunkServer, ServeLimits, _Conversation
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, make_version, node, store
@@ -147,17 +147,17 @@ async def test_a_frame_in_crumbs_does_not_hold_a_stream_open(tmp_path: Path) -> 
 
 
 @pytest.mark.trio
-async def test_no_free_upload_slot_is_a_busy_answer(tmp_path: Path) -> None:
+async def test_where_all_turns_are_taken_the_answer_is_busy(tmp_path: Path) -> None:
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
     blobs = store(tmp_path, VERSION.chunks | big.chunks)
-    async with served(blobs, ServeLimits(uploads=1, slot_s=2.0)) as (_, host, client), node(3) as other:
+    async with served(blobs, ServeLimits(turns=1, turn_s=2.0)) as (_, host, client), node(3) as other:
         hog = await client.connect(as_peer(host), dial_s=DIAL_S)
         hog._stream.muxed_stream.recv_window = 0  # type: ignore[attr-defined]  # grants no more credit while unread
         for chunk in big.chunks:
             await hog.send(Want(chunk), stall_s=STALL_S)
         link = await other.connect(as_peer(host), dial_s=DIAL_S)
         with trio.fail_after(PATIENT_SECONDS):
-            while True:  # until the hog has the slot
+            while True:  # until the hog has the turn
                 await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
                 if await answers(link, 1) == [Reject(CHUNKS[0], Reason.BUSY)]:
                     break
@@ -203,7 +203,7 @@ class _TakesBack(Link):
     """A requester in memory that takes every WANT back at once, and reads what it is told."""
 
     def __init__(self, chunks: list[ChunkId]) -> None:
-        self.peer = NodeId("requester")
+        self.peer, self.neighbourhood = NodeId("requester"), ""
         self._left = chunks
 
     async def receive(self) -> list[Message]:
@@ -303,6 +303,11 @@ def test_what_was_lost_is_news_when_it_comes_again() -> None:
     with arrivals.expecting(CHUNKS[:1], CHUNKS[1:]):
         arrivals.arrived(CHUNKS[0], VERSION.chunks[CHUNKS[0]])
         assert arrivals.news_after(number, 64)[0] == [*CHUNKS[2:], CHUNKS[0]]
+
+
+def test_whoever_gets_a_connection_may_have_its_streams() -> None:
+    """Else those of a few addresses would be all that there are."""
+    assert ServeLimits().streams >= ServeLimits().streams_per_peer * HostSettings().connections_max
 
 
 @pytest.mark.trio

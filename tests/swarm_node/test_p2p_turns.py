@@ -59,8 +59,8 @@ async def settled() -> None:
 
 
 @asynccontextmanager
-async def crowded(folder: Path, *, slot_s: float = PATIENT_SECONDS) -> AsyncIterator[World]:
-    bounds = ServeLimits(slot_s=slot_s, stall_s=PATIENT_SECONDS, news_s=PATIENT_SECONDS)
+async def crowded(folder: Path) -> AsyncIterator[World]:
+    bounds = ServeLimits(turn_s=PATIENT_SECONDS, stall_s=PATIENT_SECONDS, news_s=PATIENT_SECONDS)
     server = ChunkServer(store(folder, VERSION.chunks | BIG.chunks), limits=bounds)
     async with node(1, server.handle) as host, node(2) as first, node(3) as second, node(4) as third:
         world = World(server, host, third)
@@ -88,9 +88,9 @@ async def test_the_half_that_waits_follows_when_one_of_its_own_is_done(tmp_path:
         assert await answers(world.waits, 1) == [chunk(CHUNKS[0])]
 
 
-async def test_nobody_waits_for_one_behind_longer_than_for_room(tmp_path: Path) -> None:
+async def test_nobody_waits_for_long_for_one_behind(tmp_path: Path) -> None:
     """Who is behind may be as slow as it likes."""
-    async with crowded(tmp_path, slot_s=0.2) as world:
+    async with crowded(tmp_path) as world:
         await world.ask(CHUNKS[0])
         assert await answers(world.waits, 1) == [chunk(CHUNKS[0])]
 

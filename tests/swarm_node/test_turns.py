@@ -1,5 +1,6 @@
 """Whose chunk leaves next: in turn, and with more of the link for those behind; nobody is kept out by a word."""
 
+import math
 from collections import Counter
 
 from swarm_node.p2p.turns import FRESH_S, Turns
@@ -40,19 +41,59 @@ def test_with_nobody_behind_or_everybody_all_send() -> None:
         assert turns.admit(0.0) == [*range(8)]
 
 
-def test_who_has_waited_for_long_goes_if_there_is_room() -> None:
-    turns = Turns[str](3)
+def test_nobody_waits_for_those_behind_longer_than_for_one_turn() -> None:
+    turns = Turns[str](32)
     turns.wait("behind", 0.0, is_behind=True)
+    for who in "abcd":
+        turns.wait(who, 0.0, is_behind=False)
+    assert turns.admit(0.0) == ["behind", "a", "b"]
+    turns.leave("behind")
+    turns.wait("behind", 1.0, is_behind=True)
+    turns.wait("d", 1.0, is_behind=False)  # it asks again, and keeps its time
+    assert turns.admit(1.0) == ["behind"]
+    assert [turns.look_again_at(who, 1.0) for who in "ad"] == [math.inf, FRESH_S]
+    assert turns.admit(FRESH_S) == ["c", "d"]
+
+
+def test_who_finds_all_turns_taken_waits_while_it_is_patient() -> None:
+    turns = Turns[str](1, patience_s=5.0)
     for who in "ab":
         turns.wait(who, 0.0, is_behind=False)
-    assert turns.admit(0.0) == ["behind", "a"]
-    assert turns.go("b", 0.0)
-    turns.wait("c", 0.0, is_behind=False)
-    assert not turns.go("c", 0.0)
+    assert turns.admit(0.0) == ["a"]
+    assert [turns.look_again_at("b", now) for now in (0.0, FRESH_S, 7.0)] == [FRESH_S, 5.0, 7.0]
+    assert [turns.waits_in_vain("b", now) for now in (4.9, 5.0)] == [False, True]
+    assert not turns.waits_in_vain("a", 5.0)
     turns.leave("a")
-    assert turns.go("c", 0.0)
-    assert turns.go("c", 0.0)  # whose turn came meanwhile
-    assert turns.is_sending("c")
+    assert not turns.waits_in_vain("b", 5.0)
+    assert turns.admit(5.0) == ["b"]
+
+
+def test_a_crowd_at_one_address_keeps_nobody_at_another_out() -> None:
+    """All that it holds it takes nothing of; so a turn gets free only now and then."""
+    turns = Turns[str](32)
+    for number in range(128):
+        turns.wait(f"crowd {number}", 0.0, is_behind=False, group="crowd")
+    holders = turns.admit(0.0)
+    turns.wait("honest", 0.0, is_behind=False, group="honest")
+    turns.leave(holders[0])
+    assert turns.admit(20.0) == ["honest"]
+    turns.wait("second", 20.0, is_behind=False, group="honest")
+    turns.leave(holders[1])
+    assert turns.admit(20.0) == ["second"]
+    turns.leave(holders[2])
+    assert turns.admit(20.0) == ["crowd 32"]
+
+
+def test_addresses_change_no_order_where_all_are_one_or_all_are_different() -> None:
+    for groups in ("aaaaaa", "abcdef"):
+        turns = Turns[int](2)
+        for who, group in enumerate(groups):
+            turns.wait(who, 0.0, is_behind=False, group=group)
+        order = turns.admit(0.0)
+        for who in order:  # grows meanwhile
+            turns.leave(who)
+            order += turns.admit(0.0)
+        assert order == [*range(6)]
 
 
 def test_who_is_behind_gets_more_of_a_link_that_all_share_equally() -> None:

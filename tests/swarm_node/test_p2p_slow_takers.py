@@ -1,4 +1,4 @@
-"""Room for chunks in memory: who takes them slowly keeps it only while nobody waits."""
+"""Who takes its chunk slowly keeps its turn only while nobody waits for one."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -30,19 +30,19 @@ async def be_served(client: Host, host: Host) -> None:
     link = await client.connect(as_peer(host), dial_s=DIAL_S)
     told: list[Message] = []
     while not any(isinstance(message, Chunk) for message in told):
-        assert len(told) < 12, "it was told again and again that there is no room"
+        assert len(told) < 12, "it was told again and again that all turns are taken"
         await link.send(Want(CHUNKS[0]), stall_s=STALL_S)
         told += await answers(link, 1)
 
 
 @pytest.mark.trio
-async def test_identities_that_take_their_bytes_drop_by_drop_do_not_keep_others_from_the_slots(tmp_path: Path) -> None:
-    """As many streams as there are slots, each just fast enough not to stall, for as long as they like."""
+async def test_identities_that_take_their_bytes_drop_by_drop_do_not_keep_others_from_the_turns(tmp_path: Path) -> None:
+    """As many streams as there are turns, each just fast enough not to stall, for as long as they like."""
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
     blobs = store(tmp_path, VERSION.chunks | big.chunks)
-    bounds = ServeLimits(uploads=4, slot_s=0.5, stall_s=PATIENT_SECONDS)
+    bounds = ServeLimits(turns=4, turn_s=0.5, stall_s=PATIENT_SECONDS)
     taken: list[Message] = []
-    begun = [trio.Event() for _ in range(bounds.uploads)]
+    begun = [trio.Event() for _ in range(bounds.turns)]
     async with (
         served(blobs, bounds) as (_, host, client),
         node(3) as first,
@@ -62,9 +62,9 @@ async def test_identities_that_take_their_bytes_drop_by_drop_do_not_keep_others_
 
 
 @pytest.mark.trio
-async def test_a_slow_requester_keeps_its_slot_as_long_as_nobody_waits_for_one(tmp_path: Path) -> None:
+async def test_a_slow_requester_keeps_its_turn_as_long_as_nobody_waits_for_one(tmp_path: Path) -> None:
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
-    bounds = ServeLimits(uploads=1, slot_s=0.1, stall_s=PATIENT_SECONDS)
+    bounds = ServeLimits(turns=1, turn_s=0.1, stall_s=PATIENT_SECONDS)
     async with served(store(tmp_path, big.chunks), bounds) as (_, host, client):
         link = await client.connect(as_peer(host), dial_s=DIAL_S)
         await link.send(Want(next(iter(big.chunks))), stall_s=STALL_S)
@@ -76,10 +76,10 @@ async def test_a_slow_requester_keeps_its_slot_as_long_as_nobody_waits_for_one(t
 
 
 @pytest.mark.trio
-async def test_waiting_streams_take_slots_from_slow_ones_one_at_a_time(tmp_path: Path) -> None:
+async def test_waiting_streams_take_turns_from_slow_ones_one_at_a_time(tmp_path: Path) -> None:
     """Else a crowd of identities could have all that is under way on slow links cut off."""
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
-    bounds = ServeLimits(uploads=2, slot_s=PATIENT_SECONDS)
+    bounds = ServeLimits(turns=2, turn_s=PATIENT_SECONDS)
     server = ChunkServer(store(tmp_path, big.chunks), limits=bounds)
     links = [_Takes(place) for place in range(2)]
     scopes: dict[Link, trio.CancelScope] = {link: trio.CancelScope() for link in links}
@@ -88,7 +88,7 @@ async def test_waiting_streams_take_slots_from_slow_ones_one_at_a_time(tmp_path:
         server.turns.wait(link, 0.0, is_behind=False)
     assert server.turns.admit(0.0) == links
     for link in links:
-        link.moved_at = trio.current_time() - 2 * bounds.slot_s - link.place
+        link.moved_at = trio.current_time() - 2 * bounds.turn_s - link.place
     server.hurry()
     server.hurry()
     assert [scopes[link].cancel_called for link in links] == [False, True]
@@ -107,7 +107,7 @@ async def test_a_turn_that_came_while_an_answer_without_a_chunk_was_stuck_goes_t
     big = make_version(chunk_count=1, chunk_size=limits.CHUNK_MAX_BYTES)
     filling = make_version(chunk_count=1, chunk_size=limits.MIB - 120, seed=5)
     (big_chunk,), (filling_chunk,) = big.chunks, filling.chunks
-    bounds = ServeLimits(uploads=1, slot_s=0.3, stall_s=PATIENT_SECONDS)
+    bounds = ServeLimits(turns=1, turn_s=0.3, stall_s=PATIENT_SECONDS)
     blobs = store(tmp_path, VERSION.chunks | big.chunks | filling.chunks)
     async with served(blobs, bounds) as (server, host, client), node(3) as hostile, node(4) as third:
         with trio.fail_after(PATIENT_SECONDS):

@@ -17,8 +17,8 @@
 - A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
   some came, is asked of another at once. Whoever has not begun by then is told.
 - The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or nobody is left.
-- A source that refused or failed pauses, longer each time; it is given up after `strikes_max` failures without a
-  delivery. One that lied is never asked again.
+- A source that refused, failed or parted pauses, longer each time; it is given up after `strikes_max` failures without
+  a delivery. Who parted had nothing to do, and has not failed. One that lied is never asked again.
 - Every chunk is delivered, or `hopeless` says that it never will be: nobody is left, or delivers for `give_up_s`.
 """
 
@@ -33,7 +33,7 @@ from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source, SourceState, drawn
+from swarm_node.sources import Source, SourceState, by_stripe, drawn
 from swarm_node.survey import Survey, look_around
 
 
@@ -91,10 +91,7 @@ class Picker:
         self._progress_at = now
 
     def _plan(self, chunks: Sequence[ChunkId], stripes: int) -> None:
-        of_stripe: dict[int, list[SourceState]] = {}
-        for state in self._states.values():
-            for stripe in state.source.stripes:
-                of_stripe.setdefault(stripe, []).append(state)
+        of_stripe = by_stripe(self._states.values())
         for place, chunk in enumerate(chunks):
             if chunk in self._missing:
                 self._parents[chunk] = of_stripe.get(place % stripes, [])
@@ -117,6 +114,10 @@ class Picker:
         """How long a source was sending us something, as far as that can be told."""
         return self._states[name].busy_s
 
+    def is_able(self, name: str, now: float) -> bool:
+        """A source neither pauses nor is given up: it is worth a connection, if only to hear what it holds."""
+        return self._states[name].is_able(now)
+
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
         alone = all(state.gone for state in self._states.values())
@@ -128,10 +129,9 @@ class Picker:
         if now >= self._survey.until:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
-        able = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
+        able = [state for state in self._states.values() if state.is_able(now)]
         self._rng.shuffle(able)
-        able.sort(key=lambda state: state.rank)
-        for state in able:
+        for state in sorted(able, key=lambda state: state.rank):
             while chunk := self._choose(state, now):
                 self._ask(state, chunk, now)
         orders, self._orders = list(self._orders), {}
@@ -144,6 +144,7 @@ class Picker:
     def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
         """A peer says that it holds these; says whether that could change what it does now."""
         state = self._states[name]
+        state.lost = False
         for chunk in chunks:
             if chunk in self._parents:
                 state.told.add(chunk)
@@ -199,23 +200,17 @@ class Picker:
         if reason is Reason.CANCELLED:
             state.owing_since = state.owing_since if state.asked else None
         elif now >= state.paused_until:  # not for each answer of one burst
-            pause_s = min(self._rules.pause_s * 2**state.pauses, self._rules.pause_max_s)
-            state.pauses += 1
-            state.paused_until = now + self._jittered(pause_s)
+            state.pause(now, self._rules, self._rng)
 
     def failed(self, name: str, now: float) -> None:
         """The source is lost for now, and all that was asked of it is open again."""
-        state = self._states[name]
-        state.strikes += 1
-        state.gone = state.gone or state.strikes >= self._rules.strikes_max
-        state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
-        owed = [*state.asked, *state.reserved]
-        self._lost(state, state.has.copy())
-        for chunk in state.reserved.copy():
-            self._unreserve(chunk)
-        state.forget()
-        for chunk in owed:
-            self._reopen(chunk, name)
+        self._states[name].strike(now, self._rules, self._rng)
+        self._write_off(self._states[name])
+
+    def parted(self, name: str, now: float) -> None:
+        """The source had nothing to do and hung up: it is lost for now like one that failed, but has not failed."""
+        self._states[name].pause(now, self._rules, self._rng)
+        self._write_off(self._states[name])
 
     def lied(self, name: str, now: float) -> None:
         """The source sent bytes that are not the chunk's: it is never asked again for this version."""
@@ -377,6 +372,19 @@ class Picker:
         state.planned.pop(chunk, None)
         (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
 
+    def _write_off(self, state: SourceState) -> None:
+        """Nothing comes of what it owes: that is open again, like what was kept for it."""
+        self._resign(state)
+        self._lost(state, state.has.copy())
+        for chunk in state.forget():
+            self._reopen(chunk, state.source.name)
+
+    def _resign(self, state: SourceState) -> None:
+        """Nothing is kept for it any more."""
+        for chunk in list(state.reserved):
+            self._unreserve(chunk)
+            self._reopen(chunk, state.source.name)
+
     def _lost(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
         """It does not hold these any more; what is its part may come there again."""
         self._copies.subtract(chunks)
@@ -389,6 +397,3 @@ class Picker:
             self._askers[chunk].pop(name, None)
             if chunk not in self._heirs and not self._owed_by(chunk):
                 self._unasked[chunk] = None
-
-    def _jittered(self, seconds: float) -> float:
-        return seconds * self._rng.uniform(0.75, 1.25)

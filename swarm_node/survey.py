@@ -20,7 +20,7 @@ class Survey:
     usual_s: float = 0.0
     """How long peers take to answer."""
     typical_told: int = 0
-    """How many of the chunks that were missing here peers have."""
+    """How many of the chunks that were missing here peers have; of those whose exchange ended nobody knows."""
     late: dict[ChunkId, None] = field(default_factory=dict)
     """Chunks that everybody who was asked should have sent by now, the oldest WANT first; the picker takes out what it
     asks of another."""
@@ -37,7 +37,7 @@ def look_around(
 ) -> Survey:
     """Survey the sources; `at_end` every chunk is asked of somebody."""
     usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
-    told = [len(state.told) for state in states if state.source.kind == "peer" and not state.gone]
+    told = [len(state.told) for state in states if state.source.kind == "peer" and not state.lost]
     usual_s = sum(usual) / len(usual) if usual else 0.0
     least_s, factor = rules.overdue_s, rules.overdue_factor
     if at_end:

@@ -2,9 +2,9 @@
 
 - The picker decides, one upstream per source acts, this loop carries news between them; it ends when every chunk is
   stored, when the picker gives up (`NoSource`), or when this node itself cannot go on (its own error, e.g. `DiskFull`).
-- The sources of the plan are connected at once, so that they can say what they hold. Not so, in a large swarm, a seeder
-  that feeds this node nothing: its connections are for its children, and it holds everything; it is called when it is
-  needed, and may be full for a while.
+- The sources of the plan are connected at once, so that they can say what they hold, and again after a pause when that
+  fails or ends. Not so, in a large swarm, a seeder that feeds this node nothing: its connections are for its children,
+  and it holds everything; it is called when it is needed, and may be full for a while.
 - Chunks that are stored already are not fetched: an interrupted download resumes by itself.
 - The origin is a function of the caller; its bytes are verified like anybody's.
 - Cancelling is safe at any time and leaves only whole chunks behind.
@@ -24,7 +24,19 @@ from protocol.ids import ChunkId
 from protocol.messages import Blame, Plan
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Failed, Had, Lied, Outcome, Refused, Upstream
+from swarm_node.p2p.fetch import (
+    Began,
+    Broke,
+    Deadlines,
+    Delivered,
+    Failed,
+    Had,
+    Lied,
+    Outcome,
+    Parted,
+    Refused,
+    Upstream,
+)
 from swarm_node.p2p.host import Host
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
@@ -176,13 +188,11 @@ class _Download:
         return [Source(peer.peer_id, peer.kind, peer.stripes) for peer in self._peers.values()] + origin
 
     async def _drive(self, picker: Picker, nursery: trio.Nursery) -> SwarmError | None:
-        for name in self._peers if picker.missing else ():
-            if not self._is_in_reserve(name):
-                self._open(name, nursery)
         while picker.missing:
             now = trio.current_time()
             if picker.hopeless(now):
                 return self._no_source(picker)
+            self._open_all(picker, now, nursery)
             for order in picker.next(now):
                 self._act(order, nursery, is_behind=picker.is_behind)
             with trio.move_on_at(picker.wake_at(now)):
@@ -194,6 +204,12 @@ class _Download:
             if self._broke is not None:
                 return self._broke
         return None
+
+    def _open_all(self, picker: Picker, now: float, nursery: trio.Nursery) -> None:
+        """Be connected to everybody who is worth it: even whoever cannot be asked for anything now may tell of more."""
+        for name in self._peers:
+            if name not in self._upstreams and not self._is_in_reserve(name) and picker.is_able(name, now):
+                self._open(name, nursery)
 
     def _act(self, order: Ask | TakeBack, nursery: trio.Nursery, *, is_behind: bool) -> None:
         name, chunk = order.source, order.chunk
@@ -245,6 +261,9 @@ class _Download:
             self._progressed(len(news.data), picker.missing)
         elif isinstance(news, Refused):
             picker.refused(news.source, news.chunk, news.reason, now)
+        elif isinstance(news, Parted):
+            self._upstreams.pop(news.source, None)
+            picker.parted(news.source, now)
         elif isinstance(news, Lied):
             self._upstreams.pop(news.source, None)
             picker.lied(news.source, now)

@@ -6,7 +6,8 @@
   the picker's business.
 - Who is patient knocks again where nobody answers or the door is closed, less and less often, for `chunk_s`: a full
   host closes it without a word.
-- The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`.
+- The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`. Another is
+  `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
 """
 
@@ -89,6 +90,13 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Parted:
+    """The upstream hung up because nothing was asked of it for a while; what was asked at that moment is open again."""
+
+    source: str
+
+
+@dataclass(frozen=True)
 class Lied:
     """The upstream sent other bytes under a chunk's name: the evidence."""
 
@@ -104,12 +112,16 @@ class Broke:
     error: SwarmError
 
 
-Outcome = Delivered | Had | Began | Refused | Failed | Lied | Broke
+Outcome = Delivered | Had | Began | Refused | Failed | Parted | Lied | Broke
 
 
 class _Liar(Exception):
     def __init__(self, chunk: ChunkId, got: ChunkId) -> None:
         self.chunk, self.got = chunk, got
+
+
+class _Idle(PeerVanished):
+    """The peer says that nothing was asked of it for too long."""
 
 
 class Upstream:
@@ -147,6 +159,8 @@ class Upstream:
             await self._use(await self._reach())
         except _Liar as liar:
             await self._report(Lied(self._peer.peer_id, liar.chunk, liar.got))
+        except _Idle:
+            await self._report(Parted(self._peer.peer_id))
         except PeerFault as error:
             await self._report(Failed(self._peer.peer_id, error))
         except SwarmError as error:
@@ -213,7 +227,8 @@ class Upstream:
             for message in await link.receive():
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
-                    raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
+                    ended = _Idle if answer.reason is Farewell.IDLE else PeerVanished
+                    raise ended(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
                 if isinstance(answer, Have):
                     await self._report(Had(link.peer, answer.chunks))
                     continue

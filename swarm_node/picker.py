@@ -18,7 +18,8 @@
   some came, is asked of another at once. Whoever has not begun by then is told.
 - The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or nobody is left.
 - A source that refused, failed or parted pauses, longer each time; it is given up after `strikes_max` failures without
-  a delivery. Who parted had nothing to do, and has not failed. One that lied is never asked again.
+  a delivery. Who parted had nothing to do, and has not failed; an origin that refused has, once per pause. A peer that
+  lied is never asked again.
 - Every chunk is delivered, or `hopeless` says that it never will be: nobody is left, or delivers for `give_up_s`.
 """
 
@@ -153,7 +154,8 @@ class Picker:
                 self._copies[chunk] += 1
                 if chunk in state.asked:
                     state.owe(chunk, now)
-                self._offer(state, chunk)
+                state.planned.pop(chunk, None)
+                (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
         return state.ready < state.window
 
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
@@ -200,7 +202,9 @@ class Picker:
         if reason is Reason.CANCELLED:
             state.owing_since = state.owing_since if state.asked else None
         elif now >= state.paused_until:  # not for each answer of one burst
-            state.pause(now, self._rules, self._rng)
+            rest = state.strike if state.source.kind == "origin" else state.pause  # an origin may not refuse
+            rest(now, self._rules, self._rng)
+            self._resign(state)
 
     def failed(self, name: str, now: float) -> None:
         """The source is lost for now, and all that was asked of it is open again."""
@@ -367,10 +371,6 @@ class Picker:
 
     def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
         return drawn(offers, self._missing, fits, most=self._rules.sample, rng=self._rng)
-
-    def _offer(self, state: SourceState, chunk: ChunkId) -> None:
-        state.planned.pop(chunk, None)
-        (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
 
     def _write_off(self, state: SourceState) -> None:
         """Nothing comes of what it owes: that is open again, like what was kept for it."""

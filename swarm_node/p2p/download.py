@@ -18,25 +18,13 @@ from random import Random
 
 import trio
 
-from protocol.chunks import chunk_id
-from protocol.errors import ChunkMismatch, DiskFull, SwarmError, Unreachable, named
+from protocol.errors import DiskFull, SwarmError, named
+from protocol.frames import Reason
 from protocol.ids import ChunkId
 from protocol.messages import Blame, Plan
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import (
-    Began,
-    Broke,
-    Deadlines,
-    Delivered,
-    Failed,
-    Had,
-    Lied,
-    Outcome,
-    Parted,
-    Refused,
-    Upstream,
-)
+from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Had, Lied, Outcome, Parted, Refused, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
@@ -267,8 +255,7 @@ class _Download:
         elif isinstance(news, Lied):
             self._upstreams.pop(news.source, None)
             picker.lied(news.source, now)
-            if news.source != ORIGIN:
-                self.report.blames.append(Blame(peer_id=news.source, chunk=news.chunk, got=news.got))
+            self.report.blames.append(Blame(peer_id=news.source, chunk=news.chunk, got=news.got))
             self._note(f"{news.source} sent {news.got[:12]}… for chunk {news.chunk[:12]}…")
         else:
             self._upstreams.pop(news.source, None)
@@ -277,22 +264,19 @@ class _Download:
         return True
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
-        """One chunk of the origin, under the same rules as a peer's."""
+        """One chunk of the origin, under the same rules as a peer's; what fails says nothing of other requests."""
         assert self._origin is not None
         news: Outcome
-        data = b""
         try:
             with trio.fail_after(self._rules.deadlines.chunk_s):
                 data = await self._origin(chunk)
             await trio.to_thread.run_sync(self._blobs.write, chunk, data)
-        except ChunkMismatch:
-            news = Lied(ORIGIN, chunk, chunk_id(data))
-        except trio.TooSlowError:
-            news = Failed(ORIGIN, Unreachable("The origin did not answer in time."))
-        except SwarmError as error:
-            news = Broke(error) if isinstance(error, DiskFull) else Failed(ORIGIN, error)
-        else:
             news = Delivered(ORIGIN, chunk, data)
+        except DiskFull as error:
+            news = Broke(error)
+        except (SwarmError, trio.TooSlowError) as error:
+            self._note(f"{ORIGIN}: {named(error) if isinstance(error, SwarmError) else 'no answer in time'}")
+            news = Refused(ORIGIN, chunk, Reason.BUSY)
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
             await self._news_in.send(news)
 

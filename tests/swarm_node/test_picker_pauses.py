@@ -1,7 +1,10 @@
 """When a source is left alone, for how long, and when for good."""
 
+from dataclasses import replace
+
 from protocol.frames import Reason
-from tests.swarm_node.picker_world import PEER_A, RULES, picker_for
+from swarm_node.picker import Ask, TakeBack
+from tests.swarm_node.picker_world import CHUNKS, HTTP, PEER_A, RULES, asked_of, picker_for
 
 
 def test_who_hangs_up_with_nothing_to_do_is_never_given_up() -> None:
@@ -30,3 +33,25 @@ def test_pauses_grow_no_longer_than_so_long_however_often_a_source_refuses() -> 
         for order in orders:
             picker.refused(order.source, order.chunk, Reason.BUSY, now)
         now += 2 * RULES.pause_max_s
+
+
+def test_requests_of_the_origin_that_fail_in_one_outage_count_once() -> None:
+    picker, now = picker_for(HTTP), 0.0
+    for _ in range(RULES.strikes_max):
+        assert not picker.hopeless(now)
+        orders = picker.next(now)
+        assert len(orders) == RULES.window
+        for order in orders:
+            picker.refused(order.source, order.chunk, Reason.BUSY, now)
+        now += 10.0
+    assert picker.hopeless(now)
+
+
+def test_what_was_kept_for_an_origin_that_is_given_up_is_open_to_others() -> None:
+    """Of two chunks nobody is planned to send the second; the origin gets it, and shall get the first."""
+    picker, now = picker_for(PEER_A, HTTP, chunks=CHUNKS[:2], rules=replace(RULES, strikes_max=1)), 10.0
+    assert picker.next(0.0) == [Ask(PEER_A.name, CHUNKS[0])]
+    assert set(picker.next(now)) == {Ask(HTTP.name, CHUNKS[1]), TakeBack(PEER_A.name, CHUNKS[0])}
+    picker.refused(HTTP.name, CHUNKS[1], Reason.BUSY, now)
+    picker.refused(PEER_A.name, CHUNKS[0], Reason.CANCELLED, now)
+    assert asked_of(picker.next(now), PEER_A) == [CHUNKS[0]]

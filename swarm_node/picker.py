@@ -177,7 +177,7 @@ class Picker:
             return False
         del self._missing[chunk]
         self._unasked.pop(chunk, None)
-        self._survey.late.pop(chunk, None)
+        self._survey.overdue.pop(chunk, None)
         self._take_back_all(chunk, but=name)
         del self._askers[chunk]
         del self._copies[chunk]
@@ -243,7 +243,7 @@ class Picker:
         self._unreserve(chunk)
         self._take_back_all(chunk)
         self._unasked.pop(chunk, None)
-        self._survey.late.pop(chunk, None)
+        self._survey.overdue.pop(chunk, None)
         self._askers[chunk][state.source.name] = None
         if state.owing_since is None:
             state.owing_since = max(now, self._patient_until)
@@ -296,36 +296,37 @@ class Picker:
             return self._lacking_elsewhere(state)
         if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
             return None
-        late_s = self._late_s(state, now)
-
-        def behind_s(chunk: ChunkId) -> float:
-            return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
-
-        def fits(chunk: ChunkId) -> bool:
-            free = self._only_waits(chunk) and chunk not in state.asked
-            return free and state.can_answer(chunk) and behind_s(chunk) > late_s
-
-        if state.source.kind == "peer":
-            found = self._draw(state.extras, fits)
-        else:
-            pool = list(self._unasked or self._missing)
-            found = [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if fits(chunk)]
+        found = self._worth_taking(state, now)
         if not found:
             state.look_again_at = now + self._rules.look_s
-            return None
-        if state.source.kind == "seeder":
+        elif state.source.kind == "seeder":
             self._help_at = now + self._pace.help_s
-        return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk)))
+        return min(found, key=lambda chunk: (self._copies[chunk], -self._parents_need_s(chunk, now)), default=None)
 
-    def _late_s(self, helper: SourceState, now: float) -> float:
-        """How late a chunk's parents must be for this source to help; a slow one should not."""
+    def _worth_taking(self, helper: SourceState, now: float) -> list[ChunkId]:
+        """A few chunks, by chance, that this source should take over: any in need, else none if it is slow."""
         rules, usual_s = self._rules, self._survey.usual_s
         ahead_s = rules.ahead_s + self._pace.lag_s
         if self.is_behind or now >= self._progress_at + ahead_s:
-            return -1.0  # whoever can
+            return self._waiting(helper, lambda chunk: True)
         if helper.source.kind == "peer" and usual_s and helper.usual_s > rules.slow * usual_s:
-            return math.inf
-        return rules.ahead * helper.done_in_s(now) + ahead_s
+            return []
+        worth_taking_from_s = rules.ahead * helper.done_in_s(now) + ahead_s
+        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s)
+
+    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+        """A few chunks, by chance, that fit, that this source could send, and that nobody is about to."""
+
+        def free(chunk: ChunkId) -> bool:
+            return self._only_waits(chunk) and chunk not in helper.asked and helper.can_answer(chunk) and fits(chunk)
+
+        if helper.source.kind == "peer":
+            return self._draw(helper.extras, free)
+        pool = list(self._unasked or self._missing)
+        return [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if free(chunk)]
+
+    def _parents_need_s(self, chunk: ChunkId, now: float) -> float:
+        return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
 
     def _only_waits(self, chunk: ChunkId) -> bool:
         """Nobody who could answer was asked for it, and nobody is about to be."""
@@ -342,7 +343,7 @@ class Picker:
             return None
         if helper.asked and not self._unasked:
             return None  # at the end patience is short, and a chunk that comes twice should only cost idle links
-        found = (chunk for chunk in self._survey.late if chunk not in helper.asked and helper.can_answer(chunk))
+        found = (chunk for chunk in self._survey.overdue if chunk not in helper.asked and helper.can_answer(chunk))
         return next(found, None)
 
     def _queued_elsewhere(self, helper: SourceState, now: float) -> ChunkId | None:

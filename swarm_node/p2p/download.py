@@ -268,7 +268,7 @@ class _Download:
         assert self._origin is not None
         news: Outcome
         try:
-            with trio.fail_after(self._rules.deadlines.chunk_s):
+            with trio.fail_after(self._rules.deadlines.patience_s):
                 data = await self._origin(chunk)
             await trio.to_thread.run_sync(self._blobs.write, chunk, data)
             news = Delivered(ORIGIN, chunk, data)

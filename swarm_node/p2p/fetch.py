@@ -1,10 +1,10 @@
 """Ask one upstream for chunks, several at a time, and store what proves itself.
 
 - The peer at the other end is authenticated; its chunks are verified before they are written.
-- Whoever owes chunks and neither answers nor begins to send one for `chunk_s` is given up. A WANT may take longer: it
-  waits its turn behind others, or at the peer for a chunk that is still to come there. Whom else to ask meanwhile is
+- Whoever owes chunks and neither answers nor begins to send one for `patience_s` is given up. A WANT may take longer:
+  it waits its turn behind others, or at the peer for a chunk that is still to come there. Whom else to ask meanwhile is
   the picker's business.
-- Who is patient knocks again where nobody answers or the door is closed, less and less often, for `chunk_s`: a full
+- Who is patient knocks again where nobody answers or the door is closed, less and less often, for `patience_s`: a full
   host closes it without a word.
 - The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`. Another is
   `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
@@ -38,9 +38,9 @@ class Deadlines:
     """How long one upstream may keep us waiting."""
 
     dial_s: float = 10.0
-    chunk_s: float = 60.0
+    patience_s: float = 60.0
     """From one answer, or the first bytes of one, to the next: 4 MiB at 70 kB/s, the slowest peer worth having; and
-    longer than a WANT may wait there."""
+    longer than a WANT may wait there. As long it is knocked at a closed door, and an origin may take for a chunk."""
     stall_s: float = 20.0
     """For a WANT to be taken."""
     knock_s: float = 0.5
@@ -167,7 +167,7 @@ class Upstream:
             await self._report(Broke(error))
 
     async def _reach(self) -> Link:
-        knock_s, until = self._deadlines.knock_s, trio.current_time() + self._deadlines.chunk_s
+        knock_s, until = self._deadlines.knock_s, trio.current_time() + self._deadlines.patience_s
         while True:
             try:
                 return await self._host.connect(
@@ -259,5 +259,5 @@ class Upstream:
 
     def _be_patient(self) -> None:
         """It is alive: from now on it has the whole time again."""
-        patience_s = self._deadlines.chunk_s if self._requester.unanswered else math.inf
+        patience_s = self._deadlines.patience_s if self._requester.unanswered else math.inf
         self._patience.deadline = trio.current_time() + patience_s

@@ -113,7 +113,7 @@ async def test_a_peer_that_accepts_and_stalls_costs_a_moment(tmp_path: Path) -> 
 
 @pytest.mark.trio
 async def test_nothing_but_stalling_peers_is_given_up_with_the_reason(tmp_path: Path) -> None:
-    rules = replace(QUICK, deadlines=replace(QUICK.deadlines, chunk_s=0.1))
+    rules = replace(QUICK, deadlines=replace(QUICK.deadlines, patience_s=0.1))
     async with node(2, stall) as peer, node(3) as me:
         with pytest.raises(NoSource, match=r"left 4 chunks unanswered\. \[peer_stalled\]"):
             await fetch(VERSION, plan_of(as_peer(peer)), me, store(tmp_path), rules=rules)

@@ -68,7 +68,7 @@ class SourceState:
     delivered: int = 0
     timed: int = 0
     timed_s: float = 0.0
-    """Deliveries; those of chunks that it held when they were asked for, or said so before; for how long they came."""
+    """Deliveries; those that it held when asked, or said so since, or of which we saw the first bytes; their time."""
     settled_at: float = -math.inf
     interval_s: float = 0.0
     """Between two deliveries while it owes us something, smoothed."""

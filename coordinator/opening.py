@@ -173,7 +173,6 @@ def audit_terms(config: Config, folder: Path) -> AuditTerms:
         rules=audit_rules(config),
         epoch_groups=config.audit.epoch_groups,
         timeout_ms=int(1000 * config.audit.timeout_s),
-        max_owner_share=config.audit.max_owner_share,
     )
 
 

@@ -3,7 +3,8 @@
 - A rollout leaves the outbox only for a verdict on it; a lost answer means sending it again, which is harmless.
 - The claims of accepted rollouts are noted before that: by their names the owner gets receipts.
 - Every rejection is told to the owner with its code and reason, and to the guard, which stops a node that has too many.
-  Its evidence is kept first, also where a whole request is refused and its rollouts wait.
+  Its evidence is kept first, also where a whole request is refused and its rollouts wait; without room on the disk the
+  rollout leaves the outbox all the same, since it would be rejected again for having been judged.
 """
 
 import logging
@@ -14,7 +15,8 @@ from collections import Counter
 import trio
 
 from protocol import evidence, limits
-from protocol.errors import SwarmError, Unreachable
+from protocol.errors import DiskFull, SwarmError, Unreachable
+from protocol.evidence import Evidence
 from protocol.ids import LeaseId
 from protocol.messages import Submission, Verdict
 from swarm_node.api_client import Coordinator
@@ -46,6 +48,8 @@ class Sender:
         self._refusals = refusals
         self._woken = trio.Event()
         self._next_word = -math.inf
+        self._has_room = True
+        """For evidence, the last time that some was kept."""
         self.verdicts: Counter[str] = Counter()
         """Outcome, or the code of a rejection → how often."""
         self.guard = Guard()
@@ -91,7 +95,7 @@ class Sender:
         try:
             reply = await self._coordinator.submit(Submission(rollouts=tuple(waiting.values())))
         except SwarmError as error:
-            await trio.to_thread.run_sync(self._keep, waiting, error)
+            await trio.to_thread.run_sync(self._keep_all, waiting, error)
             raise
         judged = list(zip(waiting, reply.verdicts, strict=True))
         accepted = [waiting[lease_id] for lease_id, verdict in judged if verdict.outcome != "rejected"]
@@ -101,15 +105,25 @@ class Sender:
             if verdict.outcome != "rejected":
                 await trio.to_thread.run_sync(self._refusals.forget, lease_id)  # of a request before this one
             elif verdict.evidence is not None:
-                await trio.to_thread.run_sync(self._refusals.keep, lease_id, waiting[lease_id], verdict.evidence)
+                await trio.to_thread.run_sync(self._keep, lease_id, waiting[lease_id], verdict.evidence)
             await trio.to_thread.run_sync(self._outbox.remove, lease_id)
         return len(waiting)
 
-    def _keep(self, waiting: dict[LeaseId, bytes], error: SwarmError) -> None:
+    def _keep_all(self, waiting: dict[LeaseId, bytes], error: SwarmError) -> None:
         """The request that brings these was refused; of a coordinator that cannot take them now nothing is kept."""
         if error.code in evidence.RULES:
             for lease_id, envelope in waiting.items():
-                self._refusals.keep(lease_id, envelope, evidence.of(error, envelope=envelope, lease_id=lease_id))
+                self._keep(lease_id, envelope, evidence.of(error, envelope=envelope, lease_id=lease_id))
+
+    def _keep(self, lease_id: LeaseId, envelope: bytes, found: Evidence) -> None:
+        """Keep the evidence of one refusal, if there is room; said once while there is none."""
+        try:
+            self._refusals.keep(lease_id, envelope, found)
+            self._has_room = True
+        except DiskFull as error:
+            if self._has_room:
+                log.warning("why rollouts are rejected is not kept code=%s: %s", error.code, error)
+            self._has_room = False
 
     def _note(self, lease_id: LeaseId, verdict: Verdict) -> None:
         self.verdicts[verdict.code or verdict.outcome] += 1

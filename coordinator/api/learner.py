@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -84,7 +85,7 @@ async def upload(request: web.Request) -> web.Response:
     except ValidationError:
         raise MalformedMessage("That is no name for a policy file.") from None
     folder = here.publisher.uploads / str(int(request.match_info["version"]))
-    arriving = await asyncio.to_thread(ArrivingFile, folder / name)
+    arriving = await _arriving(folder / name)
     try:
         waiting = bytearray()
         async for piece in pieces(request, UPLOAD_MAX_BYTES):
@@ -97,6 +98,21 @@ async def upload(request: web.Request) -> web.Response:
     finally:
         arriving.discard()
     return web.Response(status=204)
+
+
+async def _arriving(path: Path) -> ArrivingFile:
+    """A file to write into; who hangs up while it is made leaves none behind."""
+    making = asyncio.ensure_future(asyncio.to_thread(ArrivingFile, path))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_discard)
+        raise
+
+
+def _discard(made: asyncio.Future[ArrivingFile]) -> None:
+    if made.exception() is None:
+        made.result().discard()
 
 
 @routes.post("/v1/learner/versions")
@@ -147,8 +163,7 @@ async def batch(request: web.Request) -> web.Response:
         found = await here.database.run(
             batches.get,
             int(request.match_info["number"]),
-            size=here.config.learner.groups_per_update,
-            staleness=here.config.staleness.max_updates,
+            terms=here.terms,
             audits=here.audits,
             now_ms=now_ms(),
         )

@@ -31,8 +31,6 @@ class AuditTerms:
     epoch_groups: int = 256
     timeout_ms: int = 120_000
     """After this the case of an auditor that did not come back goes to another."""
-    max_owner_share: float = 1.0
-    """Of a batch, and of what is under way."""
 
 
 # Built once: making a statement costs more than running it, and these run for every rollout.

@@ -181,7 +181,8 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     proven = [row.claim_id for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
     _end(connection, [Post(claim_id=claim_id) for claim_id in proven], now_ms)
     _end(connection, [Post(claim_id=row.claim_id) for row in posted], now_ms)
-    if groups := sum(row.groups for row in posted):
+    # A pardon, of whom all is audited, proves nothing: a newcomer whose versions have gone is still one.
+    if groups := sum(row.groups for row in posted if row.finding is None):
         standings.put(connection, owner, trust.validated(standing, terms.rules, groups))
 
 

@@ -13,7 +13,7 @@ from coordinator.store.state import get_fact
 from coordinator.store.tables import IS_OPEN, leases, nodes, parts, rollouts, versions
 from coordinator.work import sizing, tally
 from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.work.leases import Terms, latest_batch
+from coordinator.work.leases import Terms, is_held_up, latest_batch
 from ledger import store
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
@@ -26,6 +26,7 @@ HOUR_MS = 3_600_000
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _policy_update = Prepared(sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version")))
+_newest_update = Prepared(sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
 _held_by = Prepared(
     sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
 )
@@ -69,7 +70,7 @@ def how_many(
     window = _window(terms, visible_update, learner_update, 0)
     admissible = min(
         _window(terms, visible_update, learner_update, unfinished),
-        _share_left(connection, node, window, terms.max_owner_share),
+        _share_left(connection, node, window, terms, now_ms),
     )
     if not admissible:
         return 0, "ahead" if message.version >= newest else "old_version"
@@ -80,6 +81,14 @@ def how_many(
     if not payable:
         return 0, "budget"
     return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
+
+
+def room(connection: sa.Connection, terms: Terms) -> int:
+    """How many more groups may start for whoever holds the newest version."""
+    newest = _newest_update(connection).scalar()
+    if newest is None:
+        return 0
+    return _window(terms, newest, latest_batch(connection), tally.read(connection).unfinished)
 
 
 def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: int) -> int:
@@ -117,10 +126,13 @@ def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
     )
 
 
-def _share_left(connection: sa.Connection, node: NodeId, window: int, share: float) -> int:
-    """How many more of the groups under way may be this owner's."""
-    most = standings.share_of(connection, window, share)
-    return window if share >= 1 else max(0, most - standings.at_work(connection, standings.owner_of(connection, node)))
+def _share_left(connection: sa.Connection, node: NodeId, window: int, terms: Terms, now_ms: int) -> int:
+    """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
+    if terms.max_owner_share >= 1:
+        return window
+    most = standings.share_of(connection, window, terms.max_owner_share)
+    left = max(0, most - standings.at_work(connection, standings.owner_of(connection, node)))
+    return left or (window if is_held_up(connection, terms, now_ms) else 0)
 
 
 def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int, samples: int = 0) -> int:

@@ -2,7 +2,8 @@
 
 - Batch n leads to update n. It is formed once and stored: asking for it again, after a crash, gives the same groups.
 - It takes the oldest policy versions first; where many are at work, of no owner more than a set share: a group is
-  everybody's who worked on it. Where nobody works any more, what is beyond a share gives its place to others.
+  everybody's who worked on it. Where nobody works any more and no place is free, what is beyond a share gives its place
+  to others. A learner that nobody has brought anything for as long as a lease lasts takes what there is.
 - A group past the staleness bound never enters a batch. It is marked stale, as one that gives its place is surplus: its
   prompt is offered again, and its nodes, which worked in time, are paid.
 - The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
@@ -21,8 +22,9 @@ from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
 from coordinator.people import standings
 from coordinator.store.tables import IS_OPEN, batches, leases, nodes, parts, rollouts
-from coordinator.work import continuation, marks
+from coordinator.work import admission, continuation, marks
 from coordinator.work import leases as lease_table
+from coordinator.work.leases import Terms
 from protocol.errors import OutOfOrder
 from protocol.learning import Batch, Earlier, Report, TrainingGroup, TrainingSample
 from protocol.lease import Lease
@@ -30,14 +32,12 @@ from protocol.rollout import RolloutClaim
 from protocol.signing import open_envelope
 
 
-def get(
-    connection: sa.Connection, number: int, *, size: int, staleness: int, audits: AuditTerms, now_ms: int
-) -> Batch | None:
+def get(connection: sa.Connection, number: int, *, terms: Terms, audits: AuditTerms, now_ms: int) -> Batch | None:
     """The batch that leads to update `number`, formed now if it can be; None while groups are missing."""
     newest = lease_table.latest_batch(connection)
     if number > newest + 1 or number < 1:
         raise OutOfOrder(f"Batch {number} does not follow batch {newest}.")
-    if number == newest + 1 and not _form(connection, number, size, staleness, audits, now_ms):
+    if number == newest + 1 and not _form(connection, number, terms, audits, now_ms):
         return None
     chosen = connection.execute(
         sa.select(rollouts, leases.c.offer, leases.c.continues)
@@ -76,14 +76,17 @@ def release_leftovers(connection: sa.Connection, *, audits: AuditTerms, now_ms: 
     return len(left)
 
 
-def _form(connection: sa.Connection, number: int, size: int, staleness: int, audits: AuditTerms, now_ms: int) -> bool:
+def _form(connection: sa.Connection, number: int, terms: Terms, audits: AuditTerms, now_ms: int) -> bool:
     """Choose the groups of a new batch, after dropping those past the bound."""
-    learner_update = number - 1
-    _drop_stale(connection, learner_update - staleness, audits, now_ms)
-    chosen, beyond = _choose(connection, size, audits.max_owner_share)
-    if (missing := size - len(chosen)) > 0:
-        if not _is_under_way(connection):
-            _drop(connection, beyond[-missing:], "surplus", audits, now_ms)
+    learner_update, size = number - 1, terms.groups_per_update
+    _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
+    chosen, beyond = _choose(connection, size, standings.share_of(connection, size, terms.max_owner_share))
+    if len(chosen) < size and beyond and lease_table.is_held_up(connection, terms, now_ms):
+        chosen, beyond = _choose(connection, size, size)
+    if len(chosen) < size:
+        lacking = size - len(chosen) - admission.room(connection, terms)
+        if lacking > 0 and not _is_under_way(connection):
+            _drop(connection, beyond[-lacking:], "surplus", audits, now_ms)
         return False
     for row in chosen:
         here = rollouts.c.claim_id == row.claim_id
@@ -94,8 +97,8 @@ def _form(connection: sa.Connection, number: int, size: int, staleness: int, aud
     return True
 
 
-def _choose(connection: sa.Connection, size: int, share: float) -> tuple[list[Any], list[Any]]:
-    """The oldest groups, but no owner's beyond its share; and those that this kept out, in the same order."""
+def _choose(connection: sa.Connection, size: int, most: int) -> tuple[list[Any], list[Any]]:
+    """The oldest groups, but no owner's beyond so many; and those that this kept out, in the same order."""
     waiting = connection.execute(
         sa.select(rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.policy_update, nodes.c.owner)
         .join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id)
@@ -103,7 +106,6 @@ def _choose(connection: sa.Connection, size: int, share: float) -> tuple[list[An
         .order_by(rollouts.c.policy_update, rollouts.c.accepted_ms, rollouts.c.group_no)
     ).all()
     began = _beginners(connection)
-    most = standings.share_of(connection, size, share)
     chosen, beyond, of_owner = list[Any](), list[Any](), Counter[str]()
     for row in waiting:
         everybody = {row.owner, *began[row.claim_id]}

@@ -23,6 +23,7 @@ from coordinator.config import Config
 from coordinator.people import standings
 from coordinator.publishing import publish
 from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
+from coordinator.work import leases as lease_table
 from coordinator.work import marks, scores
 from protocol import limits
 from protocol.errors import NotFound, OutOfOrder
@@ -208,9 +209,13 @@ def is_running(connection: sa.Connection, why: Why | None = None) -> bool:
 
 
 def oldest_needed(connection: sa.Connection) -> int | None:
-    """The oldest version that is being evaluated, or audited: whose files are still needed."""
+    """The oldest version that is being evaluated or audited, or may yet have to be: whose files are still needed."""
     here = sa.select(sa.func.min(evaluations.c.version)).where(evaluations.c.state == "running")
-    oldest = (standings.oldest_waiting(connection), connection.execute(here).scalar())
+    oldest = (
+        standings.oldest_waiting(connection),
+        lease_table.oldest_in_vain(connection),
+        connection.execute(here).scalar(),
+    )
     return min((version for version in oldest if version is not None), default=None)
 
 

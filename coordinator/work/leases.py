@@ -60,6 +60,13 @@ _allow = Prepared(
     sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
 )
 _latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
+_last_report = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
+_last_brought = Prepared(
+    sa.select(leases.c.ended_ms)
+    .where(~IS_OPEN, leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0)
+    .order_by(leases.c.ended_ms.desc())
+    .limit(1)
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Terms:
     hourly_budget_micros: int = 0
     """Most that may be spent in any hour; 0 is no limit."""
     max_owner_share: float = 1.0
-    """Of what may be under way."""
+    """Of a batch, and of what may be under way."""
     lookahead: int = 0
     """Groups of which a node gets those that suit its pace; 0: the oldest."""
     selection: Rules = OFF
@@ -215,6 +222,21 @@ def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
 def latest_batch(connection: sa.Connection) -> int:
     """The update that the newest batch leads to: where the learner stands or is about to stand."""
     return _latest_batch(connection).scalar() or 0
+
+
+def oldest_in_vain(connection: sa.Connection) -> int | None:
+    """The oldest version of open leases whose groups others answered: these may still bring it, however stale."""
+    offers = connection.execute(sa.select(leases.c.offer).where(IS_OPEN, leases.c.surplus)).scalars()
+    return min((Lease.from_bytes(offer).version for offer in offers), default=None)
+
+
+def is_held_up(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
+    """Whether the learner has waited, and nobody has brought it a group, for as long as a lease lasts."""
+    batch, brought_ms = _last_report(connection).first(), _last_brought(connection).scalar()
+    reported_ms = batch.reported_ms if batch else 0
+    if brought_ms is None or reported_ms is None:  # it waits for nobody: it has nothing yet, or trains
+        return False
+    return bool(now_ms - max(brought_ms, reported_ms) >= terms.timeout_ms)
 
 
 def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:

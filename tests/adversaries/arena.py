@@ -276,15 +276,13 @@ def _world(folder: Path, stage: Stage, secret: int) -> World:
         epoch_groups=settings.audit.epoch_groups,
         master=secret.to_bytes(32),
     )
-    share = settings.audit.max_owner_share
     world.terms = replace(
         world.terms,
         samples_per_group=stage.samples,
         max_new_tokens=stage.max_new_tokens,
         timeout_ms=int(1000 * settings.leases.timeout_s),
-        max_owner_share=share,
+        max_owner_share=settings.audit.max_owner_share,
         classes=(stage.tolerance,),
         audit_backlog_max=settings.audit.backlog_max,
     )
-    world.audits = replace(world.audits, max_owner_share=share)
     return world

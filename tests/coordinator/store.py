@@ -13,6 +13,8 @@ from typing import Any
 
 import boto3
 
+from tests.processes.programs import free_address
+
 ALL = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}'
 READERS = (
     '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", '
@@ -72,9 +74,7 @@ def _client(service: str, endpoint: str, key_id: str, secret: str) -> Any:
 @contextmanager
 def object_store(*, checks_readers: bool = True) -> Iterator[Store]:
     """A store with an empty bucket; without `checks_readers`, everybody may read and write."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = int(free_address().rpartition(":")[2])
     environment = os.environ | ({"INITIAL_NO_AUTH_ACTION_COUNT": str(BEFORE_CHECKS)} if checks_readers else {})
     process = subprocess.Popen(
         [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)],

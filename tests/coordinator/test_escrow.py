@@ -257,6 +257,14 @@ class TestFaults:
         assert audited.owed(key.node_id) == (0, HONEST_TOKENS)
         assert audited.rows(tables.trust)[0]["hard"] == 0
 
+    def test_pardons_make_nobody_known(self, audited: World) -> None:
+        key = audited.join(1)
+        for claim in earn(audited, key, 2):
+            audited.find(claim, "pardon")
+        finish(audited)
+        assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
+        assert audited.rows(tables.trust)[0]["groups"] == 0
+
 
 class TestCases:
     def test_two_auditors_never_have_the_same_case(self, audited: World) -> None:

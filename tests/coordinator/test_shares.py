@@ -5,24 +5,24 @@ from pathlib import Path
 
 from coordinator.people import standings
 from coordinator.store import tables
+from coordinator.work import leases
 from protocol.signing import NodeKey
 from tests.coordinator.test_escrow import finish, states
 from tests.coordinator.world import World, answer
 
 
 class TestShares:
-    def crowd(self, folder: Path, owners: int) -> tuple[World, list[NodeKey]]:
-        """A round of four groups an update, of which half may be one owner's."""
-        world = World(folder, staleness=0, size=4)
-        world.audits = replace(world.audits, max_owner_share=0.5)
+    def crowd(self, folder: Path, owners: int, *, size: int = 4, staleness: int = 0) -> tuple[World, list[NodeKey]]:
+        """A round of a few groups an update, of which half may be one owner's."""
+        world = World(folder, staleness=staleness, size=size)
         world.terms = replace(world.terms, max_owner_share=0.5)
         world.publish(1, 0)
         return world, [world.join(number + 1) for number in range(owners)]
 
     def test_no_owner_gets_more_than_its_share_of_work_and_batch_among_many(self, tmp_path: Path) -> None:
         world, (greedy, *others) = self.crowd(tmp_path, 4)
-        leases = [world.lease(key) for key in others]
-        world.give_back(others[0], leases[0])
+        held = [world.lease(key) for key in others]
+        world.give_back(others[0], held[0])
         world.lease(others[0])
         assert len(world.offer(greedy, groups=4).leases) == 1  # one of four is left
         world.database.close()
@@ -48,8 +48,8 @@ class TestShares:
 
     def test_groups_that_an_owner_only_began_count_for_its_share_of_a_batch(self, tmp_path: Path) -> None:
         world, (greedy, *heirs) = self.crowd(tmp_path, 5)
-        leases = [world.leave(greedy, {0: [10 + number]}, heir=heir) for number, heir in enumerate(heirs)]
-        for heir, lease in zip(heirs, leases, strict=True):
+        left = [world.leave(greedy, {0: [10 + number]}, heir=heir) for number, heir in enumerate(heirs)]
+        for heir, lease in zip(heirs, left, strict=True):
             assert world.submit(heir, answer(heir, lease)).outcome == "accepted"
         assert world.batch(1) is None, "four of four groups hold its tokens"
         assert world.run(standings.at_work, greedy.node_id) == 2
@@ -68,17 +68,60 @@ class TestShares:
         world.database.close()
 
     def test_groups_beyond_a_share_keep_their_place_while_others_work(self, tmp_path: Path) -> None:
-        world, (greedy, *heirs) = self.crowd(tmp_path, 5)
-        world.terms = replace(world.terms, staleness=5)
-        leases = [world.leave(greedy, {0: [10 + number]}, heir=heir) for number, heir in enumerate(heirs)]
+        world, (greedy, *heirs) = self.crowd(tmp_path, 5, staleness=5)
+        left = [world.leave(greedy, {0: [10 + number]}, heir=heir) for number, heir in enumerate(heirs)]
         held = world.lease(heirs[0])
-        for heir, lease in zip(heirs, leases, strict=True):
+        world.terms = replace(world.terms, staleness=0)  # no place is free
+        for heir, lease in zip(heirs, left, strict=True):
             assert world.submit(heir, answer(heir, lease)).outcome == "accepted"
         assert world.batch(1) is None
         assert states(world) == ["buffered"] * 4
         assert world.submit(heirs[0], answer(heirs[0], held)).outcome == "accepted"
         assert world.batch(1) is None
         assert states(world) == ["buffered"] * 3 + ["surplus", "buffered"], "one is missing, one gives its place"
+        world.database.close()
+
+    def test_nobody_is_paid_for_giving_a_place_to_others_while_places_are_free(self, tmp_path: Path) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4, size=8, staleness=1)
+        for key in (*others, *[greedy] * 8):
+            world.earn(key)
+        for _ in range(2):
+            assert world.batch(1) is None, "three of the others', and four of the greedy one's"
+            assert states(world) == ["buffered"] * 11, "five places are free to whoever comes"
+        assert world.offer(greedy).leases == ()
+        world.earn(others[0])
+        batch = world.batch(1)
+        assert batch is not None
+        assert len(batch.groups) == 8
+        assert states(world).count("surplus") == 0
+        world.database.close()
+
+    def test_a_learner_that_nobody_else_brings_anything_waits_no_longer_than_a_lease_lasts(
+        self, tmp_path: Path
+    ) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4, size=8, staleness=1)
+        for key in (*others, *[greedy] * 8):
+            world.earn(key)
+        world.now_ms += world.terms.timeout_ms - 1
+        assert world.batch(1) is None
+        assert world.offer(greedy).leases == ()
+        world.now_ms += 1
+        assert len(world.offer(greedy).leases) == 1, "the others have left"
+        world.train(1)
+        assert states(world).count("batched") == 8
+        world.now_ms += world.terms.timeout_ms - 1
+        assert not world.run(leases.is_held_up, world.terms, world.now_ms), "it trained meanwhile"
+        world.now_ms += 1
+        assert world.run(leases.is_held_up, world.terms, world.now_ms)
+        world.database.close()
+
+    def test_a_learner_that_trains_is_held_up_by_nobody(self, tmp_path: Path) -> None:
+        world, (greedy, *others) = self.crowd(tmp_path, 4, size=8, staleness=1)
+        assert not world.run(leases.is_held_up, world.terms, world.now_ms + 10 * world.terms.timeout_ms)
+        for key in (*others, *others, *[greedy] * 2):
+            world.earn(key)
+        assert world.batch(1) is not None
+        assert not world.run(leases.is_held_up, world.terms, world.now_ms + 10 * world.terms.timeout_ms)
         world.database.close()
 
     def test_a_round_of_few_owners_is_held_up_by_no_share(self, tmp_path: Path) -> None:

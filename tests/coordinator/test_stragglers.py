@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.store import tables
+from coordinator.work import evaluations
 from coordinator.work.stragglers import Out, choose
 from protocol.lease import Lease
 from protocol.signing import NodeKey
@@ -84,6 +85,18 @@ def test_the_first_answer_is_trained_on_and_the_second_is_paid_all_the_same(worl
     assert world.owed(loser[0].node_id) == (pending, payable + HONEST_TOKENS)
     assert sorted(row["state"] for row in world.rows(tables.rollouts)) == ["batched"] * 4 + ["surplus"]
     assert world.audit() == []
+
+
+def test_the_version_of_an_answer_that_may_yet_come_second_is_kept_for_its_audit(world: World) -> None:
+    slow, lease, fast, again = late(world)
+    assert world.run(evaluations.oldest_needed) is None
+    assert world.submit(fast, answer(fast, again)).outcome == "accepted"
+    world.train(2)
+    for number in range(3, 6):
+        world.publish(number, number - 1)
+    assert world.run(evaluations.oldest_needed) == 2
+    assert world.submit(slow, answer(slow, lease)).outcome == "accepted"
+    assert world.run(evaluations.oldest_needed) is None, "nothing is audited in this world"
 
 
 def test_who_comes_second_is_told_to_stop_and_blamed_for_nothing(world: World) -> None:

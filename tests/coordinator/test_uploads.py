@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -12,6 +13,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse
 
+from coordinator.api import learner
+from coordinator.files import ArrivingFile
 from protocol import canonical, chunks, limits
 from protocol.learning import Publication, Upload, Uploads
 from tests.coordinator.served import Served, serve
@@ -83,6 +86,30 @@ async def test_a_client_that_goes_away_in_mid_upload_leaves_nothing(
     writer.close()
     assert (await put(served, b"whole")).status == 204
     assert stored(served) == {FILE: b"whole"}
+
+
+async def test_a_client_that_goes_away_before_its_file_is_made_leaves_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, made = threading.Event(), threading.Event(), list[ArrivingFile]()
+
+    def slowly(path: Path) -> ArrivingFile:
+        begun.set()
+        go.wait()
+        made.append(ArrivingFile(path))
+        return made[0]
+
+    monkeypatch.setattr(learner, "ArrivingFile", slowly)
+    async with asyncio.timeout(30):
+        asking = asyncio.ensure_future(put(served, b"whole"))
+        await asyncio.to_thread(begun.wait)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await served.client.get("/healthz")  # the server has seen that it is gone
+        go.set()
+        folder = served.round.publisher.uploads / "1"
+        while not made or any(folder.iterdir()):  # noqa: ASYNC110  # a folder tells nobody that it empties
+            await asyncio.sleep(0.001)
 
 
 async def test_an_upload_is_never_held_in_memory_as_a_whole(served: Served) -> None:

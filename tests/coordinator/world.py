@@ -245,8 +245,7 @@ class World:
         batch: Batch | None = self.run(
             batches.get,
             number,
-            size=self.terms.groups_per_update,
-            staleness=self.terms.staleness,
+            terms=self.terms,
             audits=self.audits,
             now_ms=self.now_ms,
         )

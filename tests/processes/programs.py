@@ -34,6 +34,15 @@ _MARK = "ECHO_SWARM_TEST"
 _POLL = threading.Event()
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; nothing of one that has ended since it was listed."""
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie counts as one
+        return []
+    return words
+
+
 def until(what: str, look: Callable[[], T], *, within_s: float = PATIENCE_S) -> T:
     """The first truthy thing that `look` finds."""
     deadline = time.monotonic() + within_s

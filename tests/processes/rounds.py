@@ -29,7 +29,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 WHOLE_VERSIONS: Settings = {
     "round": {"max_updates": 1000},
     "staleness": {"max_updates": 4},
-    "leases": {"heartbeat_s": 0.2},
+    "leases": {"heartbeat_s": 2.0},  # who misses three is no part of a broadcast; one that is stopped here must be
     "publish": {"chunk_size_bytes": 1024, "patches": False},
 }
 """For a test that follows versions on their way: many chunks each, no patches, and news of them at once."""

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import NotInvited
 from tests.processes.light_node import LightNode
-from tests.processes.programs import Swarm, alive, until
+from tests.processes.programs import Swarm, alive, until, words_of
 from tests.processes.rounds import Coordinator, Settings
 
 pytestmark = pytest.mark.processes
@@ -30,7 +30,7 @@ def test_a_launch_samples_for_itself_and_its_node_dies_with_it(swarm: Swarm, pol
     swarm.at_end(stranger.close)
     with pytest.raises(NotInvited):
         stranger.register()
-    below = [child for child in coordinator.program.descendants() if "join" in child.cmdline()]
+    below = [child for child in coordinator.program.descendants() if "join" in words_of(child)]
     assert below, "the node is a child of the launch"
     coordinator.program.kill()
     until("its node to leave after the launch was killed", lambda: not any(map(alive, below)))

@@ -73,7 +73,7 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
 ) -> None:
     out = tmp_path / "out.json"
     program = demo(swarm, "whole", policy, "--seed", "7", "--nodes", "3", "--json", str(out))
-    assert program.process.wait(timeout=180) == 0, program.output
+    assert program.process.wait(timeout=600) == 0, program.output
     summary: dict[str, Any] = json.loads(out.read_text())
 
     assert sorted(summary) == sorted(KEYS)
@@ -96,7 +96,7 @@ def test_small_demo_runs_to_its_end_and_its_summary_is_what_the_ledger_says(
     assert "held-out accuracy" in program.output
     assert "publication to first token" in program.output
     assert "Traceback" not in program.log
-    assert swarm.members() == []
+    until("every process of it to be gone", lambda: not swarm.members())
 
 
 def test_ctrl_c_in_the_demo_ends_coordinator_learner_seeder_nodes_and_engines(swarm: Swarm, policy: Path) -> None:
@@ -111,6 +111,6 @@ def test_ctrl_c_in_the_demo_ends_coordinator_learner_seeder_nodes_and_engines(sw
     assert seconds < ENDS_WITHIN_S, f"Ctrl-C took {seconds:.1f} s"
     print(f"Ctrl-C took {seconds:.1f} s")
     assert program.process.returncode == 130
-    assert swarm.members() == []
+    until("every process of it to be gone", lambda: not swarm.members())
     assert "Traceback" not in program.log
     assert all("Traceback" not in log.read_text() for log in logs)

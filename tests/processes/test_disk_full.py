@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,8 @@ class Disk:
         """Leave not one page."""
         with (self.root / "ballast").open("wb", buffering=0) as ballast:
             while shutil.disk_usage(self.root).free:
-                ballast.write(bytes(min(shutil.disk_usage(self.root).free, 1 << 16)))
+                with suppress(OSError):  # a program took the last page meanwhile
+                    ballast.write(bytes(min(shutil.disk_usage(self.root).free, 1 << 16)))
 
     def free(self) -> None:
         (self.root / "ballast").unlink()

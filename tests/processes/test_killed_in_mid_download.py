@@ -11,7 +11,7 @@ from tests.processes.rounds import Coordinator, Settings, blobs_of, held, mirror
 pytestmark = pytest.mark.processes
 
 CHUNK_BYTES = 16 * KIB
-SIZE_BYTES = 8 * MIB
+SIZE_BYTES = 32 * MIB
 SETTINGS: Settings = {"publish": {"chunk_size_bytes": CHUNK_BYTES}}
 
 

@@ -12,7 +12,10 @@ from tests.processes.test_mirror import digests
 
 pytestmark = pytest.mark.processes
 
-SETTINGS: Settings = {"publish": {"chunk_size_bytes": 1024, "patches": False}}
+SETTINGS: Settings = {
+    "publish": {"chunk_size_bytes": 1024, "patches": False},
+    "leases": {"heartbeat_s": 20.0},  # plans go on naming one that is stopped
+}
 """No patches: a version has enough chunks for everybody to feed somebody."""
 
 

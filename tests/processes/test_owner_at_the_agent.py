@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until, words_of
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of
 
 pytestmark = pytest.mark.processes
@@ -40,7 +40,7 @@ def status(home: Path) -> dict[str, Any]:
 
 
 def engines_of(node: Program) -> list[int]:
-    return [child.pid for child in node.descendants() if "engine" in child.cmdline()]
+    return [child.pid for child in node.descendants() if "engine" in words_of(child)]
 
 
 def test_a_doctor_finds_the_round_the_clock_and_the_line_and_leaves_nothing_behind(

@@ -66,7 +66,8 @@ class Scene:
         said = len(self.node.log)
         attack()
         self.node.said(rf"work stopped code={code}: .*{why}", after=said)
-        self.sees_metadata(2)  # a lease that was asked for meanwhile is answered
+        self.sees_metadata(2)  # a lease that was asked for meanwhile is given
+        until("what was leased meanwhile to be answered", lambda: not self.coordinator.open_leases())
         asked, accepted = self.impostor.asked["/v1/leases"], self.coordinator.accepted_groups()
         self.sees_metadata(3)
         assert self.impostor.asked["/v1/leases"] == asked

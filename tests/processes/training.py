@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from tests.processes.programs import until
+from tests.processes.programs import until, words_of
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound
 
 KAPPA = 3
@@ -32,11 +32,7 @@ def learner_log(coordinator: Coordinator) -> str:
 def child(coordinator: Coordinator, command: str) -> psutil.Process:
     """The coordinator's child that runs this command."""
     leader = coordinator.program.process.pid
-    (found,) = (
-        process
-        for process in coordinator.program.descendants()
-        if process.ppid() == leader and command in process.cmdline()
-    )
+    (found,) = (process for process in psutil.Process(leader).children() if command in words_of(process))
     return found
 
 

@@ -20,7 +20,7 @@ from tests.swarm_node.web import Handler, Manner, serves, web
 CHUNK = bytes(range(250)) * 4
 NAME = chunk_id(CHUNK)
 FILES = {f"round/{chunk_path(NAME)}": CHUNK, "round/metadata/1.root.json": b"{}"}
-HASTY = Patience(silence_s=0.4, grace_s=1.0)
+HASTY = Patience(silence_s=1.5, grace_s=3.0)
 PATIENT_SECONDS = 60.0
 MB = 1_000_000
 

@@ -23,7 +23,7 @@ from tests.swarm_node.web import Handler, Manner, Web, serves, web
 CHUNK = bytes(1000)
 NAME = chunk_id(CHUNK)
 FILES = {chunk_path(NAME): CHUNK}
-HASTY = Patience(silence_s=0.3, grace_s=0.6)
+HASTY = Patience(silence_s=1.5, grace_s=3.0)
 PATIENT_SECONDS = 60.0
 
 pytestmark = pytest.mark.trio

@@ -211,7 +211,7 @@ async def test_a_host_tells_once_whom_it_could_dial_and_whom_not() -> None:
 
 async def test_a_dial_goes_on_to_its_end_when_nobody_waits_any_more() -> None:
     with black_hole() as address:
-        async with node(1, settings=HostSettings(dial_s=0.3)) as me:
+        async with node(1, settings=HostSettings(dial_s=2.0)) as me:
             silent = Peer(peer_id=NodeKey(key(9)).node_id, address=address, kind="peer")
             with pytest.raises(PeerStalled, match="did not answer"):
                 await me.connect(silent, dial_s=0.01)

@@ -37,7 +37,7 @@ from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, key, node, server_process, stall, store
 
 DIAL_S = 5.0
-LEAVING_SECONDS = 4.0
+LEAVING_SECONDS = 12.0
 
 
 async def say_goodbye(link: Link) -> None:
@@ -163,7 +163,7 @@ async def test_a_plan_that_points_into_the_owners_network_is_not_followed_there(
 
 @pytest.mark.trio
 async def test_silent_sockets_are_dropped_and_do_not_keep_others_out() -> None:
-    async with node(1, say_goodbye, HostSettings(upgrade_s=1.0)) as one, node(2) as two:
+    async with node(1, say_goodbye, HostSettings(upgrade_s=5.0)) as one, node(2) as two:
         port = int(one.addresses[0].split(":")[1])
         silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(20)]
         assert await is_answered(two, one)

@@ -60,11 +60,9 @@ async def test_every_want_is_answered_with_its_chunk_or_a_reason(tmp_path: Path)
             await link.send(Want(chunk), stall_s=STALL_S)
         got = await answers(link, 3)
         sent = len(VERSION.chunks[CHUNKS[0]]) + len(VERSION.chunks[CHUNKS[1]])
-        assert got == [
-            Chunk(CHUNKS[0], VERSION.chunks[CHUNKS[0]]),
-            Chunk(CHUNKS[1], VERSION.chunks[CHUNKS[1]]),
-            Reject(absent, Reason.ABSENT),
-        ]
+        chunks = [one for one in got if isinstance(one, Chunk)]
+        assert chunks == [Chunk(name, VERSION.chunks[name]) for name in CHUNKS[:2]]
+        assert [one for one in got if one not in chunks] == [Reject(absent, Reason.ABSENT)]
         await wait_all_tasks_blocked()  # the server counts once the kernel has taken the last byte
         assert server.bytes_sent == sent
 

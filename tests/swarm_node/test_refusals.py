@@ -9,7 +9,7 @@ import pytest
 
 from protocol import canonical, evidence
 from protocol.auditing import Explanation, Explanations
-from protocol.errors import LeaseClosed, NonceReplayed, Overloaded, SwarmError, TokensInvalid
+from protocol.errors import DiskFull, LeaseClosed, NonceReplayed, Overloaded, SwarmError, TokensInvalid
 from protocol.evidence import Evidence
 from protocol.ids import LeaseId
 from protocol.messages import Submission, SubmissionReply, Verdict
@@ -80,6 +80,33 @@ async def test_a_refused_request_is_kept_for_each_of_its_rollouts_until_they_are
     says.verdicts = [Verdict(lease_id=lease_id, outcome="accepted") for lease_id in LEASES]
     await one.send_some()
     assert list(refusals) == []
+
+
+class Full(Refusals):
+    """A record on a disk without room."""
+
+    def keep(self, lease_id: str, envelope: bytes, evidence: Evidence) -> None:
+        raise DiskFull("No room.")
+
+
+@pytest.mark.trio
+async def test_without_room_for_evidence_a_rejection_is_still_one_and_work_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sent again, the rollout would be rejected for having been judged, until the guard stops the node."""
+    says = Says([rejected(TokensInvalid("Too many."), lease_id) for lease_id in LEASES])
+    outbox = Outbox(tmp_path / "outbox")
+    for lease_id in LEASES:
+        outbox.put(lease_id, envelope(lease_id))
+    one = Sender(says, outbox, Claims(tmp_path / "claims"), Full(tmp_path / "refusals"))  # type: ignore[arg-type]  # a fake of one call
+    assert await one.send_some() == 3
+    assert outbox.waiting(3, 10**6) == {}
+    assert one.verdicts == {"tokens_invalid": 3}
+    assert sum("not kept code=disk_full" in record.message for record in caplog.records) == 1
+    says.verdicts = NonceReplayed("Used before.")
+    outbox.put(LEASES[0], envelope(LEASES[0]))
+    with pytest.raises(NonceReplayed):
+        await one.send_some()
 
 
 @pytest.mark.trio

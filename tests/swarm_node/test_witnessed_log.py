@@ -13,9 +13,10 @@ from ledger.witness import Cosigned, Witnesses
 from protocol.errors import CheckpointInvalid, LedgerForked, MalformedMessage, NotWitnessed, RolledBack
 from swarm_node.log_reader import LogReader
 from swarm_node.log_verify import Verified, verify
-from swarm_node.log_watch import LOOK_EVERY_S, LogWatch
+from swarm_node.log_watch import LogWatch
 from tests.ledger import notes
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
+from tests.swarm_node.test_log_watch import Changing
 
 PAIRS = [notes.witness(number) for number in (1, 2, 3)]
 KEYS = tuple(key for key, _ in PAIRS)
@@ -115,13 +116,12 @@ class TestWatch:
             looks(log, tmp_path / "node", 3)
 
         async def running() -> None:
-            watch = LogWatch(LogReader(log), log.round_id, tmp_path / "node", Witnesses(KEYS, 3))
             async with trio.open_nursery() as nursery:
+                ten_looks = Changing(log, lambda _number: None, 10, nursery.cancel_scope)
+                watch = LogWatch(LogReader(ten_looks), log.round_id, tmp_path / "node", Witnesses(KEYS, 3))
                 nursery.start_soon(watch.run)
-                await trio.sleep(10 * LOOK_EVERY_S)
-                nursery.cancel_scope.cancel()
 
-        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0.05))
+        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0))
         (told,) = [one.getMessage() for one in caplog.records if "not_witnessed" in one.getMessage()]
         assert "2 of the 3 witnesses" in told
         show(log, *(by(log, who) for who in range(3)))

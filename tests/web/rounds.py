@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -51,8 +52,8 @@ async def earn(served: Served, *keys: NodeKey) -> None:
 
     def train(connection: sa.Connection) -> None:
         number = connection.execute(sa.select(sa.func.max(formed.c.batch))).scalar() or 0
-        audits = served.round.audits
-        batch = batches.get(connection, number + 1, size=len(keys), staleness=4, audits=audits, now_ms=now_ms())
+        audits, terms = served.round.audits, replace(served.round.terms, groups_per_update=len(keys), staleness=4)
+        batch = batches.get(connection, number + 1, terms=terms, audits=audits, now_ms=now_ms())
         assert batch is not None
         metrics = {"reward/mean": 0.5 + 0.1 * number, "<b>kl/k3": 0.01}
         report = Report(number=number + 1, mismatched=(), metrics=metrics, idle_s=1.0, busy_s=3.0)

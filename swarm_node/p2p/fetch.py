@@ -120,8 +120,8 @@ class _Liar(Exception):
         self.chunk, self.got = chunk, got
 
 
-class _Idle(PeerVanished):
-    """The peer says that nothing was asked of it for too long."""
+class _Idle(Exception):
+    """The peer hung up: nothing was asked of it for a while."""
 
 
 class Upstream:
@@ -187,7 +187,7 @@ class Upstream:
                 nursery.start_soon(self._or_end, nursery, self._send_orders(link))
                 nursery.start_soon(self._or_end, nursery, self._be_answered(link, nursery))
         finally:
-            if isinstance(self._failure, PeerVanished):
+            if isinstance(self._failure, PeerVanished | _Idle):
                 await link.abort()
             else:
                 self._host.part(link, Farewell.FAULT if self._failure else Farewell.DONE)
@@ -198,7 +198,7 @@ class Upstream:
         """Run one part of the conversation; the first failure of any part ends all of them."""
         try:
             await step
-        except (SwarmError, _Liar) as error:
+        except (SwarmError, _Liar, _Idle) as error:
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
 
@@ -227,8 +227,9 @@ class Upstream:
             for message in await link.receive():
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
-                    ended = _Idle if answer.reason is Farewell.IDLE else PeerVanished
-                    raise ended(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
+                    if answer.reason is Farewell.IDLE:
+                        raise _Idle
+                    raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
                 if isinstance(answer, Have):
                     await self._report(Had(link.peer, answer.chunks))
                     continue

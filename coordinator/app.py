@@ -43,6 +43,7 @@ from coordinator.fleet import activation
 from coordinator.people import registry
 from coordinator.rewards.scorer import Scorer
 from coordinator.round import Round, join_string, now_ms
+from coordinator.spreading import links
 from coordinator.work import evaluations, leases
 from coordinator.work.prompts import problem_of
 from ledger.book import BookBroken
@@ -257,6 +258,8 @@ async def _sweep(round_: Round) -> None:
         log.info("%d leases expired; their prompts are offered again", expired)
     await round_.database.run(registry.forget_nonces, now_ms())
     await round_.database.run(lottery.end_last, round_.audits, now_ms())
+    if round_.seeder:
+        await round_.database.run(links.know_seeder, round_.seeder.peer_id)
     if round_.config.eval.every or await round_.database.read(evaluations.is_running):
         await _look_at_evaluations(round_)
 

@@ -107,7 +107,7 @@ class Explanation(Message):
 class Explanations(Message):
     """The answer: those that were asked about, the newest first."""
 
-    tolerance: str
+    tolerance: str = Field(max_length=100, pattern=r"^[^\x00]*$")
     """The class that this round judges by; that of the lease, where one was named that has its own."""
     tolerances: bytes
     """The file of all classes, where one lease was named."""

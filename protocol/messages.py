@@ -239,7 +239,7 @@ class Upload(Message):
     """What one node sent us of a version."""
 
     peer_id: PeerId
-    size_bytes: int = Field(ge=0, le=limits.TRANSFER_MAX_BYTES)
+    size_bytes: int = Field(ge=1, le=limits.TRANSFER_MAX_BYTES)
     busy_s: float = Field(ge=0, le=limits.FETCH_MAX_S)
     """How long it was sending: while it owed us chunks that it held."""
 

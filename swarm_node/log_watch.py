@@ -8,7 +8,7 @@
 4. Where the owner named witnesses, enough of them have signed a beginning of this log.
 
 - What was seen is replaced after step 3, and synced: a restart forgets nothing. Programs that share a folder, as the
-  agent and `why`, continue what the other saw: none is shown a history of its own.
+  agent and `why`, continue what the other saw: none is shown a history of its own. Who is overtaken looks again.
 - A fork is written to a file that convinces anybody (`ledger.proof`), and stops this program for good: as long as the
   file is there, it does not start again.
 - What a witness has signed and is no beginning of this log proves a fork as well as what was seen before. Too few
@@ -61,6 +61,12 @@ NOBODY = Witnesses()
 TELL = "Show this to the operator and to others. Remove {} only if you trust the round again."
 
 
+class Overtaken(SwarmError):
+    """Another program of this home has looked at the log meanwhile; nothing is wrong with it."""
+
+    code, fault = "log_overtaken", "node"
+
+
 class Seen(Message):
     """What is kept: the roots and the note, as they were served; no note before the first."""
 
@@ -94,6 +100,8 @@ class LogWatch:
                 trouble = ""
             except (LedgerForked, RolledBack):
                 raise
+            except Overtaken as error:
+                log.info("the ledger is looked at again: %s", error)  # what the other saw, it has proved
             except Unreachable:
                 pass  # the heartbeat tells the owner
             except (NotFound, DiskFull, NotWitnessed) as error:
@@ -214,7 +222,7 @@ class LogWatch:
 
     def _keep(self, seen: Seen) -> None:
         """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
-        meanwhile = ProofInvalid("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
+        meanwhile = Overtaken("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
         with full_disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locks.held(self._folder / "seen.lock", meanwhile):

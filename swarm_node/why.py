@@ -34,16 +34,17 @@ from protocol.manifest import open_manifest
 from protocol.plain import one_line
 from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey, open_envelope
-from swarm_node import logged
+from swarm_node import logged, reported
 from swarm_node.api_client import Coordinator
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.leased import Leased
 from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import TRIES, LogWatch
+from swarm_node.log_watch import TRIES, LogWatch, Overtaken
 from swarm_node.logged import Logged
 from swarm_node.member import POLICIES, SEEN_LOG, TRUST_FILE
 from swarm_node.receipts import RECEIPTS
 from swarm_node.refusals import FOLDER, Refusal, Refusals
+from swarm_node.reported import Position, Report
 from swarm_node.updater import saved
 
 NOT_ASKED = Logged("not_asked")
@@ -83,7 +84,7 @@ async def look_up(join: JoinString, home: Path, key: NodeKey, told: Explanation)
         watch = LogWatch(reader, join.round_id, folder / SEEN_LOG)
         look = partial(logged.found, reader, watch, join.round_id, key.node_id, told, folder / RECEIPTS)
         for _ in range(TRIES - 1):
-            with suppress(ProofInvalid):  # a checkpoint may be replaced while its tiles are fetched
+            with suppress(ProofInvalid, Overtaken):  # a checkpoint may be replaced while its tiles are fetched
                 return await look()
         return await look()
     finally:
@@ -111,7 +112,9 @@ def report(found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASK
         refusal = left.pop(explanation.lease_id, None)
         if as_json:
             told = explanation.model_dump(exclude={"lease", "rollout", "fragments", "report"})
-            seen = evidence(explanation)
+            its_report = reported.read(explanation.report)
+            unreadable: dict[str, Any] = {"unreadable": True}
+            seen = its_report.model_dump(exclude_unset=True) if its_report else unreadable
             if seen:
                 seen["command"] = repeated(explanation)  # the auditor's own needs the operator's files
             there = {"state": place.state, "entry": place.entry, "of": place.size}
@@ -164,27 +167,32 @@ def _told(explanation: Explanation) -> Iterator[str]:
         yield f"  claim {explanation.claim_id}"
     if explanation.said:
         yield f"  {explanation.said}"
-    report = evidence(explanation)
-    for finding in report.get("findings", ()):
-        yield f"  {finding['rule']}, {finding['outcome']}:"
-        yield f"    expected {finding['expected']}; observed {finding['observed']}"
-        yield from map(_position, finding["positions"])
-    if "validator" in report:
-        yield f"  validator {report['validator']}, tolerances {report['tolerance']} version {report['calibration']}"
-    if "error" in report:
-        yield f"  no verdict: {report['error']}"
+    its_report = reported.read(explanation.report)
+    yield from _reported(its_report) if its_report else ("  unreadable report: it is none that an auditor writes",)
     if explanation.claim_id:
         yield f"  again: `{repeated(explanation)}`"
     yield from _appeal(explanation)
 
 
-def _position(at: dict[str, Any]) -> str:
+def _reported(report: Report) -> Iterator[str]:
+    """The evidence of an audit."""
+    for finding in report.findings:
+        yield f"  {finding.rule}, {finding.outcome}:"
+        yield f"    expected {finding.expected}; observed {finding.observed}"
+        yield from map(_position, finding.positions)
+    if report.validator:
+        yield f"  validator {report.validator}, tolerances {report.tolerance} version {report.calibration}"
+    if report.error:
+        yield f"  no verdict: {report.error}"
+
+
+def _position(at: Position) -> str:
     """One token: what was claimed of it, and what the replay says."""
-    place = f"    sample {at['sample']}, position {at['position']}: token {at['claimed']}"
-    claimed, here = f"claimed with {at['claimed_logprob']:.4f}", f"{at['logprob']:.4f}"
-    if at["claimed"] == at["dictated"]:
+    place = f"    sample {at.sample}, position {at.position}: token {at.claimed}"
+    claimed, here = f"claimed with {at.claimed_logprob:.4f}", f"{at.logprob:.4f}"
+    if at.claimed == at.dictated:
         return f"{place} {claimed}, which is the dictated one; it has {here}"
-    return f"{place} {claimed}, {at['dictated']} dictated by {at['margin']:.3g} nats; the claimed one has {here}"
+    return f"{place} {claimed}, {at.dictated} dictated by {at.margin:.3g} nats; the claimed one has {here}"
 
 
 def repeated(explanation: Explanation) -> str:
@@ -201,12 +209,6 @@ def _appeal(explanation: Explanation) -> Iterator[str]:
             yield "  appeal: it waits for the operator's ruling"
         case "granted" | "denied":
             yield f"  appeal {explanation.appeal}: {explanation.ruling}"
-
-
-def evidence(explanation: Explanation) -> dict[str, Any]:
-    """The auditor's report; empty if there is none."""
-    found: dict[str, Any] = json.loads(explanation.report or b"{}")
-    return found
 
 
 def write_case(join: JoinString, home: Path, found: Explanations, folder: Path) -> list[int]:
@@ -253,8 +255,8 @@ def _held(join: JoinString, home: Path, version: int) -> Path | None:
 
 def _neighbours(explanation: Explanation, version: int) -> list[int]:
     """The versions that the audit compared the claim with; without an audit the one before."""
-    fits = evidence(explanation).get("fits")
-    named = [version - 1] if fits is None else [int(fit["version"]) for fit in fits]
+    fits = its_report.fits if (its_report := reported.read(explanation.report)) else None
+    named = [version - 1] if fits is None else [fit.version for fit in fits]
     return sorted({other for other in named if other > 0} - {version})
 
 
@@ -299,8 +301,10 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
         program = Path(sys.executable).with_name("swarm-coordinator")
         command = [str(program), "audit", "replay", str(folder), "--tolerance", found.tolerance]
         code = subprocess.run(command, check=False).returncode
-    findings = evidence(found.explanations[0]).get("findings", ())
-    if missing and code in SOFTER and any(finding["rule"] == "version" for finding in findings):
-        say("no verdict: the audit found the claim nearer to another version, which was not looked at here")
+    its_report = reported.read(found.explanations[0].report)
+    nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)
+    if missing and code in SOFTER and nearer:
+        found_by_audit = "found" if its_report else "may have found"
+        say(f"no verdict: the audit {found_by_audit} the claim nearer to another version, which was not looked at here")
         return NO_VERDICT
     return code

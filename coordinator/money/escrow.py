@@ -280,18 +280,27 @@ def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
 
 
 def _forfeit(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
-    """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches."""
-    open_claims = (audits.c.owner == owner) & ~audits.c.settled
+    """A banned owner's open claims leave the buffer, and are void unless they were found right; whose that touches.
+
+    If a key is banned that was its own owner, so are its claims, and parts that others finished, since it works for
+    another. The void ones are that key's from now on, as its faults are: an appeal finds them there.
+    """
+    answers = [owner, *connection.scalars(sa.select(nodes.c.owner).where(nodes.c.node_id == owner))]
+    theirs = audits.c.owner.in_(answers) & ((audits.c.owner == owner) | (audits.c.node_id == owner))
+    open_claims = theirs & ~audits.c.settled
     names = connection.execute(sa.select(audits.c.claim_id).where(open_claims)).scalars().all()
     touched = _retract(connection, names, now_ms)
     proven = audits.c.finding.in_(PROVEN)
     connection.execute(sa.update(audits).where(open_claims & proven).values(used=True))
-    unproven = sa.select(audits.c.claim_id).where(open_claims & (audits.c.finding.is_(None) | ~proven))
-    void = connection.execute(unproven.order_by(audits.c.place)).scalars().all()
-    _end(connection, [Void(claim_id=claim_id, reason_code=OwnerBanned.code) for claim_id in void], now_ms)
+    columns = sa.select(audits.c.claim_id, audits.c.owner, audits.c.place).order_by(audits.c.place)
+    void = connection.execute(columns.where(open_claims & (audits.c.finding.is_(None) | ~proven))).all()
+    _end(connection, [Void(claim_id=row.claim_id, reason_code=OwnerBanned.code) for row in void], now_ms)
     by = standings.banned_ms(connection, owner)
-    connection.execute(sa.update(audits).where(audits.c.claim_id.in_(void)).values(ban_ms=by))
-    return touched
+    for row in void:
+        place = row.place if row.owner == owner else standings.count(connection, owner, 0)
+        here = sa.update(audits).where(audits.c.claim_id == row.claim_id)
+        connection.execute(here.values(ban_ms=by, owner=owner, place=place))
+    return touched.union(row.owner for row in void)
 
 
 def _retract(connection: sa.Connection, claims: Iterable[str], now_ms: int) -> set[str]:

@@ -2,7 +2,7 @@
 
 - A node belongs to itself until it sends a delegation; then to that owner for ever. Its earlier earnings go with it.
 - A ban stays with the key that it fell on: a node that was its own goes to an owner with it, and gets no work there.
-  What it has earned the owner can have paid; nobody else of theirs is banned.
+  What was found right of its work the owner can have paid, the rest is void; nobody else of theirs is banned.
 - An owner is known here by the first node that works for them; before that, nothing they say costs a row.
 - A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
   that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.

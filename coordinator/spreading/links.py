@@ -6,6 +6,8 @@
 - What came from a node that the receiver could not dial came by chance, over another's connection: it measures nothing.
 - Nobody's own claim about its uplink is asked for. Receivers may lie about others: the worst that follows is a plan
   that does not fit, and the nodes' pickers mend that among themselves.
+- One lie does not go far: only registered nodes and the seeder are taken for senders, no receipt counts for more than
+  one and a half times the usual time, and rates of nothing are none.
 - A node that names an address can be dialled, unless more of those who tried say no than yes. The last word of each
   counts, until it is `VERSIONS_KEPT` versions old. Who reached nobody has no say: its own network may be at fault.
 - A node wrongly called unreachable feeds others all the same, over connections that it opens; and the plan has somebody
@@ -22,6 +24,7 @@ import sqlalchemy as sa
 from coordinator.people.registry import require_node
 from coordinator.publishing.publish import newest_version
 from coordinator.spreading.topology import NodeLinks
+from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import dials, nodes, receipts, uploads, versions
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
@@ -37,13 +40,19 @@ UPLOAD_MAX_VERSIONS = 2
 as much. What a receipt claims beyond counts for nothing."""
 
 BUSY_MIN_SHARE = 0.1
-"""Of a broadcast, at the least: from less than that nothing can be told about the rest."""
+"""Of the usual time, at the least: from less than that nothing can be told about the rest."""
+
+TIMES_USUAL_MAX = 1.5
+"""Who was slower is believed at its own rate, but has no more weight than that."""
 
 DOWN_HEADROOM = 1.5
 """What a node received is not all that it could have."""
 
 UNKNOWN_BYTES_PER_S = 5e6
 """A node of which nobody has received anything yet, in a round where no rate is known: 40 Mbit/s."""
+
+SEEDER = "seeder"
+"""The fact of the seeder's peer id: processes that do not lead take receipts, too."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,8 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
     )
     its_size = sa.select(versions.c.size_bytes).where(versions.c.version == receipt.version)
     believable_bytes = UPLOAD_MAX_VERSIONS * connection.execute(its_size).scalar_one()
-    sent = {said.peer_id: min(said.size_bytes, believable_bytes) for said in receipt.uploads if said.peer_id != node}
+    senders = _who_can_send(connection, [said.peer_id for said in receipt.uploads]) - {node}
+    sent = {said.peer_id: min(said.size_bytes, believable_bytes) for said in receipt.uploads if said.peer_id in senders}
     busy_s = {upload.peer_id: min(upload.busy_s, receipt.seconds) for upload in receipt.uploads}
     rows = [
         {
@@ -103,6 +113,18 @@ def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, r
         _take_dials(connection, node, receipt)
     for table in (receipts, uploads, dials):
         connection.execute(sa.delete(table).where(table.c.version <= newest - VERSIONS_KEPT))
+
+
+def know_seeder(connection: sa.Connection, seeder: str) -> None:
+    """Note whose uploads are the seeder's."""
+    if get_fact(connection, SEEDER) != seeder:
+        set_fact(connection, SEEDER, seeder)
+
+
+def _who_can_send(connection: sa.Connection, named: list[str]) -> set[str]:
+    """Of those named the nodes, and the seeder: who is made up would have a say in what is usual."""
+    known = sa.select(nodes.c.node_id).where(nodes.c.node_id.in_(named))
+    return {*connection.scalars(known), get_fact(connection, SEEDER)}
 
 
 def _add_to_totals(connection: sa.Connection, sent: dict[str, int]) -> None:
@@ -138,26 +160,53 @@ def measured(connection: sa.Connection) -> Measured:
 
 def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:
     """Uplinks and downlinks."""
+    usual_s = _usual_s(connection)
+    if not usual_s:
+        return {}, {}
     both = sa.join(
         uploads, receipts, (uploads.c.version == receipts.c.version) & (uploads.c.receiver == receipts.c.receiver)
     )
-    moved, took_s = sa.func.sum(uploads.c.size_bytes), sa.func.max(receipts.c.seconds)
-    sent: dict[str, int] = defaultdict(int)
+    longest_s = sa.case({version: TIMES_USUAL_MAX * s for version, s in usual_s.items()}, value=receipts.c.version)
+    counts = sa.case((receipts.c.seconds > longest_s, longest_s / receipts.c.seconds), else_=1.0)
+    busy_s = uploads.c.busy_s * counts
+    sent: dict[str, float] = defaultdict(float)
     sending_s: dict[str, float] = defaultdict(float)
     by_sender = (
-        sa.select(uploads.c.sender, moved, took_s, sa.func.sum(uploads.c.busy_s), sa.func.max(uploads.c.busy_s))
+        sa.select(
+            uploads.c.version,
+            uploads.c.sender,
+            sa.func.sum(uploads.c.size_bytes * counts),
+            sa.func.max(receipts.c.seconds * counts),
+            sa.func.sum(busy_s),
+            sa.func.max(busy_s),
+        )
         .select_from(both)
         .where(uploads.c.hindered.is_(False))
         .group_by(uploads.c.version, uploads.c.sender)
     )
-    for sender, size_bytes, whole_s, busy_s, longest_s in connection.execute(by_sender):
+    for version, sender, size_bytes, *times_s in connection.execute(by_sender):
         sent[sender] += size_bytes
-        sending_s[sender] += _sending_s(whole_s, busy_s, longest_s)
-    got = sa.select(uploads.c.receiver, (moved / took_s).label("rate")).select_from(both)
+        sending_s[sender] += max(_sending_s(*times_s), BUSY_MIN_SHARE * usual_s[version])
+    rate = sa.func.sum(uploads.c.size_bytes) / sa.func.max(receipts.c.seconds)
+    got = sa.select(uploads.c.receiver, rate.label("rate")).select_from(both)
     each = got.group_by(uploads.c.version, uploads.c.receiver).subquery()
     best = sa.select(each.c.receiver, sa.func.max(each.c.rate)).group_by(each.c.receiver)
     down = {receiver: DOWN_HEADROOM * rate for receiver, rate in connection.execute(best)}
     return {sender: size_bytes / sending_s[sender] for sender, size_bytes in sent.items()}, down
+
+
+def _usual_s(connection: sa.Connection) -> dict[int, float]:
+    """How long each of the last versions took most nodes: the median, and no more than that of all receipts.
+
+    Else whoever is the first to tell of a version would say alone what is usual.
+    """
+    said: dict[int, list[float]] = defaultdict(list)
+    for version, seconds in connection.execute(sa.select(receipts.c.version, receipts.c.seconds)):
+        said[version].append(seconds)
+    if not said:
+        return {}
+    of_all = statistics.median(seconds for one in said.values() for seconds in one)
+    return {version: min(of_all, statistics.median(seconds)) for version, seconds in said.items()}
 
 
 def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
@@ -166,8 +215,7 @@ def _sending_s(whole_s: float, busy_s: float, longest_s: float) -> float:
     Many receivers at a time say that their chunks come slowly, not that the link is full: one that all share equally,
     and that is busy for a share ρ of the time, feeds ρ / (1 − ρ) at once on average; here these are busy_s / whole_s.
     """
-    shared_s = whole_s * busy_s / (whole_s + busy_s)
-    return max(shared_s, longest_s, BUSY_MIN_SHARE * whole_s)
+    return max(whole_s * busy_s / (whole_s + busy_s), longest_s)
 
 
 def node_links(
@@ -192,5 +240,5 @@ def node_links(
 
 
 def _usual(rates: list[float]) -> float:
-    """The median: one lie does not move it far."""
-    return statistics.median(rates) if rates else UNKNOWN_BYTES_PER_S
+    """The median of those above 0: one lie does not move it far."""
+    return statistics.median(filter(None, rates)) if any(rates) else UNKNOWN_BYTES_PER_S

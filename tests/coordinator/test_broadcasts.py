@@ -24,6 +24,7 @@ def publish(world: World, version: int) -> None:
     file = {"path": "f", "size_bytes": SIZE_BYTES, "digest": "d" * 64, "chunks": ["c" * 64]}
     made = manifest(version, version - 1, files=[file])
     world.run(broadcasts.begin, made, digest(made.to_bytes()), silent_after_ms=SILENT_MS, now_ms=world.now_ms)
+    world.run(links.know_seeder, SEEDER)
 
 
 def beat(world: World, key: NodeKey, *, version: int = 1, phase: Any = "generating") -> None:
@@ -215,6 +216,12 @@ def test_bytes_are_told_apart_by_who_sent_them_and_unknown_without_a_receipt(
     kinds = ("from_peers", "from_seeder", "from_origins", "passed_on_bytes")
     assert [parts(world)[one.node_id][kind] for kind in kinds] == [300, 600, 100, 0]
     assert [parts(world)[other.node_id][kind] for kind in kinds] == [None, None, None, 300]
+
+
+def test_made_up_senders_are_not_counted_as_the_seeder(world: World, pair: tuple[NodeKey, NodeKey]) -> None:
+    one, _ = pair
+    give_receipt(world, one, 2, {SEEDER: 600, NodeKey(b"x" * 32).node_id: 1000})
+    assert parts(world)[one.node_id]["from_seeder"] == 600
 
 
 def test_what_receivers_witnessed_adds_up_and_outlives_their_receipts(

@@ -4,6 +4,7 @@ Who can be dialled is measured, too: who cannot calls its children, and no liar 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
@@ -64,19 +65,20 @@ SIZE_BYTES = 1024
 def publish_version(world: World, version: int) -> None:
     made = manifest(version, version - 1)
     world.run(publish.record, made, digest(made.to_bytes()), now_ms=world.now_ms)
-    give_size(world)
+    prepare(world)
 
 
-def give_size(world: World) -> None:
-    """A world's versions are empty; receipts are for some that are not."""
+def prepare(world: World) -> None:
+    """A world's versions are empty and come from nobody; receipts are for some that have bytes and a seeder."""
     world.run(lambda connection: connection.execute(sa.update(versions).values(size_bytes=SIZE_BYTES)))
+    world.run(links.know_seeder, SEEDER)
 
 
 @pytest.fixture
 def two(world: World) -> tuple[NodeKey, NodeKey]:
     if world.run(publish.newest_version)[0] == 0:
         publish_version(world, 1)
-    give_size(world)
+    prepare(world)
     return world.join(1), world.join(2)
 
 
@@ -171,7 +173,6 @@ def test_a_link_that_was_shared_at_times_is_not_taken_for_full() -> None:
     """In use three quarters of the time, it feeds three at once on average."""
     assert links._sending_s(100.0, 300.0, 50.0) == pytest.approx(75.0)
     assert links._sending_s(100.0, 300.0, 100.0) == 100.0, "somebody received all the time"
-    assert links._sending_s(100.0, 1.0, 1.0) == 10.0
 
 
 def test_who_cannot_be_dialled_keeps_its_uplink_and_who_shares_nothing_has_none() -> None:
@@ -280,20 +281,72 @@ def test_receipt_for_no_time_at_all_is_refused(seconds: float, busy_s: float) ->
         sealed(NodeKey(b"k" * 32), {SEEDER: 1}, seconds=seconds, busy_s=busy_s)
 
 
+def test_receipt_for_no_bytes_stops_nobodys_plan(world: World) -> None:
+    """In a round that nobody has measured yet, it was all that was known of downlinks."""
+    publish_version(world, 1)
+    liar, *honest = [world.join(number) for number in range(1, 4)]
+    nothing = Upload.model_construct(peer_id=SEEDER, size_bytes=0, busy_s=2.0)
+    receipt = Receipt(round_id=ROUND, version=1, seconds=2.0, uploads=(nothing,))
+    with suppress(MalformedMessage):
+        give(world, liar.node_id, Fetched(receipt=liar.seal("receipt", receipt.to_bytes())))
+    assert plans_of(world, [liar, *honest]).part(honest[0].node_id, SEEDER_PEER).rate > 0
+    _, (link,) = links.node_links({honest[0].node_id: ""}, Measured({}, {liar.node_id: 0.0}), source=SEEDER)
+    assert (link.up, link.down) == (links.UNKNOWN_BYTES_PER_S, links.UNKNOWN_BYTES_PER_S)
+    with pytest.raises(ValidationError):
+        sealed(liar, {SEEDER: 0})
+
+
 def test_receipt_for_endless_bytes_in_a_moment_moves_nobody_elses_links(
     world: World, two: tuple[NodeKey, NodeKey]
 ) -> None:
+    """Nor do as many made-up friends as fit into it."""
     liar, friend = two
     honest = [world.join(number) for number in (3, 4, 5)]
     for one, other in zip(honest, [*honest[1:], honest[0]], strict=True):
         give(world, one.node_id, sealed(one, {other.node_id: 100}))
-    give(world, liar.node_id, sealed(liar, {friend.node_id: 2**50}, seconds=limits.FETCH_MIN_S, busy_s=0.0))
+    friends = [friend.node_id, *(NodeKey(bytes([number, 1]) * 16).node_id for number in range(limits.PEERS_MAX - 1))]
+    give(world, liar.node_id, sealed(liar, dict.fromkeys(friends, 2**50), seconds=limits.FETCH_MIN_S, busy_s=0.0))
     known = world.run(links.measured)
-    shortest_s = links.BUSY_MIN_SHARE * limits.FETCH_MIN_S
+    assert known.up.keys() == {friend.node_id, *(key.node_id for key in honest)}
+    shortest_s = links.BUSY_MIN_SHARE * 2.0
     assert known.up[friend.node_id] <= links.UPLOAD_MAX_VERSIONS * SIZE_BYTES / shortest_s
     newcomer = NodeKey(b"n" * 32).node_id
     _, (its,) = links.node_links({newcomer: "n:1"}, known, source=SEEDER)
     assert its.up == 50.0
+
+
+@pytest.mark.parametrize("busy_s", [0.0, limits.FETCH_MAX_S])
+@pytest.mark.parametrize("version", [1, 2], ids=["among-others", "first-to-tell"])
+def test_receipt_of_seven_days_outweighs_no_five_honest_ones(world: World, version: int, busy_s: float) -> None:
+    publish_version(world, 1)
+    sender, liar, *honest = [world.join(number) for number in range(1, 8)]
+    named = [sender.node_id, SEEDER]
+    for key in honest:
+        give(world, key.node_id, sealed(key, dict.fromkeys(named, 100)))
+    before = world.run(links.measured).up
+    assert before == dict.fromkeys(named, 250.0)
+    if version > 1:
+        publish_version(world, version)
+    give(
+        world,
+        liar.node_id,
+        sealed(liar, dict.fromkeys(named, 1), version=version, seconds=limits.FETCH_MAX_S, busy_s=busy_s),
+    )
+    after = world.run(links.measured).up
+    for name in named:
+        assert before[name] / (2 if version == 1 else 3) <= after[name] <= 2 * before[name]
+
+
+def test_who_is_slow_is_believed_at_its_own_rate_and_weighs_little(world: World, two: tuple[NodeKey, NodeKey]) -> None:
+    sender = world.join(9).node_id
+    slow, alone = two
+    for number in range(3, 8):
+        key = world.join(number)
+        give(world, key.node_id, sealed(key, {sender: 100}))
+    give(world, slow.node_id, sealed(slow, {sender: 100, alone.node_id: 100}, seconds=20.0))
+    up = world.run(links.measured).up
+    assert up[alone.node_id] == pytest.approx(5.0)
+    assert up[sender] == pytest.approx(515 / 3.0), "the last of it came after the others had theirs"
 
 
 def test_the_largest_receipt_fits_into_a_request() -> None:

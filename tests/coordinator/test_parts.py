@@ -1,6 +1,6 @@
 """Parts of groups that others finished: audited by lot, held in escrow and punished as whole groups are."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from protocol.lease import Lease
 from protocol.messages import Verdict
 from protocol.rollout import RolloutClaim, check_claim
 from protocol.signing import NodeKey, open_envelope
+from tests.coordinator.test_owners import delegate
 from tests.coordinator.world import HONEST_TOKENS, ROUND, World, answer, fragment
 
 HALF = Rules(first_groups=1, floor=0.5, trusted_floor=0.5, escrow_factor=1.0)
@@ -263,12 +264,23 @@ class TestBans:
         assert not any(one.prefixes for one in given)
         assert audited.rows(tables.fragments) == []
 
-    def test_what_was_gone_on_with_when_its_owner_was_banned_is_not_trained_on(self, audited: World) -> None:
+    @pytest.mark.parametrize(
+        "order", ["ban answer", "delegate ban answer", "ban delegate answer", "delegate answer ban"]
+    )
+    def test_what_was_gone_on_with_when_its_owner_was_banned_is_not_trained_on(
+        self, audited: World, order: str
+    ) -> None:
+        """Whomever the node works for by then: the ban falls on the key."""
         cheat, heir = audited.join(1), audited.join(2)
         wrong = [audited.earn(cheat), audited.earn(cheat)]
         lease = audited.leave(cheat, {0: [77]}, heir=heir)
-        ban(audited, wrong)
-        assert audited.submit(heir, answer(heir, lease)).outcome == "accepted"
+        steps: dict[str, Callable[[], object]] = {
+            "delegate": lambda: delegate(audited, cheat),
+            "ban": lambda: ban(audited, wrong),
+            "answer": lambda: audited.submit(heir, answer(heir, lease)),
+        }
+        for step in order.split():
+            steps[step]()
         (part,) = audited.rows(tables.parts)
         assert voided(audited)[part["claim_id"]] == "owner_banned"
         whole = audited.rows(tables.rollouts)[-1]
@@ -279,6 +291,9 @@ class TestBans:
         audited.release_leftovers()
         assert money(audited, cheat, heir) == [(0, 0), (0, 3)]
         assert audited.audit() == []
+        theirs = [row for row in audited.rows(tables.audits) if row["node_id"] == cheat.node_id]
+        assert {row["owner"] for row in theirs} == {cheat.node_id}, "where an appeal against the ban finds them"
+        assert len({row["place"] for row in theirs}) == len(theirs)
 
 
 class TestEvidence:

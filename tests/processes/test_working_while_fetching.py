@@ -7,12 +7,15 @@ import pytest
 import sqlalchemy as sa
 
 from tests.processes.programs import Swarm, until
-from tests.processes.rounds import WHOLE_VERSIONS, Coordinator, join, node_id_of, operator_of, other_weights
+from tests.processes.rounds import WHOLE_VERSIONS, Coordinator, Settings, join, node_id_of, operator_of, other_weights
 
 pytestmark = pytest.mark.processes
 
 GROUPS = 5
 """Accepted of a version before a node is said to work with it."""
+
+SETTINGS: Settings = {**WHOLE_VERSIONS, "learner": {"groups_per_update": 512}}
+"""Nobody trains: there must be work under version 1 for as long as the test looks."""
 
 
 def accepted(coordinator: Coordinator, version: int) -> int:
@@ -32,7 +35,7 @@ def reached_ms(coordinator: Coordinator, node_id: str, stage: str) -> int | None
 def test_groups_of_the_old_version_are_accepted_while_a_chunk_of_the_new_one_is_kept_back(
     swarm: Swarm, policy: Path
 ) -> None:
-    coordinator = Coordinator(swarm, WHOLE_VERSIONS).start()
+    coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
     operator.publish()
     node = join(swarm, "node", coordinator.join_string)

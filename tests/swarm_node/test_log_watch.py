@@ -27,7 +27,7 @@ from protocol.errors import (
     Unreachable,
 )
 from swarm_node.log_reader import LogReader
-from swarm_node.log_watch import WITHHELD_TRIES, LogWatch
+from swarm_node.log_watch import TRIES, WITHHELD_TRIES, LogWatch, Overtaken
 from tests.ledger.values import deposit
 from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
 
@@ -132,7 +132,7 @@ class TestWatch:
                 return await super().checkpoint()
 
         agent = LogWatch(Between(private), log.round_id, watcher.folder)
-        with pytest.raises(ProofInvalid, match="meanwhile"):
+        with pytest.raises(Overtaken, match="meanwhile"):
             trio.run(agent.look)
         watcher.refuses(private, LedgerForked)
         assert watcher.forks()
@@ -274,3 +274,22 @@ class TestPatience:
 
         self.run(watcher, log, hiccup, 2 * WITHHELD_TRIES + 1)
         assert len([one for one in caplog.records if "not what proves it" in one.getMessage()]) == 2
+
+    def test_why_that_is_asked_again_and_again_ends_no_agent(self, watcher: Watcher, log: Log) -> None:
+        """It keeps a newer checkpoint while each of the agent's looks is under way."""
+        looks, more = 3 * TRIES, iter(MORE)
+
+        class Between(LogReader):
+            async def checkpoint(self) -> bytes:
+                note = await super().checkpoint()
+                log.add([next(more)])
+                await LogWatch(LogReader(log), log.round_id, watcher.folder).look()
+                return note
+
+        async def running() -> None:
+            async with trio.open_nursery() as nursery:
+                reader = Between(Changing(log, lambda _number: None, looks, nursery.cancel_scope))
+                nursery.start_soon(LogWatch(reader, log.round_id, watcher.folder).run)
+
+        trio.run(running, clock=trio.testing.MockClock(autojump_threshold=0))
+        assert watcher.sees(log) == len(LIFE) + looks

@@ -1,11 +1,13 @@
 """`swarm-node why`: every number of a report that a person needs, and how to repeat the check."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from coordinator.audit.calibration import SHIPPED, read
 from coordinator.audit.replay import Measured
@@ -15,8 +17,10 @@ from protocol.chunks import digest
 from protocol.errors import ProofInvalid
 from protocol.rollout import RolloutClaim, Sample, pack_tokens
 from protocol.signing import NodeKey
-from swarm_node import why
+from swarm_node import identity, why
 from swarm_node.join_string import JoinString
+from tests.processes.programs import script
+from tests.swarm_node.web import web
 
 LEASE, CLAIM = "1" * 32, "2" * 64
 AGAIN = f"swarm-node why JOIN_STRING {LEASE} --replay"
@@ -94,3 +98,50 @@ def test_a_claim_that_is_not_the_one_it_is_called_is_the_coordinators_fault(tmp_
     why.require_own(join, tmp_path, key.node_id, one, lambda _line: None)
     with pytest.raises(ProofInvalid, match="shows another one"):
         why.require_own(join, tmp_path, key.node_id, one.model_copy(update={"claim_id": named}), lambda _line: None)
+
+
+NO_REPORTS = [b"x", b"\xff", b"[]", b'{"findings":[{}]}', b"[" * 10_000, b'{"fits":[{"version":"\\ud800"}]}']
+
+
+@pytest.mark.parametrize("report", NO_REPORTS, ids=lambda report: repr(report[:20]))
+def test_a_report_that_is_none_hides_nothing_else_that_is_told(report: bytes) -> None:
+    bad = told("hard", {}).model_copy(update={"report": report})
+    good = told("hard", a_report()).model_copy(update={"lease_id": "5" * 32})
+    answer = Explanations(tolerance="", tolerances=b"", explanations=(bad, good))
+    text = "\n".join(why.report(answer, [], as_json=False))
+    assert "unreadable report" in text
+    assert AGAIN in text
+    assert "dictated by 31.2 nats" in text
+    first, second = map(json.loads, why.report(answer, [], as_json=True))
+    assert first["report"] == {"unreadable": True, "command": AGAIN}
+    assert second["report"]["findings"][0]["positions"]
+
+
+def test_scripts_get_all_of_a_report_also_what_later_auditors_add() -> None:
+    report = a_report() | {"later": [1, {"more": None}]}
+    answer = Explanations(tolerance="", tolerances=b"", explanations=(told("hard", report),))
+    (line,) = why.report(answer, [], as_json=True)
+    assert json.loads(line)["report"] == json.loads(json.dumps(report)) | {"command": AGAIN}
+
+
+@pytest.mark.processes
+def test_a_lie_that_the_log_shows_is_named_though_the_report_beside_it_is_none(tmp_path: Path) -> None:
+    """Else a coordinator that is found out would only have to send one that `why` ends over."""
+    home = tmp_path / "node"
+    identity.load_or_create(home / identity.FILE)
+    lie = told("hard", {}, claim_id="").model_copy(update={"report": b"\xff"})
+    answer = Explanations(tolerance="", tolerances=b"", explanations=(lie,)).to_bytes()
+    with web(lambda request: request.answer(200, answer)) as coordinator:
+        command = [script("swarm-node"), "why", f"{coordinator.url}#{'0' * 64}", LEASE, "--home", str(home)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "names no claim" in ended.stderr
+    assert "[proof_invalid]" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "unreadable report" in ended.stdout
+
+
+@pytest.mark.parametrize("tolerance", ["a/b/c\0", "x" * 200_000], ids=["nul", "endless"])
+def test_a_class_that_no_command_can_be_given_is_no_answer(tolerance: str) -> None:
+    with pytest.raises(ValidationError):
+        Explanations(tolerance=tolerance, tolerances=b"", explanations=())

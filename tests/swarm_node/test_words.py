@@ -15,10 +15,10 @@ NODE = NodeKey(bytes(32)).node_id
 
 
 def test_an_explanation_does_not_steer_the_terminal() -> None:
-    report = {"findings": [{"rule": STEERING, "outcome": "hard", "expected": STEERING, "observed": 1, "positions": []}]}
+    finding = {"rule": STEERING, "outcome": "hard", "expected": STEERING, "observed": STEERING, "positions": []}
     said = Explanation(
         lease_id="0" * 32, claim_id=STEERING, state=STEERING, code=STEERING, said=STEERING, finding="hard",
-        appeal="denied", ruling=STEERING, report=json.dumps(report).encode(), lease=b"", rollout=b"",
+        appeal="denied", ruling=STEERING, report=json.dumps({"findings": [finding]}).encode(), lease=b"", rollout=b"",
     )  # fmt: skip
     told = "".join(lines(said))
     assert told.isprintable()

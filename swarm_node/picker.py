@@ -17,8 +17,9 @@
 - A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
   some came, is asked of another at once. Whoever has not begun by then is told.
 - The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or nobody is left.
-- A source that refused or failed pauses, longer each time; it is given up after `strikes_max` failures without a
-  delivery. One that lied is never asked again.
+- A source that refused, failed or parted pauses, longer each time; it is given up after `strikes_max` failures without
+  a delivery. Who parted had nothing to do, and has not failed; an origin that refused has, once per pause. A peer that
+  lied is never asked again.
 - Every chunk is delivered, or `hopeless` says that it never will be: nobody is left, or delivers for `give_up_s`.
 """
 
@@ -33,7 +34,7 @@ from protocol.frames import Reason
 from protocol.ids import ChunkId
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source, SourceState, drawn
+from swarm_node.sources import Source, SourceState, by_stripe, drawn
 from swarm_node.survey import Survey, look_around
 
 
@@ -91,10 +92,7 @@ class Picker:
         self._progress_at = now
 
     def _plan(self, chunks: Sequence[ChunkId], stripes: int) -> None:
-        of_stripe: dict[int, list[SourceState]] = {}
-        for state in self._states.values():
-            for stripe in state.source.stripes:
-                of_stripe.setdefault(stripe, []).append(state)
+        of_stripe = by_stripe(self._states.values())
         for place, chunk in enumerate(chunks):
             if chunk in self._missing:
                 self._parents[chunk] = of_stripe.get(place % stripes, [])
@@ -117,6 +115,10 @@ class Picker:
         """How long a source was sending us something, as far as that can be told."""
         return self._states[name].busy_s
 
+    def is_able(self, name: str, now: float) -> bool:
+        """A source neither pauses nor is given up: it is worth a connection, if only to hear what it holds."""
+        return self._states[name].is_able(now)
+
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
         alone = all(state.gone for state in self._states.values())
@@ -128,10 +130,9 @@ class Picker:
         if now >= self._survey.until:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
-        able = [state for state in self._states.values() if not state.gone and now >= state.paused_until]
+        able = [state for state in self._states.values() if state.is_able(now)]
         self._rng.shuffle(able)
-        able.sort(key=lambda state: state.rank)
-        for state in able:
+        for state in sorted(able, key=lambda state: state.rank):
             while chunk := self._choose(state, now):
                 self._ask(state, chunk, now)
         orders, self._orders = list(self._orders), {}
@@ -144,6 +145,7 @@ class Picker:
     def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
         """A peer says that it holds these; says whether that could change what it does now."""
         state = self._states[name]
+        state.lost = False
         for chunk in chunks:
             if chunk in self._parents:
                 state.told.add(chunk)
@@ -152,7 +154,8 @@ class Picker:
                 self._copies[chunk] += 1
                 if chunk in state.asked:
                     state.owe(chunk, now)
-                self._offer(state, chunk)
+                state.planned.pop(chunk, None)
+                (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
         return state.ready < state.window
 
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
@@ -174,7 +177,7 @@ class Picker:
             return False
         del self._missing[chunk]
         self._unasked.pop(chunk, None)
-        self._survey.late.pop(chunk, None)
+        self._survey.overdue.pop(chunk, None)
         self._take_back_all(chunk, but=name)
         del self._askers[chunk]
         del self._copies[chunk]
@@ -199,23 +202,19 @@ class Picker:
         if reason is Reason.CANCELLED:
             state.owing_since = state.owing_since if state.asked else None
         elif now >= state.paused_until:  # not for each answer of one burst
-            pause_s = min(self._rules.pause_s * 2**state.pauses, self._rules.pause_max_s)
-            state.pauses += 1
-            state.paused_until = now + self._jittered(pause_s)
+            rest = state.strike if state.source.kind == "origin" else state.pause  # an origin may not refuse
+            rest(now, self._rules, self._rng)
+            self._resign(state)
 
     def failed(self, name: str, now: float) -> None:
         """The source is lost for now, and all that was asked of it is open again."""
-        state = self._states[name]
-        state.strikes += 1
-        state.gone = state.gone or state.strikes >= self._rules.strikes_max
-        state.paused_until = now + self._jittered(self._rules.failure_pause_s * 2 ** (state.strikes - 1))
-        owed = [*state.asked, *state.reserved]
-        self._lost(state, state.has.copy())
-        for chunk in state.reserved.copy():
-            self._unreserve(chunk)
-        state.forget()
-        for chunk in owed:
-            self._reopen(chunk, name)
+        self._states[name].strike(now, self._rules, self._rng)
+        self._write_off(self._states[name])
+
+    def parted(self, name: str, now: float) -> None:
+        """The source had nothing to do and hung up: it is lost for now like one that failed, but has not failed."""
+        self._states[name].pause(now, self._rules, self._rng)
+        self._write_off(self._states[name])
 
     def lied(self, name: str, now: float) -> None:
         """The source sent bytes that are not the chunk's: it is never asked again for this version."""
@@ -244,7 +243,7 @@ class Picker:
         self._unreserve(chunk)
         self._take_back_all(chunk)
         self._unasked.pop(chunk, None)
-        self._survey.late.pop(chunk, None)
+        self._survey.overdue.pop(chunk, None)
         self._askers[chunk][state.source.name] = None
         if state.owing_since is None:
             state.owing_since = max(now, self._patient_until)
@@ -297,36 +296,37 @@ class Picker:
             return self._lacking_elsewhere(state)
         if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
             return None
-        late_s = self._late_s(state, now)
-
-        def behind_s(chunk: ChunkId) -> float:
-            return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
-
-        def fits(chunk: ChunkId) -> bool:
-            free = self._only_waits(chunk) and chunk not in state.asked
-            return free and state.can_answer(chunk) and behind_s(chunk) > late_s
-
-        if state.source.kind == "peer":
-            found = self._draw(state.extras, fits)
-        else:
-            pool = list(self._unasked or self._missing)
-            found = [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if fits(chunk)]
+        found = self._worth_taking(state, now)
         if not found:
             state.look_again_at = now + self._rules.look_s
-            return None
-        if state.source.kind == "seeder":
+        elif state.source.kind == "seeder":
             self._help_at = now + self._pace.help_s
-        return min(found, key=lambda chunk: (self._copies[chunk], -behind_s(chunk)))
+        return min(found, key=lambda chunk: (self._copies[chunk], -self._parents_need_s(chunk, now)), default=None)
 
-    def _late_s(self, helper: SourceState, now: float) -> float:
-        """How late a chunk's parents must be for this source to help; a slow one should not."""
+    def _worth_taking(self, helper: SourceState, now: float) -> list[ChunkId]:
+        """A few chunks, by chance, that this source should take over: any in need, else none if it is slow."""
         rules, usual_s = self._rules, self._survey.usual_s
         ahead_s = rules.ahead_s + self._pace.lag_s
         if self.is_behind or now >= self._progress_at + ahead_s:
-            return -1.0  # whoever can
+            return self._waiting(helper, lambda chunk: True)
         if helper.source.kind == "peer" and usual_s and helper.usual_s > rules.slow * usual_s:
-            return math.inf
-        return rules.ahead * helper.done_in_s(now) + ahead_s
+            return []
+        worth_taking_from_s = rules.ahead * helper.done_in_s(now) + ahead_s
+        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s)
+
+    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+        """A few chunks, by chance, that fit, that this source could send, and that nobody is about to."""
+
+        def free(chunk: ChunkId) -> bool:
+            return self._only_waits(chunk) and chunk not in helper.asked and helper.can_answer(chunk) and fits(chunk)
+
+        if helper.source.kind == "peer":
+            return self._draw(helper.extras, free)
+        pool = list(self._unasked or self._missing)
+        return [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if free(chunk)]
+
+    def _parents_need_s(self, chunk: ChunkId, now: float) -> float:
+        return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
 
     def _only_waits(self, chunk: ChunkId) -> bool:
         """Nobody who could answer was asked for it, and nobody is about to be."""
@@ -343,7 +343,7 @@ class Picker:
             return None
         if helper.asked and not self._unasked:
             return None  # at the end patience is short, and a chunk that comes twice should only cost idle links
-        found = (chunk for chunk in self._survey.late if chunk not in helper.asked and helper.can_answer(chunk))
+        found = (chunk for chunk in self._survey.overdue if chunk not in helper.asked and helper.can_answer(chunk))
         return next(found, None)
 
     def _queued_elsewhere(self, helper: SourceState, now: float) -> ChunkId | None:
@@ -373,9 +373,18 @@ class Picker:
     def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
         return drawn(offers, self._missing, fits, most=self._rules.sample, rng=self._rng)
 
-    def _offer(self, state: SourceState, chunk: ChunkId) -> None:
-        state.planned.pop(chunk, None)
-        (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
+    def _write_off(self, state: SourceState) -> None:
+        """Nothing comes of what it owes: that is open again, like what was kept for it."""
+        self._resign(state)
+        self._lost(state, state.has.copy())
+        for chunk in state.forget():
+            self._reopen(chunk, state.source.name)
+
+    def _resign(self, state: SourceState) -> None:
+        """Nothing is kept for it any more."""
+        for chunk in list(state.reserved):
+            self._unreserve(chunk)
+            self._reopen(chunk, state.source.name)
 
     def _lost(self, state: SourceState, chunks: Iterable[ChunkId]) -> None:
         """It does not hold these any more; what is its part may come there again."""
@@ -389,6 +398,3 @@ class Picker:
             self._askers[chunk].pop(name, None)
             if chunk not in self._heirs and not self._owed_by(chunk):
                 self._unasked[chunk] = None
-
-    def _jittered(self, seconds: float) -> float:
-        return seconds * self._rng.uniform(0.75, 1.25)

@@ -137,7 +137,7 @@ class PolicyFollower:
         self._plan: Plan | None = None
         """The version whose plan was last followed, and that plan: whom it says to call is called."""
         self._caught: Counter[str] = Counter()
-        """How often each peer sent wrong bytes, so that it is asked last, or never."""
+        """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
         self.download: Download | None = None

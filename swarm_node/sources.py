@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
@@ -68,7 +68,7 @@ class SourceState:
     delivered: int = 0
     timed: int = 0
     timed_s: float = 0.0
-    """Deliveries; those of chunks that it held when they were asked for, or said so before; for how long they came."""
+    """Deliveries; those that it held when asked, or said so since, or of which we saw the first bytes; their time."""
     settled_at: float = -math.inf
     interval_s: float = 0.0
     """Between two deliveries while it owes us something, smoothed."""
@@ -77,14 +77,21 @@ class SourceState:
     look_again_at: float = -math.inf
     """When to look again for work that it could take over: there was none the last time."""
     paused_until: float = -math.inf
-    pauses: int = 0
+    pause_s: float = 0.0
+    """The last one since it delivered."""
     strikes: int = 0
+    lost: bool = False
+    """Its exchange ended, and it has not said since what it holds."""
     gone: bool = False
 
     def __post_init__(self) -> None:
         self.holds_all = self.source.kind != "peer"
         self.rank = (_KINDS.index(self.source.kind), self.blames)
         """Who is asked first: peers, and the least blamed."""
+
+    def is_able(self, now: float) -> bool:
+        """It neither pauses nor is given up."""
+        return not self.gone and now >= self.paused_until
 
     def owe(self, chunk: ChunkId, since: float) -> None:
         """It was asked for a chunk, or can answer from now on."""
@@ -117,11 +124,25 @@ class SourceState:
         """How long it was sending us something, as far as that can be told."""
         return self.timed_s * self.delivered / self.timed if self.timed else None
 
-    def forget(self) -> None:
-        """It is lost: it owes nothing, and holds nothing that can be had."""
+    def forget(self) -> list[ChunkId]:
+        """It is lost: it owes nothing, and holds nothing that can be had; says what it owed."""
+        owed = list(self.asked)
         for forgotten in (self.asked, self.begun, self.taken_back, self.told, self.has, self.offers, self.extras):
             forgotten.clear()
         self.ready = 0
+        self.lost = True
+        return owed
+
+    def pause(self, now: float, rules: PickerRules, rng: Random) -> None:
+        """It has nothing for us now: leave it alone for a moment, longer each time."""
+        self.pause_s = min(2 * self.pause_s or rules.pause_s, rules.pause_max_s)
+        self.paused_until = now + self.pause_s * rng.uniform(0.75, 1.25)
+
+    def strike(self, now: float, rules: PickerRules, rng: Random) -> None:
+        """It failed: leave it alone, longer each time; after too many failures in a row it is gone."""
+        self.strikes += 1
+        self.gone = self.gone or self.strikes >= rules.strikes_max
+        self.paused_until = now + rules.failure_pause_s * 2 ** (self.strikes - 1) * rng.uniform(0.75, 1.25)
 
     def begin(self, chunk: ChunkId, now: float, rules: PickerRules) -> None:
         """The first bytes of a chunk are here; if they were waited for although asked for in time, ask for more."""
@@ -148,7 +169,16 @@ class SourceState:
         if self.owing_since is not None:
             self.interval_s = _smoothed(self.interval_s, now - self.owing_since)
         self.owing_since = now if self.asked else None
-        self.pauses = self.strikes = 0
+        self.pause_s, self.strikes = 0.0, 0
+
+
+def by_stripe(states: Iterable[SourceState]) -> dict[int, list[SourceState]]:
+    """Who is asked first for the chunks of each stripe."""
+    found: dict[int, list[SourceState]] = {}
+    for state in states:
+        for stripe in state.source.stripes:
+            found.setdefault(stripe, []).append(state)
+    return found
 
 
 def drawn(

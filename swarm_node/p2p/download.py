@@ -2,9 +2,9 @@
 
 - The picker decides, one upstream per source acts, this loop carries news between them; it ends when every chunk is
   stored, when the picker gives up (`NoSource`), or when this node itself cannot go on (its own error, e.g. `DiskFull`).
-- The sources of the plan are connected at once, so that they can say what they hold. Not so, in a large swarm, a seeder
-  that feeds this node nothing: its connections are for its children, and it holds everything; it is called when it is
-  needed, and may be full for a while.
+- The sources of the plan are connected at once, so that they can say what they hold, and again after a pause when that
+  fails or ends. Not so, in a large swarm, a seeder that feeds this node nothing: its connections are for its children,
+  and it holds everything; it is called when it is needed, and may be full for a while.
 - Chunks that are stored already are not fetched: an interrupted download resumes by itself.
 - The origin is a function of the caller; its bytes are verified like anybody's.
 - Cancelling is safe at any time and leaves only whole chunks behind.
@@ -18,13 +18,13 @@ from random import Random
 
 import trio
 
-from protocol.chunks import chunk_id
-from protocol.errors import ChunkMismatch, DiskFull, SwarmError, Unreachable, named
+from protocol.errors import DiskFull, SwarmError, named
+from protocol.frames import Reason
 from protocol.ids import ChunkId
 from protocol.messages import Blame, Plan
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Failed, Had, Lied, Outcome, Refused, Upstream
+from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Had, Lied, Outcome, Parted, Refused, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.picker_rules import PickerRules
@@ -176,13 +176,11 @@ class _Download:
         return [Source(peer.peer_id, peer.kind, peer.stripes) for peer in self._peers.values()] + origin
 
     async def _drive(self, picker: Picker, nursery: trio.Nursery) -> SwarmError | None:
-        for name in self._peers if picker.missing else ():
-            if not self._is_in_reserve(name):
-                self._open(name, nursery)
         while picker.missing:
             now = trio.current_time()
             if picker.hopeless(now):
                 return self._no_source(picker)
+            self._open_all(picker, now, nursery)
             for order in picker.next(now):
                 self._act(order, nursery, is_behind=picker.is_behind)
             with trio.move_on_at(picker.wake_at(now)):
@@ -194,6 +192,12 @@ class _Download:
             if self._broke is not None:
                 return self._broke
         return None
+
+    def _open_all(self, picker: Picker, now: float, nursery: trio.Nursery) -> None:
+        """Be connected to everybody who is worth it: even whoever cannot be asked for anything now may tell of more."""
+        for name in self._peers:
+            if name not in self._upstreams and not self._is_in_reserve(name) and picker.is_able(name, now):
+                self._open(name, nursery)
 
     def _act(self, order: Ask | TakeBack, nursery: trio.Nursery, *, is_behind: bool) -> None:
         name, chunk = order.source, order.chunk
@@ -245,11 +249,13 @@ class _Download:
             self._progressed(len(news.data), picker.missing)
         elif isinstance(news, Refused):
             picker.refused(news.source, news.chunk, news.reason, now)
+        elif isinstance(news, Parted):
+            self._upstreams.pop(news.source, None)
+            picker.parted(news.source, now)
         elif isinstance(news, Lied):
             self._upstreams.pop(news.source, None)
             picker.lied(news.source, now)
-            if news.source != ORIGIN:
-                self.report.blames.append(Blame(peer_id=news.source, chunk=news.chunk, got=news.got))
+            self.report.blames.append(Blame(peer_id=news.source, chunk=news.chunk, got=news.got))
             self._note(f"{news.source} sent {news.got[:12]}… for chunk {news.chunk[:12]}…")
         else:
             self._upstreams.pop(news.source, None)
@@ -258,22 +264,19 @@ class _Download:
         return True
 
     async def _ask_origin(self, chunk: ChunkId) -> None:
-        """One chunk of the origin, under the same rules as a peer's."""
+        """One chunk of the origin, under the same rules as a peer's; what fails says nothing of other requests."""
         assert self._origin is not None
         news: Outcome
-        data = b""
         try:
-            with trio.fail_after(self._rules.deadlines.chunk_s):
+            with trio.fail_after(self._rules.deadlines.patience_s):
                 data = await self._origin(chunk)
             await trio.to_thread.run_sync(self._blobs.write, chunk, data)
-        except ChunkMismatch:
-            news = Lied(ORIGIN, chunk, chunk_id(data))
-        except trio.TooSlowError:
-            news = Failed(ORIGIN, Unreachable("The origin did not answer in time."))
-        except SwarmError as error:
-            news = Broke(error) if isinstance(error, DiskFull) else Failed(ORIGIN, error)
-        else:
             news = Delivered(ORIGIN, chunk, data)
+        except DiskFull as error:
+            news = Broke(error)
+        except (SwarmError, trio.TooSlowError) as error:
+            self._note(f"{ORIGIN}: {named(error) if isinstance(error, SwarmError) else 'no answer in time'}")
+            news = Refused(ORIGIN, chunk, Reason.BUSY)
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
             await self._news_in.send(news)
 

@@ -1,12 +1,13 @@
 """Ask one upstream for chunks, several at a time, and store what proves itself.
 
 - The peer at the other end is authenticated; its chunks are verified before they are written.
-- Whoever owes chunks and neither answers nor begins to send one for `chunk_s` is given up. A WANT may take longer: it
-  waits its turn behind others, or at the peer for a chunk that is still to come there. Whom else to ask meanwhile is
+- Whoever owes chunks and neither answers nor begins to send one for `patience_s` is given up. A WANT may take longer:
+  it waits its turn behind others, or at the peer for a chunk that is still to come there. Whom else to ask meanwhile is
   the picker's business.
-- Who is patient knocks again where nobody answers or the door is closed, less and less often, for `chunk_s`: a full
+- Who is patient knocks again where nobody answers or the door is closed, less and less often, for `patience_s`: a full
   host closes it without a word.
-- The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`.
+- The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`. Another is
+  `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
 """
 
@@ -37,9 +38,9 @@ class Deadlines:
     """How long one upstream may keep us waiting."""
 
     dial_s: float = 10.0
-    chunk_s: float = 60.0
+    patience_s: float = 60.0
     """From one answer, or the first bytes of one, to the next: 4 MiB at 70 kB/s, the slowest peer worth having; and
-    longer than a WANT may wait there."""
+    longer than a WANT may wait there. As long it is knocked at a closed door, and an origin may take for a chunk."""
     stall_s: float = 20.0
     """For a WANT to be taken."""
     knock_s: float = 0.5
@@ -89,6 +90,13 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Parted:
+    """The upstream hung up because nothing was asked of it for a while; what was asked at that moment is open again."""
+
+    source: str
+
+
+@dataclass(frozen=True)
 class Lied:
     """The upstream sent other bytes under a chunk's name: the evidence."""
 
@@ -104,12 +112,16 @@ class Broke:
     error: SwarmError
 
 
-Outcome = Delivered | Had | Began | Refused | Failed | Lied | Broke
+Outcome = Delivered | Had | Began | Refused | Failed | Parted | Lied | Broke
 
 
 class _Liar(Exception):
     def __init__(self, chunk: ChunkId, got: ChunkId) -> None:
         self.chunk, self.got = chunk, got
+
+
+class _Idle(Exception):
+    """The peer hung up: nothing was asked of it for a while."""
 
 
 class Upstream:
@@ -147,13 +159,15 @@ class Upstream:
             await self._use(await self._reach())
         except _Liar as liar:
             await self._report(Lied(self._peer.peer_id, liar.chunk, liar.got))
+        except _Idle:
+            await self._report(Parted(self._peer.peer_id))
         except PeerFault as error:
             await self._report(Failed(self._peer.peer_id, error))
         except SwarmError as error:
             await self._report(Broke(error))
 
     async def _reach(self) -> Link:
-        knock_s, until = self._deadlines.knock_s, trio.current_time() + self._deadlines.chunk_s
+        knock_s, until = self._deadlines.knock_s, trio.current_time() + self._deadlines.patience_s
         while True:
             try:
                 return await self._host.connect(
@@ -173,7 +187,7 @@ class Upstream:
                 nursery.start_soon(self._or_end, nursery, self._send_orders(link))
                 nursery.start_soon(self._or_end, nursery, self._be_answered(link, nursery))
         finally:
-            if isinstance(self._failure, PeerVanished):
+            if isinstance(self._failure, PeerVanished | _Idle):
                 await link.abort()
             else:
                 self._host.part(link, Farewell.FAULT if self._failure else Farewell.DONE)
@@ -184,7 +198,7 @@ class Upstream:
         """Run one part of the conversation; the first failure of any part ends all of them."""
         try:
             await step
-        except (SwarmError, _Liar) as error:
+        except (SwarmError, _Liar, _Idle) as error:
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
 
@@ -213,6 +227,8 @@ class Upstream:
             for message in await link.receive():
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
+                    if answer.reason is Farewell.IDLE:
+                        raise _Idle
                     raise PeerVanished(f"Peer {link.peer} ended the exchange ({answer.reason.name.lower()}).")
                 if isinstance(answer, Have):
                     await self._report(Had(link.peer, answer.chunks))
@@ -244,5 +260,5 @@ class Upstream:
 
     def _be_patient(self) -> None:
         """It is alive: from now on it has the whole time again."""
-        patience_s = self._deadlines.chunk_s if self._requester.unanswered else math.inf
+        patience_s = self._deadlines.patience_s if self._requester.unanswered else math.inf
         self._patience.deadline = trio.current_time() + patience_s

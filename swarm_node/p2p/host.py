@@ -54,7 +54,7 @@ TARGETS_MAX = 8
 """Addresses tried for one peer: two families at four places."""
 
 CALL_AGAIN_S, CALL_AGAIN_MAX_S = 1.0, 60.0
-"""After a call that failed or was lost, the first time and at the most."""
+"""After a call that was lost, and at the most; after one that failed twice the pause before, so 2 s the first time."""
 
 LinkHandler = Callable[[Link], Awaitable[None]]
 

@@ -28,7 +28,7 @@ from swarm_node.picker_rules import PickerRules
 CHUNK_SIZE = 16 * 1024
 
 QUICK = FetchRules(
-    deadlines=Deadlines(dial_s=5.0, chunk_s=2.0, stall_s=1.0, knock_s=0.02),
+    deadlines=Deadlines(dial_s=5.0, patience_s=2.0, stall_s=1.0, knock_s=0.02),
     picker=PickerRules(ahead_s=0.3, origin_patience_s=0.4, overdue_s=0.5, failure_pause_s=0.02, give_up_s=15.0),
 )
 """Deadlines as short as a loaded machine allows."""

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from protocol.chunks import chunk_id
-from protocol.errors import DiskFull, Unreachable
+from protocol.errors import DiskFull
 from protocol.frames import Chunk, Reason, Reject, Want, encode
 from protocol.ids import ChunkId
 from protocol.messages import Peer
@@ -113,7 +113,7 @@ async def test_a_peer_that_accepts_and_stalls_costs_a_moment(tmp_path: Path) -> 
 
 @pytest.mark.trio
 async def test_nothing_but_stalling_peers_is_given_up_with_the_reason(tmp_path: Path) -> None:
-    rules = replace(QUICK, deadlines=replace(QUICK.deadlines, chunk_s=0.1))
+    rules = replace(QUICK, deadlines=replace(QUICK.deadlines, patience_s=0.1))
     async with node(2, stall) as peer, node(3) as me:
         with pytest.raises(NoSource, match=r"left 4 chunks unanswered\. \[peer_stalled\]"):
             await fetch(VERSION, plan_of(as_peer(peer)), me, store(tmp_path), rules=rules)
@@ -252,39 +252,6 @@ async def test_somebody_else_at_a_peers_address_gets_nothing(tmp_path: Path) -> 
     assert any(re.search(r"Somebody else.*\[wrong_peer\]", said) for said in report.failures)
     assert asked == []
     assert holds_exactly(blobs, VERSION.chunks)
-
-
-@pytest.mark.trio
-async def test_the_origin_delivers_what_no_peer_can(tmp_path: Path) -> None:
-    async def origin(chunk: ChunkId) -> bytes:
-        return VERSION.chunks[chunk]
-
-    blobs = store(tmp_path / "me")
-    half = dict(list(VERSION.chunks.items())[::2])
-    async with node(1, honest(store(tmp_path / "seeder", half))) as seeder, node(3) as me:
-        report = await fetch(VERSION, plan_of(as_seeder(seeder)), me, blobs, origin=origin)
-    assert holds_exactly(blobs, VERSION.chunks)
-    assert report.bytes_from["seeder"] > 0
-    assert report.bytes_from["origin"] >= sum(map(len, VERSION.chunks.values())) - sum(map(len, half.values()))
-
-
-@pytest.mark.trio
-async def test_an_origin_that_lies_or_fails_is_given_up_with_a_name(tmp_path: Path) -> None:
-    async def lying(chunk: ChunkId) -> bytes:
-        return VERSION.chunks[chunk][:-1] + b"?"
-
-    async def down(chunk: ChunkId) -> bytes:
-        raise Unreachable("The coordinator did not answer.")
-
-    blobs = store(tmp_path / "me")
-    async with node(3) as me:
-        with pytest.raises(NoSource, match=r"origin sent .* for chunk"):
-            await fetch(VERSION, plan_of(), me, blobs, origin=lying)
-        with pytest.raises(NoSource, match=r"did not answer\. \[unreachable\]"):
-            await fetch(VERSION, plan_of(), me, blobs, origin=down)
-        with pytest.raises(NoSource, match="no source is known"):
-            await fetch(VERSION, plan_of(), me, blobs)
-    assert holds_exactly(blobs, {})
 
 
 @pytest.mark.trio

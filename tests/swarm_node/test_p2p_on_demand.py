@@ -29,7 +29,7 @@ from tests.swarm_node.p2p_world import (
 pytestmark = pytest.mark.trio
 
 VERSION = make_version()
-UNHURRIED = replace(QUICK, deadlines=replace(QUICK.deadlines, chunk_s=PATIENT_SECONDS))
+UNHURRIED = replace(QUICK, deadlines=replace(QUICK.deadlines, patience_s=PATIENT_SECONDS))
 """Long enough for a peer that stalls, so that only refusals could make anybody give the seeder up."""
 PATIENT = replace(QUICK.picker, ahead_s=PATIENT_SECONDS, overdue_s=PATIENT_SECONDS, last_overdue_s=PATIENT_SECONDS)
 NEVER_LATE = replace(UNHURRIED, picker=PATIENT)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.trio
 VERSION = make_version(chunk_count=8)
 CHUNKS = list(VERSION.chunks)
 PEER = Peer(peer_id=NodeKey(b"p" * 32).node_id, address="127.0.0.1:1", kind="peer")
-PATIENCE_S = Deadlines().chunk_s
+PATIENCE_S = Deadlines().patience_s
 DIAL_S = 5.0
 
 Event = tuple[float, Message | ChunkId]

@@ -322,6 +322,9 @@ def test_no_source_at_all_is_hopeless_at_once() -> None:
     assert picker_for().hopeless(0.0)
 
 
+HABITS = ["delivers", "absent", "busy", "fails", "lies", "parts"]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(0, 30), st.integers(0, 4), st.booleans(), st.booleans())
 def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
@@ -332,7 +335,7 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
     sources = [Source(f"peer-{number}", "peer", (number % STRIPES,)) for number in range(peer_count)]
     sources += [SEEDER] * seeder + [HTTP] * origin
     picker = picker_for(*sources, chunks=chunks)
-    habits = {source.name: chance.choice(["delivers", "absent", "fails", "lies", "any"]) for source in sources}
+    habits = {source.name: chance.choice([*HABITS, "any"]) for source in sources}
     open_wants: dict[str, list[ChunkId]] = {source.name: [] for source in sources}
     delivered: set[ChunkId] = set()
     now = 0.0
@@ -359,7 +362,7 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             now = picker.wake_at(now)
             continue
         name = chance.choice(busy)
-        habit = habits[name] if habits[name] != "any" else chance.choice(["delivers", "absent", "fails", "lies"])
+        habit = habits[name] if habits[name] != "any" else chance.choice(HABITS)
         now += chance.random() * chance.choice([0.01, RULES.overdue_s])
         if chance.random() < 0.3:
             picker.began(name, chance.choice(open_wants[name]), now)
@@ -367,11 +370,11 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             chunk = open_wants[name].pop()
             assert picker.delivered(name, chunk, now) is (chunk not in delivered)
             delivered.add(chunk)
-        elif habit == "absent":
-            picker.refused(name, open_wants[name].pop(0), Reason.ABSENT, now)
+        elif habit in ("absent", "busy"):
+            picker.refused(name, open_wants[name].pop(0), Reason[habit.upper()], now)
         else:
             open_wants[name].clear()
-            (picker.lied if habit == "lies" else picker.failed)(name, now)
+            {"fails": picker.failed, "lies": picker.lied, "parts": picker.parted}[habit](name, now)
     else:
         pytest.fail("it did not end")
     assert picker.hopeless(now) or delivered == set(chunks)

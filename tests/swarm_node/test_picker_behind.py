@@ -79,3 +79,20 @@ def test_the_seeder_is_asked_for_what_no_peer_holds() -> None:
     picker = picker_for(alone, replace(PEER_A, stripes=()), chunks=MANY[:20])
     picker.had(PEER_A.name, MANY[:18], 0.0)
     assert set(asked_of(picker.next(0.0), alone)) == set(MANY[18:20])
+
+
+def test_whose_exchange_ended_does_not_count_as_one_that_holds_nothing() -> None:
+    spares = [Source("d", "peer"), Source("e", "peer")]
+    picker = picker_for(PEER_A, PEER_C, *spares, chunks=MANY)
+    for peer in (PEER_A, PEER_C):
+        picker.had(peer.name, MANY, 0.0)
+    picker.next(0.0)
+    assert not picker.is_behind
+    picker.failed("d", 1.0)
+    picker.parted("e", 1.0)
+    picker.next(1.0)
+    assert picker.is_behind
+    for spare in spares:
+        picker.had(spare.name, MANY[:1], 2.0)
+    picker.next(2.0)
+    assert not picker.is_behind

@@ -114,12 +114,12 @@ def test_full_disk_in_the_outbox_is_named_and_nothing_acknowledged_is_lost(scene
     before = len(scene.node.log)
     scene.disk.fill()
     scene.node.said(f"work stopped code=disk_full: .*{NEXT_STEP}", after=before)
-    until("finished rollouts to be delivered", lambda: not outbox_of(scene.disk.root))
-    until("the other leases to be given back", lambda: not scene.coordinator.open_leases())
+    until("what is finished to be delivered, and the rest given back", lambda: not scene.coordinator.open_leases())
     assert scene.node.running
     assert scene.coordinator.leases()["skipped"] > 0
     kept = scene.coordinator.accepted_groups()
     scene.disk.free()
+    until("what was delivered to be noted, which takes a line's room", lambda: not outbox_of(scene.disk.root))
     works(scene)
     assert scene.coordinator.accepted_groups() > kept
     assert scene.coordinator.status()["rejected"] == {}

@@ -104,7 +104,7 @@ def test_flipped_byte_in_a_chunk_is_refused_refetched_elsewhere_and_its_sender_b
         path.name: path.read_bytes() for path in chunks_in(coordinator.folder)
     }
     assert all(chunk_id(path.read_bytes()) == path.name for path in chunks_in(home))
-    assert not [path for path in home.rglob("incoming/*") if path.is_file()]
+    until("nothing half-written to be left", lambda: not [path for path in home.rglob("incoming/*") if path.is_file()])
 
 
 def chunks_in(folder: Path) -> list[Path]:

@@ -18,8 +18,7 @@
   some came, is asked of another at once. Whoever has not begun by then is told.
 - The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or nobody is left.
 - A source that refused, failed or parted pauses, longer each time; it is given up after `strikes_max` failures without
-  a delivery. Who parted had nothing to do, and has not failed; an origin that refused has, once per pause. A peer that
-  lied is never asked again.
+  a delivery. Who parted owing nothing has not failed; an origin that refused has. One that lied is never asked again.
 - Every chunk is delivered, or `hopeless` says that it never will be: nobody is left, or delivers for `give_up_s`.
 """
 
@@ -212,9 +211,10 @@ class Picker:
         self._write_off(self._states[name])
 
     def parted(self, name: str, now: float) -> None:
-        """The source had nothing to do and hung up: it is lost for now like one that failed, but has not failed."""
-        self._states[name].pause(now, self._rules, self._rng)
-        self._write_off(self._states[name])
+        """The source hung up as if it had nothing to do, which is a failure only if it owed us something."""
+        state = self._states[name]
+        (state.strike if state.asked else state.pause)(now, self._rules, self._rng)
+        self._write_off(state)
 
     def lied(self, name: str, now: float) -> None:
         """The source sent bytes that are not the chunk's: it is never asked again for this version."""

@@ -35,5 +35,8 @@ class AuditSection(Section):
         20.0, gt=0, description="most of the disk for versions that claims wait for; or half of what is free"
     )
     max_owner_share: float = Field(
-        0.5, gt=0, le=1, description="most of a batch that is one owner's, once 2 / share owners are at work"
+        0.5,
+        gt=0,
+        le=1,
+        description="most of a batch that is one owner's, once 2 / share owners are at work and others bring groups",
     )

@@ -14,8 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes
-from coordinator.work import continuation, sizing, tally
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes, rollouts, versions
+from coordinator.work import continuation, marks, sizing, tally
 from coordinator.work.selection import OFF, Rules
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -25,6 +26,9 @@ from protocol.messages import ReturnLeases
 
 LEASES_HELD_FACTOR = 2
 """Requests' worth of open leases per node: one in the engine and one on its way; nobody can hold all the work."""
+
+BACK = "back_ms"
+"""The fact of when a coordinator came back."""
 
 AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
 """Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
@@ -60,12 +64,12 @@ _allow = Prepared(
     sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
 )
 _latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
-_last_report = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
-_last_brought = Prepared(
-    sa.select(leases.c.ended_ms)
-    .where(~IS_OPEN, leases.c.state == State.ACCEPTED.value, leases.c.group_no >= 0)
-    .order_by(leases.c.ended_ms.desc())
-    .limit(1)
+_last_batch = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
+_published = Prepared(sa.select(versions.c.published_ms).order_by(versions.c.version.desc()).limit(1))
+_for_learner = rollouts.c.group_no >= 0
+_unscored = Prepared(sa.select(rollouts.c.claim_id).where(rollouts.c.state == marks.UNSCORED, _for_learner).limit(1))
+_last_came = Prepared(
+    sa.select(sa.func.max(rollouts.c.accepted_ms)).where(rollouts.c.state == "buffered", _for_learner)
 )
 
 
@@ -160,6 +164,7 @@ def pardon(connection: sa.Connection, *, alive_ms: int, timeout_ms: int, back_ms
     """
     left = leases.c.expires_ms - alive_ms
     expires = sa.case((left > timeout_ms, sa.literal(timeout_ms, sa.BigInteger)), else_=left) + (now_ms + back_ms)
+    set_fact(connection, BACK, now_ms)
     here = sa.update(leases).where(IS_OPEN, left > 0)
     return connection.execute(here.values(expires_ms=expires)).rowcount
 
@@ -231,12 +236,17 @@ def oldest_in_vain(connection: sa.Connection) -> int | None:
 
 
 def is_held_up(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
-    """Whether the learner has waited, and nobody has brought it a group, for as long as a lease lasts."""
-    batch, brought_ms = _last_report(connection).first(), _last_brought(connection).scalar()
-    reported_ms = batch.reported_ms if batch else 0
-    if brought_ms is None or reported_ms is None:  # it waits for nobody: it has nothing yet, or trains
+    """Whether the learner waits and nodes could work, and no group came that it can use, as long as a lease lasts."""
+    since_ms = now_ms - terms.timeout_ms
+    batch = _last_batch(connection).first()
+    if batch is not None and (batch.reported_ms is None or batch.reported_ms > since_ms):  # it trains, or just did
         return False
-    return bool(now_ms - max(brought_ms, reported_ms) >= terms.timeout_ms)
+    if max(get_fact(connection, BACK, 0), _published(connection).scalar() or 0) > since_ms:
+        return False
+    if _unscored(connection).first() is not None:  # these are its own matter, whoever brought them
+        return False
+    came_ms = _last_came(connection).scalar()
+    return came_ms is not None and bool(came_ms <= since_ms)
 
 
 def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:

@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from coordinator.people import standings
 from coordinator.store import tables
-from coordinator.work import leases
+from coordinator.work import leases, scoring
 from protocol.signing import NodeKey
 from tests.coordinator.test_escrow import finish, states
 from tests.coordinator.world import World, answer
@@ -96,12 +98,18 @@ class TestShares:
         assert states(world).count("surplus") == 0
         world.database.close()
 
+    def starving(self, folder: Path) -> tuple[World, NodeKey]:
+        """One owner has brought what it may, and three others one group each: one of eight is missing."""
+        world, (greedy, *others) = self.crowd(folder, 4, size=8, staleness=1)
+        for key in (*others, *[greedy] * 8):
+            world.earn(key)
+        assert world.batch(1) is None
+        return world, greedy
+
     def test_a_learner_that_nobody_else_brings_anything_waits_no_longer_than_a_lease_lasts(
         self, tmp_path: Path
     ) -> None:
-        world, (greedy, *others) = self.crowd(tmp_path, 4, size=8, staleness=1)
-        for key in (*others, *[greedy] * 8):
-            world.earn(key)
+        world, greedy = self.starving(tmp_path)
         world.now_ms += world.terms.timeout_ms - 1
         assert world.batch(1) is None
         assert world.offer(greedy).leases == ()
@@ -115,13 +123,43 @@ class TestShares:
         assert world.run(leases.is_held_up, world.terms, world.now_ms)
         world.database.close()
 
-    def test_a_learner_that_trains_is_held_up_by_nobody(self, tmp_path: Path) -> None:
+    def test_a_learner_that_trains_or_has_nothing_is_held_up_by_nobody(self, tmp_path: Path) -> None:
         world, (greedy, *others) = self.crowd(tmp_path, 4, size=8, staleness=1)
-        assert not world.run(leases.is_held_up, world.terms, world.now_ms + 10 * world.terms.timeout_ms)
+        much_later_ms = world.now_ms + 10 * world.terms.timeout_ms
+        assert not world.run(leases.is_held_up, world.terms, much_later_ms)
         for key in (*others, *others, *[greedy] * 2):
             world.earn(key)
         assert world.batch(1) is not None
-        assert not world.run(leases.is_held_up, world.terms, world.now_ms + 10 * world.terms.timeout_ms)
+        assert not world.run(leases.is_held_up, world.terms, much_later_ms)
+        world.database.close()
+
+    @pytest.mark.parametrize("event", ["publish", "come back"])
+    def test_the_time_begins_anew_when_nodes_have_to_fetch_a_version_or_nobody_could_answer_them(
+        self, tmp_path: Path, event: str
+    ) -> None:
+        world, _ = self.starving(tmp_path)
+        world.now_ms += world.terms.timeout_ms
+        if event == "publish":
+            world.publish(2, 0)
+        else:
+            times = {"alive_ms": world.now_ms - 1, "timeout_ms": world.terms.timeout_ms, "back_ms": 0}
+            world.run(leases.pardon, now_ms=world.now_ms, **times)
+        assert world.batch(1) is None
+        world.now_ms += world.terms.timeout_ms
+        assert world.batch(1) is not None
+        world.database.close()
+
+    def test_groups_that_wait_for_their_rewards_keep_the_shares(self, tmp_path: Path) -> None:
+        """Else who brings what takes long to judge, behind which the others' groups wait, would have whole batches."""
+        world, _ = self.starving(tmp_path)
+        world.judge = replace(world.judge, reward=None)
+        slow = world.join(9)
+        world.earn(slow)
+        world.now_ms += world.terms.timeout_ms
+        assert world.batch(1) is None
+        (late,) = world.run(scoring.waiting, 100)
+        world.run(scoring.give_up, late.claim_id, "It hung.", audits=world.audits, now_ms=world.now_ms)
+        assert world.batch(1) is not None, "what cannot be judged buys no more time"
         world.database.close()
 
     def test_a_round_of_few_owners_is_held_up_by_no_share(self, tmp_path: Path) -> None:

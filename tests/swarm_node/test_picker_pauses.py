@@ -10,11 +10,19 @@ from tests.swarm_node.picker_world import CHUNKS, HTTP, PEER_A, RULES, asked_of,
 def test_who_hangs_up_with_nothing_to_do_is_never_given_up() -> None:
     picker, now = picker_for(PEER_A), 0.0
     for _ in range(10 * RULES.strikes_max):
-        assert picker.next(now)
         picker.parted(PEER_A.name, now)
         assert not picker.is_able(PEER_A.name, now)
         now += 2 * RULES.pause_max_s
         assert picker.is_able(PEER_A.name, now)
+
+
+def test_who_hangs_up_again_and_again_instead_of_sending_what_it_owes_is_given_up() -> None:
+    picker, now = picker_for(PEER_A), 0.0
+    for _ in range(RULES.strikes_max):
+        assert picker.next(now)
+        picker.parted(PEER_A.name, now)
+        now += 100.0
+    assert not picker.is_able(PEER_A.name, now)
 
 
 def test_who_failed_is_worth_a_connection_after_a_pause_until_it_is_given_up() -> None:

@@ -164,7 +164,7 @@ def has_ipv6() -> bool:
 async def test_a_link_knows_where_its_peer_is(ip: str, neighbourhood: str) -> None:
     """Of IPv6, stock libp2p does not; so the bounds of one address would be those of all."""
     if ":" in ip and not has_ipv6():
-        pytest.skip("this machine has no IPv6")  # of IPv4 it is tested everywhere
+        pytest.skip("no IPv6 on loopback here")  # of IPv4 it is tested everywhere
     seen: list[str] = []
 
     async def look(link: Link) -> None:

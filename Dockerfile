@@ -1,11 +1,11 @@
 # Two images out of one file: `--target node` for the agent, `--target coordinator` for a round.
 #
-# - Packages are those of installers/node.lock, checked against their hashes; torch is the CPU or CUDA build that pip
-#   finds. Nothing is compiled, so there is no compiler in either image.
-# - Both run as a user without a name on the host, and keep all their state in /data.
+# - Packages are those of installers/node.lock, checked against their hashes; torch, transformers and psycopg, with what
+#   they bring, are pinned by version alone. Nothing is compiled, so there is no compiler in either image.
+# - Each runs as a user of its own without a name on the host, and keeps all its state in /data; the coordinator leaves
+#   what nodes may read of it in /invitation.
 FROM python:3.11-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN useradd --uid 10001 --create-home --home-dir /data swarm
 WORKDIR /build
 COPY installers/node.lock constraints.txt ./
 RUN python -m venv /usr/local/lib/echo-swarm && /usr/local/lib/echo-swarm/bin/pip install --no-deps --require-hashes -r node.lock
@@ -16,20 +16,25 @@ RUN pip install -c constraints.txt hatchling
 COPY . .
 RUN python -P -c "from hatchling.build import build_wheel; build_wheel('/dist')"
 
-FROM base AS node
-RUN pip install -c constraints.txt torch transformers
+FROM base AS installed
+RUN pip install --only-binary :all: -c constraints.txt torch transformers
 COPY --from=wheel /dist /dist
 RUN pip install --no-deps /dist/*.whl && swarm-node --version
-USER swarm
+
+FROM installed AS node
+RUN useradd --uid 10002 --create-home --home-dir /data node
+USER node
 WORKDIR /data
 VOLUME /data
 ENTRYPOINT ["swarm-node"]
 CMD ["--help"]
 
-FROM node AS coordinator
-USER root
-RUN pip install -c /build/constraints.txt 'psycopg[binary]'
+FROM installed AS coordinator
+RUN pip install --only-binary :all: -c constraints.txt 'psycopg[binary]'
+RUN useradd --uid 10001 --create-home --home-dir /data swarm && install --directory --owner=swarm /invitation
 USER swarm
+WORKDIR /data
+VOLUME /data
 EXPOSE 8700 8701
 ENTRYPOINT ["swarm-coordinator"]
 CMD ["--help"]

@@ -70,6 +70,8 @@ bench-llama bench-verification: $(LLAMA)
 
 bench-learner bench-loop: $(TRL)
 
+bench-engines: export OMP_WAIT_POLICY = PASSIVE
+
 bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench

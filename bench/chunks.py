@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from protocol.chunks import chunk_id, verify
 from protocol.ids import ChunkId
 from protocol.limits import CHUNK_MAX_BYTES
@@ -30,6 +30,7 @@ def megabytes_per_second(check: Callable[[ChunkId, bytes], None], chunks: dict[C
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     count, rounds = (8, 5) if quick else (32, 15)
     inputs = {"chunk_bytes": CHUNK_MAX_BYTES, "chunks": count, "rounds": rounds}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.learner.embedded import Shape, make_model, make_tokenizer
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
@@ -249,6 +249,7 @@ def measure_adapters(bench: Bench, folder: Path, shape: Shape, versions: int) ->
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     size_bytes, rounds, versions, shape = (2**26, 3, 2, SMALL) if quick else (2**29, 7, 6, SHAPE)
     inputs = {"codec_bytes": size_bytes, "rounds": rounds, "learning_rate": LEARNING_RATE, "kappa": KAPPA}

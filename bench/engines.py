@@ -6,7 +6,10 @@
   that starts, imports and loads.
 - Sampler: decoding steps at a vocabulary of 150k with our seed-bound draw, and with `torch.multinomial` in its place;
   both give the token and its log-probability.
-- Everything runs on one thread, in turns, and is timed in CPU seconds, so other work on the machine counts less.
+- Threads: a batch of 128 samples by one thread and by two. What counts is the first one's CPU time, since the second
+  works beside it: a machine that does nothing else takes as long by the clock. What all of them take is the price.
+- All else runs on one thread. Everything goes in turns and is timed in CPU seconds, so other work on the machine counts
+  less; `make` has threads sleep while they wait for each other, so that waiting does not count.
 """
 
 import json
@@ -22,7 +25,7 @@ import trio
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from bench.harness import Bench, Input, quick_from_environment
+from bench.harness import Bench, Input, no_options, quick_from_environment
 from coordinator.learner.embedded import DEFAULT_SHAPE, Shape, make_model, make_policy, make_tokenizer
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
@@ -37,6 +40,7 @@ from swarm_node.engine.torch_engine import TorchEngine
 
 LARGE = Shape(hidden=512, layers=6, heads=8, intermediate=1536)
 SHAPES = {"demo's 1.1 M": DEFAULT_SHAPE, "21 M": LARGE}
+LARGER = Shape(hidden=1024, layers=6, heads=16, intermediate=3072)
 LENGTHS = (16, 32, 48, 64, 80, 96, 112, 128)
 PROMPTS = 64
 LARGE_VOCABULARY = 151_936
@@ -60,8 +64,9 @@ def requests(version: int) -> list[Request]:
 
 def make_version(folder: Path, seed: int, shape: Shape) -> Path:
     """A policy with random weights and its canary, whose end token is never drawn."""
-    make_policy(folder / "start", seed=seed, shape=shape)
-    Policy(folder / "start", TrainSettings(learning_rate=1e-3)).save_hub(folder)
+    start = folder.with_name(f"{folder.name}-start")  # a policy's own folder has numbers and text alone
+    make_policy(start, seed=seed, shape=shape)
+    Policy(start, TrainSettings(learning_rate=1e-3)).save_hub(folder)
     for name in ("config.json", "generation_config.json"):
         file = folder / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 10**9}))
@@ -137,6 +142,29 @@ def measure_swap(bench: Bench, name: str, folders: list[Path], rounds: int) -> N
     bench.goal(f"{name}: a swap takes at most a fifth of a cold load", ratio, at_most=0.2)
 
 
+def measure_threads(bench: Bench, name: str, folder: Path, rounds: int) -> float:
+    """The same batch by one thread and by two; what of the time the second leaves."""
+    engine = TorchEngine()
+    engine.load(folder, 1)
+    batch = [one.model_copy(update={"samples": 16, "max_new_tokens": 8}) for one in requests(1)[:8]]
+    for number in range(rounds + 1):
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            started, started_all = time.thread_time(), time.process_time()
+            engine.generate(batch, lambda _group: None)
+            first, every = time.thread_time() - started, time.process_time() - started_all
+            if number:  # the first round warms up
+                bench.measure(f"{name}: {_threads(count)}, the first", 1000 * first, unit="CPU ms")
+                bench.measure(f"{name}: {_threads(count)}, all", 1000 * every, unit="CPU ms")
+    torch.set_num_threads(1)
+    bench.ratio(f"{name}: all of 2 threads / 1", f"{name}: 2 threads, all", f"{name}: 1 thread, all")
+    return bench.ratio(f"{name}: 2 threads / 1", f"{name}: 2 threads, the first", f"{name}: 1 thread, the first")
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)}"
+
+
 def measure_sampler(bench: Bench, folder: Path, rounds: int, steps: int) -> None:
     """A decoding step with either sampler."""
     with torch.inference_mode():
@@ -194,6 +222,7 @@ def _children_s() -> float:
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     rounds = 1 if quick else 3
     torch.set_num_threads(1)
@@ -211,6 +240,9 @@ def main() -> int:
             folders = [make_version(Path(scratch) / f"{shape.hidden}-{seed}", seed, shape) for seed in (1, 2)]
             measure_sampling(bench, name, folders[0], rounds)
             measure_swap(bench, name, folders, rounds)
+            measure_threads(bench, name, folders[0], rounds)
+        ratio = measure_threads(bench, "82 M", make_version(Path(scratch) / "larger", 1, LARGER), rounds)
+        bench.goal("82 M: two threads take at most seven tenths of the time", ratio, at_most=0.7)
         measure_sampler(bench, make_large_vocabulary(Path(scratch) / "large"), rounds, steps=4)
     return bench.finish()
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.children import script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +108,7 @@ def install(folder: Path, wheels: Path) -> float:
 
 
 def main() -> int:
+    no_options(__doc__)
     quick = quick_from_environment()
     laps = 1 if quick else 3
     bench = Bench("first_join", inputs={"laps": laps, "round": "examples/demo.toml"})

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -73,6 +74,11 @@ class Goal:
 def quick_from_environment() -> bool:
     """Whether `QUICK=1` asks for a smaller run."""
     return os.environ.get("QUICK", "") not in ("", "0")
+
+
+def no_options(explained: str | None) -> None:
+    """End with `--help`, or for any other word, where a bench has nothing to choose."""
+    ArgumentParser(description=explained, formatter_class=RawDescriptionHelpFormatter).parse_args()
 
 
 def machine() -> dict[str, str | int]:

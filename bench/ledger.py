@@ -22,7 +22,7 @@ from pathlib import Path
 
 import trio
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.store.state import Database
 from ledger import store, tiles, tree
@@ -200,6 +200,7 @@ def measure_verification(bench: Bench, folder: Path, size: int, rounds: int) -> 
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     rounds, batches, batch = (3, 2, 1_000) if quick else (5, 10, 1_000)
     log_size, tree_size = (20_000, 100_000) if quick else (1_000_000, 10_000_000)

@@ -31,7 +31,7 @@ from bench.engines import (
     make_version,
     requests,
 )
-from bench.harness import Bench, Input, quick_from_environment
+from bench.harness import Bench, Input, no_options, quick_from_environment
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import llama_weights
 from swarm_node.engine.choose import ENGINES, Options
@@ -158,6 +158,7 @@ def _decode(context: LlamaContext, draw: Callable[[Any], list[int]], steps: int)
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     rounds = 1 if quick else 3
     torch.set_num_threads(1)

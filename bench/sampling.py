@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from protocol.sampling import uniform_table
 
 HIDDEN = 256
@@ -106,6 +106,7 @@ ON_NUMPY = {"inverse CDF": numpy_inverse_cdf, "Gumbel": numpy_gumbel_max}
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     torch.set_num_threads(1)
     rounds, scale = (3, 8) if quick else (7, 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from protocol.chunks import chunk_id, verify
 from protocol.frames import Chunk, FrameReader, Message, Want, encode
 from protocol.limits import MIB
@@ -211,6 +211,7 @@ def measure(bench: Bench, case: str, chunks: int) -> None:
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     chunks, rounds = (16, 3) if quick else (64, 7)
     inputs = {"chunk_bytes": CHUNK_BYTES, "chunks": chunks, "wants": WANTS, "rounds": rounds}

@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 import sqlalchemy as sa
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, no_options, quick_from_environment
 from coordinator.children import script
 from coordinator.config import load
 from coordinator.round import Round, now_ms
@@ -199,6 +199,7 @@ async def measure(bench: Bench, folder: Path, members: int, rounds: int, seconds
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     quick = quick_from_environment()
     members, rounds, seconds = (1_000, 3, 2.0) if quick else (NODES, 3, 5.0)
     inputs = {"nodes": members, "rounds": rounds, "seconds": seconds, "pages_per_s": RATE, "heartbeats_per_s": BEATS}

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from ssl import SSLContext
@@ -32,13 +33,15 @@ from coordinator.api import (
     public,
     stats,
 )
+from coordinator.api.bodies import BODIES, Bodies, held_until_answered
 from coordinator.api.callers import Callers
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
-from coordinator.audit import lottery
-from coordinator.children import keep_running, script
+from coordinator.audit import casework, lottery
+from coordinator.children import Life, keep_running, script
 from coordinator.config import Config
 from coordinator.data.kinds import reward_spec
+from coordinator.figures import programs
 from coordinator.fleet import activation
 from coordinator.people import registry
 from coordinator.rewards.scorer import Scorer
@@ -49,6 +52,7 @@ from coordinator.work.prompts import problem_of
 from ledger.book import BookBroken
 from protocol.errors import ConfigInvalid
 from protocol.messages import Peer
+from protocol.places import host_and_port
 from protocol.tasks import Judging
 
 if TYPE_CHECKING:
@@ -81,8 +85,9 @@ CHECKPOINT_EVERY_S = 2.0
 
 def build(round_: Round) -> web.Application:
     """The web application of one round."""
-    app = web.Application(middlewares=[errors])
+    app = web.Application(middlewares=[errors, held_until_answered])
     app[ROUND] = round_
+    app[BODIES] = Bodies()
     app[WATCH] = Watch(round_)
     app.cleanup_ctx.append(app[WATCH].run)
     metrics.measure(app)
@@ -135,11 +140,12 @@ async def run(
     round_ = Round(config)
     stop = _told_to_stop()
     await round_.settle_orders()
+    await round_.database.run(programs.launched, now_ms())
     runner = make_runner(round_)
     await runner.setup()
     try:
         secure = tls.context(config)
-        await _pardon_leases(round_)
+        await _make_up_for_absence(round_)
         await _listen(runner, config.round.listen)
         if secure:
             await _listen(runner, config.round.tls_listen, secure)
@@ -221,10 +227,10 @@ def _told_to_stop() -> asyncio.Event:
 
 
 async def _listen(runner: web.AppRunner, address: str, secure: SSLContext | None = None) -> None:
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     try:
-        await web.TCPSite(runner, host, int(port), ssl_context=secure).start()
-    except (OSError, OverflowError, ValueError) as error:
+        await web.TCPSite(runner, host, port, ssl_context=secure).start()
+    except OSError as error:
         raise ConfigInvalid(
             f"Cannot listen on {address}: {error}.",
             hint="Is this round running already? Else set round.listen=host:port.",
@@ -243,12 +249,13 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _pardon_leases(round_: Round) -> None:
-    """Before nodes are heard again: their leases stood still while nobody was here."""
+async def _make_up_for_absence(round_: Round) -> None:
+    """Before anybody is heard again: nodes' leases and auditors' cases stood still while nobody was here."""
     alive_ms, moment_ms = opening.touched_ms(round_.folder), now_ms()
     times = {"timeout_ms": round_.terms.timeout_ms, "back_ms": BACK_MS, "now_ms": moment_ms}
     if pardoned := await round_.database.run(leases.pardon, alive_ms=alive_ms, **times):
         log.info("%d leases go on after %.0f s without a coordinator", pardoned, (moment_ms - alive_ms) / 1000)
+    await round_.database.run(casework.resume, terms=round_.audits, now_ms=moment_ms)
 
 
 async def _sweep(round_: Round) -> None:
@@ -290,6 +297,15 @@ async def _steer(round_: Round) -> None:
         log.info("node=%s %s: %s", change.name, "works" if change.works else "stands by", change.reason)
 
 
+def _noted(round_: Round, name: str) -> Callable[[Life], Awaitable[None]]:
+    """How a child fares goes into the store, for everybody who asks for the status."""
+
+    async def note(life: Life) -> None:
+        await round_.database.run(programs.fares, name, asdict(life), now_ms())
+
+    return note
+
+
 async def _seeder(round_: Round) -> None:
     def heard(line: str) -> None:
         said = json.loads(line)
@@ -306,12 +322,15 @@ async def _seeder(round_: Round) -> None:
         "--listen", round_.config.round.seeder,
     ]  # fmt: skip
     log_file = round_.folder / "logs" / "seeder.log"
-    await keep_running("seeder", command, log_file=log_file, on_line=heard, may_end=False)
+    await keep_running(
+        "seeder", command, log_file=log_file, on_line=heard, may_end=False, tell=_noted(round_, "seeder")
+    )
 
 
 async def _learner(round_: Round) -> None:
     command = [script("swarm-coordinator"), "learner", str(round_.folder), "--child"]
-    await keep_running("learner", command, log_file=round_.folder / "logs" / "learner.log")
+    log_file = round_.folder / "logs" / "learner.log"
+    await keep_running("learner", command, log_file=log_file, tell=_noted(round_, "learner"))
 
 
 async def _local_node(round_: Round, home: Path) -> None:
@@ -332,4 +351,5 @@ async def _shown(show: "Show", app: web.Application) -> None:
 
 async def _auditor(round_: Round) -> None:
     command = [script("swarm-coordinator"), "auditor", str(round_.folder), "--child"]
-    await keep_running("auditor", command, log_file=round_.folder / "logs" / "auditor.log")
+    log_file = round_.folder / "logs" / "auditor.log"
+    await keep_running("auditor", command, log_file=log_file, tell=_noted(round_, "auditor"))

@@ -3,6 +3,7 @@
 - Each child's standard input is a pipe that only we hold: however the coordinator ends, `kill -9` included, the pipe
   closes and the child leaves by itself.
 - A child that crashes is started again after a growing pause; the restart is logged with the exit code.
+- Whoever keeps one may hear how it fares.
 """
 
 import asyncio
@@ -11,8 +12,10 @@ import os
 import sys
 import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,21 @@ NOT_INHERITED = "AWS_"
 
 GRACE_S = 2.0
 """How long a child may take to leave after its input closed."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """How a child fares."""
+
+    state: Literal["runs", "crashed", "ended"]
+    """Crashed: it is started again in a moment."""
+    code: int | None
+    """With which it ended last."""
+    restarts: int
+
+
+async def _nobody_listens(_life: Life) -> None:
+    """It is in the log."""
 
 
 def leave_with_parent() -> None:
@@ -53,18 +71,23 @@ async def keep_running(
     log_file: Path,
     on_line: Callable[[str], None] | None = None,
     may_end: bool = True,
+    tell: Callable[[Life], Awaitable[None]] = _nobody_listens,
 ) -> None:
     """Run a child until this task is cancelled, or until it is done (code 0) or refuses its settings, if it may end."""
-    crashes = 0
+    crashes, code = 0, None
     while True:
+        await tell(Life("runs", code, crashes))
         code = await _run_once(name, command, log_file, on_line)
         if may_end and code == 0:
+            await tell(Life("ended", code, crashes))
             return
         if may_end and code == WRONG_SETTING:
             log.error("%s refuses its settings and is not started again (see %s)", name, log_file)
+            await tell(Life("ended", code, crashes))
             return
         pause_s = PAUSES_S[min(crashes, len(PAUSES_S) - 1)]
         crashes += 1
+        await tell(Life("crashed", code, crashes))
         log.error("%s ended with code %s; starting it again in %.1f s (see %s)", name, code, pause_s, log_file)
         await asyncio.sleep(pause_s)
 

@@ -32,6 +32,7 @@ from coordinator.commands import (
 )
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
+from coordinator.files import private_from_now_on
 from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
@@ -41,6 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal
 )
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
@@ -67,6 +69,8 @@ def say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Coordinator = Annotated[str, typer.Option(help="Address of the coordinator; by default round.listen.")]
+Token = Annotated[Path | None, typer.Option(help="File with the operator's token; by default that of the folder.")]
 Version = Annotated[
     bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say the version, and end.")
 ]
@@ -113,10 +117,14 @@ def launch(
     of the leaderboard. On a terminal, what `status` says stands below the log and is kept up to date.
     """
     from coordinator import app as coordinator
+    from coordinator.config import manual
     from coordinator.figures import screen
 
     logs.to_stderr(quiet)
+    private_from_now_on()
     config = load(config_file, settings)
+    for line in manual.warnings(config):
+        typer.echo(f"warning: {line}", err=True)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
 
@@ -129,7 +137,7 @@ def launch(
     )
 )
 def api(
-    folder: Annotated[Path, typer.Argument(help="The folder of a launched round on PostgreSQL.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a launched round on PostgreSQL.")],
     listen: Annotated[str, typer.Option(help="Address of this process's HTTP API.")] = "127.0.0.1:8702",
     quiet: Quiet = False,
 ) -> None:
@@ -141,6 +149,7 @@ def api(
     from coordinator import app as coordinator
 
     logs.to_stderr(quiet)
+    private_from_now_on()
     asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
 
 
@@ -200,7 +209,7 @@ def fsck(
 )
 def export(
     config_file: ConfigFile,
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make.")],
     settings: Settings,
     version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
     adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as peft has it.")] = False,
@@ -283,29 +292,37 @@ app.command(
 
 @app.command(
     epilog=lesson(
-        "swarm-coordinator auditor round.toml", "`status` says how many claims still wait for one.", EXIT_CODES
+        "swarm-coordinator auditor round.toml --coordinator http://10.0.0.2:8700",
+        "`status` says how many claims still wait for one.",
+        EXIT_CODES,
     )
 )
 def auditor(
-    source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
+    source: Annotated[Path, typer.Argument(metavar="ROUND", help="The round's TOML file, or its folder.")],
     settings: Settings,
+    coordinator: Coordinator = "",
+    token: Token = None,
     child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
 ) -> None:
     """Replay what is drawn for an audit, until the round is settled; `launch` starts one, and more may help.
 
-    Needs torch, and the round's folder: start it on the coordinator's machine or where that folder is mounted.
+    Needs torch, and the round's folder: start it on the coordinator's machine, or where that folder is mounted, and say
+    there where the coordinator is.
     """
     from coordinator.audit.auditor import run
     from coordinator.children import leave_with_parent
 
     logs.to_stderr(quiet=False)
+    private_from_now_on()
     if child:
         leave_with_parent()
     if source.is_dir():
         config = Config.model_validate_json((source / "resolved.json").read_text())
     else:
         config = load(source, settings)
-    run(config, "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}")
+    name = "launched" if child else f"{socket.gethostname()[:40]}-{os.getpid()}"
+    url = coordinator or f"http://{config.round.listen}"
+    run(config, name, url, token or config.round.directory / "operator.token")
 
 
 @app.command(
@@ -316,10 +333,10 @@ def auditor(
     )
 )
 def learner(
-    source: Annotated[Path, typer.Argument(help="The round's TOML file, or its folder.")],
+    source: Annotated[Path, typer.Argument(metavar="ROUND", help="The round's TOML file, or its folder.")],
     settings: Settings,
-    coordinator: Annotated[str, typer.Option(help="Address of the coordinator; by default round.listen.")] = "",
-    token: Annotated[Path | None, typer.Option(help="File with the operator's token; by default the folder's.")] = None,
+    coordinator: Coordinator = "",
+    token: Token = None,
     child: Annotated[bool, typer.Option("--child", hidden=True, help="Leave when standard input ends.")] = False,
 ) -> None:
     """Train the round's policy, as a client of its coordinator; `launch` starts one, unless told `--no-learner`.
@@ -331,6 +348,7 @@ def learner(
     from coordinator.learner import launch
 
     logs.to_stderr(quiet=False)
+    private_from_now_on()
     if child:
         leave_with_parent()
     if source.is_dir():
@@ -350,8 +368,6 @@ def main() -> None:
     """Run a command; a named error becomes one line and an exit code."""
     try:
         app()
-    except KeyboardInterrupt:  # before the program could take the signal itself
-        sys.exit(130)
     except SwarmError as error:
         typer.echo(f"swarm-coordinator: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)

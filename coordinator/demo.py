@@ -74,10 +74,11 @@ class Demo:
         raise SwarmError("The coordinator did not start.", hint=_last_words(self._log("coordinator")))
 
     async def start_node(self, number: int, join_string: str) -> None:
-        price = PRICES[number % len(PRICES)]
+        """One of several on this machine, with a thread of its own."""
         home = self._folder / f"node-{number + 1}"
         command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", f"demo-{number + 1}"]
-        await self._start(f"node-{number + 1}", [*command, "--price", str(price)])
+        price = PRICES[number % len(PRICES)]
+        await self._start(f"node-{number + 1}", [*command, "--price", str(price), "--threads", "1"])
 
     def check_alive(self) -> None:
         """Raise if the coordinator or every node is gone before the round has finished."""

@@ -1,5 +1,7 @@
 """Files that survive a crash: written aside, synced, then renamed, so that a reader sees the old or the new one.
 
+- What is written belongs to its user alone, but for what is public: signed documents and chunks, which a web server of
+  another user may hand out. A folder that is made for a file is as open as the file.
 - Many files of one step are all written before the first is synced, and all synced before the first gets its name: the
   disk works through them at its own speed.
 - An upload is written as it comes and hashed on the way. It is not synced: whoever uses it checks its digest again.
@@ -8,22 +10,30 @@
 """
 
 import errno
+import logging
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from blake3 import blake3
 
 from protocol.errors import DiskFull, ManifestInvalid
 
+log = logging.getLogger(__name__)
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
 
+
+PUBLIC = ("public", "metadata", "blobs")
+"""What of a round's folder others may read: `public` leads to the other two."""
 
 _SYNCS_AT_ONCE = 16
 """A file system writes its journal once for all who wait for it."""
@@ -43,17 +53,58 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def write_durably(path: Path, data: bytes | memoryview, *, private: bool = False) -> None:
-    """Replace a file in one step; a private one can be read by its owner only, from its first byte on."""
+def private_from_now_on() -> None:
+    """For a process that writes into a round's folder, and its children: libraries ask for no mode when they write."""
+    os.umask(0o077)
+
+
+def make_folder(path: Path, *, public: bool = False) -> Path:
+    """A folder, with those above it, where there is none."""
+    if not path.is_dir():
+        make_folder(path.parent, public=public)
+        path.mkdir(mode=0o700, exist_ok=True)
+        if public:  # whatever the umask
+            path.chmod(0o755)
+    return path
+
+
+def open_private(path: Path) -> IO[str]:
+    """A file to append to, or to lock, that nobody else can lock either."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")
+
+
+def close_to_others(folder: Path) -> list[str]:
+    """Take from others what they may do with all but the public part of a round's folder; the names that it was of.
+
+    What lies in a folder that is closed is out of reach as it is. Links lead to what may be others'.
+    """
+    closed = []
+    for path in sorted(folder.iterdir()):
+        if path.name in PUBLIC or path.is_symlink():
+            continue
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                path.chmod(mode & 0o700)
+                closed.append(path.name)
+        except FileNotFoundError:  # of a command that has just ended
+            pass
+        except PermissionError:
+            log.warning("%s is open to other users of this machine, and belongs to one of them", path)
+    return closed
+
+
+def write_durably(path: Path, data: bytes | memoryview, *, public: bool = False) -> None:
+    """Replace a file in one step; one that is not public can be read by its owner only, from its first byte on."""
     with full_disk_named(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, public=public)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fchmod(file.fileno(), 0o600 if private else 0o644)
+                os.fchmod(file.fileno(), 0o644 if public else 0o600)
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
@@ -63,7 +114,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, private: bool = False
 
 
 class Batch:
-    """Files that become durable together; `together` makes one."""
+    """Public files that become durable together; `together` makes one."""
 
     def __init__(self, aside: Path) -> None:
         self._aside = aside
@@ -85,7 +136,7 @@ class Batch:
             list(threads.map(sync, self._pending.values()))
             folders = {path.parent for path in self._pending}
             for folder in folders:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder, public=True)
             for path, temporary in self._pending.items():
                 temporary.replace(path)
             list(threads.map(sync, folders | {folder.parent for folder in folders}))
@@ -96,7 +147,8 @@ def together(aside: Path) -> Iterator[Batch]:
     """A batch that is durable, all of it, when the body has ended well; `aside` is for files without a name yet."""
     shutil.rmtree(aside, ignore_errors=True)  # what a crash left
     with full_disk_named(aside.parent):
-        aside.mkdir(parents=True)
+        make_folder(aside.parent, public=True)
+        aside.mkdir()
         try:
             batch = Batch(aside)
             yield batch
@@ -112,7 +164,7 @@ class ArrivingFile:
         self._path = path
         self._hasher = blake3()
         with full_disk_named(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         self._file, self._temporary = os.fdopen(handle, "wb"), Path(name)
 

@@ -30,12 +30,12 @@ def command(config: Config, home: Path, join_string: str) -> list[str]:
     """What is typed to start one."""
     device = config.learner.device.partition(":")[0]
     place = ["--home", str(home), "--name", f"local-{home.name}", "--device", device]
-    return [script("swarm-node"), "join", join_string, *place, "--price", "0", "--child"]
+    return [script("swarm-node"), "join", join_string, *place, "--price", "0", "--threads", "1", "--child"]
 
 
 def _open_key(path: Path) -> NodeId:
     if not path.exists():
-        write_durably(path, secrets.token_bytes(KEY_BYTES).hex().encode(), private=True)
+        write_durably(path, secrets.token_bytes(KEY_BYTES).hex().encode())
     try:
         return NodeKey(bytes.fromhex(path.read_text().strip())).node_id
     except ValueError:

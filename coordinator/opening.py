@@ -5,11 +5,13 @@
   whatever ended it.
 - Every root is in the log before whoever leads signs or serves under it; where the files are not those that the log
   names, nothing is signed. Static copies and processes beside may show a new root earlier, until the next launch.
+- Other users of the machine find the round's folder closed, but for what is served from it anyway.
 - A setting that batches, versions, leases or the ledger were counted with stays as it was.
 """
 
 import fcntl
 import json
+import logging
 import secrets
 from itertools import count
 from pathlib import Path
@@ -23,7 +25,7 @@ from coordinator.backup import restoring
 from coordinator.config import Config
 from coordinator.data.child import prepare
 from coordinator.data.importing import FOLDER, copy_digest, needs_data
-from coordinator.files import write_durably
+from coordinator.files import PUBLIC, close_to_others, make_folder, open_private, write_durably
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.store.state import get_fact, set_fact
 from ledger import store
@@ -32,6 +34,8 @@ from ledger.fsck import Difference
 from ledger.tables import entries_table
 from protocol import chunks
 from protocol.errors import ConfigInvalid
+
+log = logging.getLogger(__name__)
 
 LOCK = "coordinator.lock"
 
@@ -62,8 +66,8 @@ FIXED = (
 
 def only_coordinator(folder: Path) -> IO[str]:
     """One coordinator per round: two would sign the same version numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / LOCK).open("a")
+    make_folder(folder, public=True)
+    lock = open_private(folder / LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -100,8 +104,10 @@ def lead(config: Config) -> IO[str]:
     _check_settings(resolved, config)
     lock = only_coordinator(folder)
     try:
+        if closed := close_to_others(folder):
+            log.info("closed to other users of this machine: %s (not %s)", ", ".join(closed), ", ".join(PUBLIC))
         prepare(config, anew=not resolved.exists())
-        write_durably(resolved, config.model_dump_json(indent=2).encode(), private=True)
+        write_durably(resolved, config.model_dump_json(indent=2).encode())
     except BaseException:  # raised again
         lock.close()
         raise
@@ -178,7 +184,7 @@ def audit_terms(config: Config, folder: Path) -> AuditTerms:
 
 def _make_secret(path: Path) -> None:
     if not path.exists():
-        write_durably(path, secrets.token_hex(32).encode(), private=True)
+        write_durably(path, secrets.token_hex(32).encode())
 
 
 def open_books(connection: sa.Connection, round_id: str, budget_micros: int, moment_ms: int) -> None:

@@ -4,9 +4,13 @@
 # - Everything lies below one folder, each version in an environment of its own; nothing of the system's is changed.
 # - A version counts when `current` points to it, which happens in one step, after it has passed its own check. Whatever
 #   interrupts this script leaves the version before as it was; run it again.
-# - The packages of a version are those of its own list, each checked against its hash; none of them is compiled.
+# - The agent's packages, and vLLM's, are those of the version's own lists, each checked against its hash. torch,
+#   transformers and llama.cpp are pinned by version alone, what they bring in turn by version where a list names it.
+# - Nothing is compiled but llama.cpp, which is built for this processor.
 # - What this machine cannot do is said before anything is changed.
 # - Keys and receipts live in the node's home, which no option but --purge ever touches.
+# - No code is taken from under an agent that runs: the service leaves cleanly and starts again with the new version, an
+#   agent that was started by hand is named with the next step, and a version that runs is never removed.
 set -eu
 
 # What lies where root happens to stand, such as /tmp, is no module of ours.
@@ -53,7 +57,7 @@ Run it again to update. pip's own configuration (index, proxy, certificates) is 
 TEXT
 }
 
-say() { printf '%s\n' "$*"; }
+say() { printf '%s\n' "$@"; }
 
 die() {
   printf '%s: %s\n' "$PROGRAM" "$1" >&2
@@ -208,9 +212,13 @@ check_disk() {
 
 # --- the steps --------------------------------------------------------------------------------------------------------
 
+# One name for the folder, whatever links led to it: what runs is known by it.
+settle() { PREFIX=$(cd "$PREFIX" && pwd -P); }
+
 # One installer at a time: the folder is made by whoever comes first, and names its process.
 lock() {
   mkdir -p "$PREFIX/versions"
+  settle
   if ! mkdir "$PREFIX/lock" 2>/dev/null; then
     other=$(cat "$PREFIX/lock/pid" 2>/dev/null || true)
     if [ -n "$other" ] && kill -0 "$other" 2>/dev/null; then
@@ -269,7 +277,7 @@ install_agent() {
 
 install_engine() {
   case $ENGINE in
-    torch) pip install -c "$LISTS/constraints.txt" torch transformers ;;
+    torch) pip install --only-binary :all: -c "$LISTS/constraints.txt" torch transformers ;;
     llama)
       case $SYSTEM in Darwin) CMAKE_ARGS='-DGGML_METAL=on -DLLAVA_BUILD=OFF' ;; *) CMAKE_ARGS='-DLLAVA_BUILD=OFF' ;; esac
       export CMAKE_ARGS
@@ -294,7 +302,13 @@ check_itself() {
   [ "$ENGINE" != vllm ] || "$TARGET/vllm/bin/python" -c 'import vllm' >>"$PREFIX/install.log" 2>&1
 }
 
-# A link is renamed over the other: there is always a whole version under that name.
+# Root's commands look where the service's agent lives, unless told otherwise.
+home_of_service() {
+  [ "$(id -u)" != 0 ] || printf '%s' "export SWARM_HOME=\"\${SWARM_HOME:-$NODE_HOME}\""
+}
+
+# A link is renamed over the other: there is always a whole version under that name. What starts is wholly of one version,
+# and so are the engines that it starts later.
 switch() {
   rm -f "$PREFIX/current.new"
   ln -s "versions/${TARGET##*/}" "$PREFIX/current.new"
@@ -303,7 +317,8 @@ switch() {
   cat >"$BIN/swarm-node.new" <<TEXT
 #!/bin/sh
 # Made by the installer of Echo Swarm; \`install.sh --uninstall\` removes it.
-here='$PREFIX/current'
+here=\$(cd '$PREFIX/current' && pwd -P) || exit 1
+$(home_of_service)
 [ ! -x "\$here/vllm/bin/python" ] || export SWARM_VLLM_PYTHON="\${SWARM_VLLM_PYTHON:-\$here/vllm/bin/python}"
 exec "\$here/bin/swarm-node" "\$@"
 TEXT
@@ -311,10 +326,57 @@ TEXT
   mv -f "$BIN/swarm-node.new" "$BIN/swarm-node"
 }
 
-# What is neither the new version nor the one before it, which an agent may still be running, goes.
+# `PID VERSION COMMAND` of everything that runs out of a version of ours: by its interpreter, which stands first.
+running() {
+  if [ -e /proc/self/cmdline ]; then
+    { grep -aslF "$PREFIX/versions/" /proc/[0-9]*/cmdline || true; } | while IFS= read -r file; do
+      pid=${file%/cmdline}
+      printf '%s %s\n' "${pid#/proc/}" "$(tr '\0' ' ' 2>/dev/null <"$file")"
+    done
+  else
+    ps -axww -o pid= -o command=
+  fi | while read -r pid line; do
+    case $line in "$PREFIX"/versions/*)
+      line=${line#"$PREFIX"/versions/}
+      printf '%s %s %s\n' "$pid" "${line%%/*}" "${line#*/swarm-node }" ;;
+    esac
+  done
+}
+
+# `PID COMMAND` of agents that run out of another version than this one; their engines end with them.
+agents_but() {
+  running | while read -r pid version words; do
+    case $version-$words in
+      "$1"-*) ;;
+      *"-join "* | *"-mirror "*) printf '%s %s\n' "$pid" "${words% }" ;;
+    esac
+  done
+}
+
+# How to end an agent; one that samples ends what it samples first.
+ending() {
+  case $2 in mirror*) printf 'kill -INT %s' "$1"; return ;; esac
+  case $2 in
+    *"--home "*) home=${2##*--home } ;;
+    *"--home="*) home=${2##*--home=} ;;
+    *) home= ;;
+  esac
+  printf 'swarm-node finish%s' "${home:+ --home ${home%% *}}"
+}
+
+tell_of_agents() {
+  agents_but "${TARGET##*/}" | while read -r pid words; do
+    say "Process $pid still runs the version from before: swarm-node $words" \
+      "  Next:  $(ending "$pid" "$words"), and when it has ended, the same command again."
+  done
+}
+
+# What is neither the new version, nor the one before it, nor one that runs, goes.
 tidy_up() {
+  used=$(running | cut -d ' ' -f 2)
   for folder in "$PREFIX"/versions/*; do
-    case $folder in "$TARGET" | "$BEFORE") ;; *) rm -rf "$folder" ;; esac
+    case $folder in "$TARGET" | "$BEFORE") continue ;; esac
+    printf '%s\n' "$used" | grep -qxF "${folder##*/}" || rm -rf "$folder"
   done
   rm -rf "$PREFIX/download"
 }
@@ -334,6 +396,10 @@ install() {
   step "the switch to it" switch
   tidy_up
   say "Installed: $("$BIN/swarm-node" --version)."
+}
+
+say_next() {
+  [ -z "$(agents_but "${TARGET##*/}")" ] || return 0
   case :$PATH: in
     *:"$BIN":*) say "Next:  swarm-node join JOIN-STRING" ;;
     *) say "$BIN is not on your PATH. Next:  $BIN/swarm-node join JOIN-STRING" ;;
@@ -362,14 +428,34 @@ pathlib.Path(target).write_text(text)
 PYTHON
   say "The service is $SERVICE."
   if [ "$SYSTEM" = Darwin ]; then
-    launchctl unload "$SERVICE" 2>/dev/null || true
-    launchctl load -w "$SERVICE"
+    restart_service
   elif $CONTROL daemon-reload 2>/dev/null; then
-    $CONTROL enable --now swarm-node.service
+    $CONTROL enable swarm-node.service
+    restart_service
     [ "$(id -u)" = 0 ] || say "It runs while you are logged in; \`loginctl enable-linger\` keeps it running without you."
   else
     say "systemd does not answer here. When it does:  $CONTROL enable --now swarm-node.service"
   fi
+}
+
+# One that its owner has stopped, or that runs another installation, is left as it is.
+service_runs() {
+  grep -qF "$BIN/swarm-node" "$SERVICE" 2>/dev/null || return 1
+  case $SYSTEM in
+    Darwin) launchctl list org.echo-swarm.node 2>/dev/null | grep -q '"PID"' ;;
+    *) $CONTROL is-active --quiet swarm-node.service 2>/dev/null ;;
+  esac
+}
+
+# The agent that ran gives its leases back, keeps what is finished for the next one to send, and ends.
+restart_service() {
+  if [ "$SYSTEM" = Darwin ]; then
+    launchctl unload "$SERVICE" 2>/dev/null || true
+    launchctl load -w "$SERVICE" && say "The service runs it." && return
+    die "The new version is installed, but its service did not start again." "launchctl load -w $SERVICE"
+  fi
+  $CONTROL restart swarm-node.service && say "The service runs it." && return
+  die "The new version is installed, but its service did not start again." "$CONTROL status swarm-node.service says why."
 }
 
 remove_service() {
@@ -388,6 +474,12 @@ uninstall() {
     return
   fi
   remove_service
+  [ ! -d "$PREFIX" ] || settle
+  agents_but none | {
+    if read -r pid words; then
+      die "Process $pid still runs it: swarm-node $words" "$(ending "$pid" "$words"), and run this again when it has ended."
+    fi
+  }
   rm -rf "$PREFIX/versions" "$PREFIX/current" "$PREFIX/current.new" "$PREFIX/download" "$PREFIX/lock" "$PREFIX/install.log"
   if grep -q 'installer of Echo Swarm' "$BIN/swarm-node" 2>/dev/null; then rm -f "$BIN/swarm-node"; fi
   rmdir "$PREFIX" 2>/dev/null || true
@@ -412,10 +504,21 @@ main() {
   say "Engine:   $ENGINE ($WHY)"
   say "Python:   $PYTHON${UV:+, environments by $UV}"
   say "Place:    $PREFIX, about $wanted_mb MB of $free_mb free; command $BIN/swarm-node"
-  [ -z "$JOIN" ] || say "Service:  $SERVICE"
+  if [ -n "$JOIN" ]; then
+    say "Service:  $SERVICE"
+  elif service_runs; then
+    say "Service:  $SERVICE, which leaves cleanly and starts again with the new version"
+  fi
   if [ -n "$DRY_RUN" ]; then say "That is all it would do; nothing was changed."; return; fi
   install
-  [ -z "$JOIN" ] || install_service
+  if [ -n "$JOIN" ]; then
+    install_service
+  elif service_runs; then
+    restart_service
+  else
+    say_next
+  fi
+  tell_of_agents
 }
 
 main "$@"

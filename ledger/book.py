@@ -4,6 +4,8 @@
 - Only `APPLIED` changes anything; a refused entry leaves every account and claim as it was.
 - The life of a claim, and of a payout, is the table `TRANSITIONS`; a test walks all of it.
 - A payout is kept as claims are, under a name that no claim can have: a node, an amount, and where it stands.
+- A payout needs its batch in the book before it. All payouts of a batch come to what it says, and leave each of its
+  payees a micro-unit at least; none is paid before they come to all of it.
 - Conservation is asserted twice: `step` on the accounts it moves, which keeps it for the whole book by induction;
   `check` over a whole book, with every account of a node against its claims. `apply` does both.
 - A broken invariant is our bug or a damaged store, never anybody's claim: it raises `BookBroken` and stops the program.
@@ -23,6 +25,7 @@ from ledger.entry import (
     OnceEntry,
     Paid,
     Payout,
+    PayoutBatch,
     Pending,
     Post,
     Reinstate,
@@ -43,6 +46,9 @@ class Outcome(StrEnum):
     ALREADY_PAID = "already_paid"  # the payout was paid before, perhaps by another reference
     UNKNOWN_CLAIM = "unknown_claim"  # nothing pending to settle
     UNKNOWN_PAYOUT = "unknown_payout"  # nothing under way that could be paid
+    UNKNOWN_BATCH = "unknown_batch"  # no batch of this number was published
+    BEYOND_BATCH = "beyond_batch"  # the payouts would come to more than their batch says, or leave a payee none
+    BATCH_INCOMPLETE = "batch_incomplete"  # not all of what the batch says is under way yet
     BUDGET_EXHAUSTED = "budget_exhausted"  # the free budget does not cover the credit
     NOT_PAYABLE = "not_payable"  # the node is not owed so much
     DEPOSIT_LIMIT = "deposit_limit"  # all deposits together would pass `DEPOSITS_MAX_MICROS`
@@ -107,6 +113,27 @@ class Claim(NamedTuple):
     entry_hash: Digest
 
 
+class Batch(NamedTuple):
+    """What a published batch says, and what of it the book has moved."""
+
+    payees: int
+    amount_micros: int
+    payouts: int = 0
+    moved_micros: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.moved_micros == self.amount_micros
+
+    def after(self, amount_micros: int) -> "Batch":
+        return self._replace(payouts=self.payouts + 1, moved_micros=self.moved_micros + amount_micros)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether something is left for every payee who can have had nothing yet; one payout serves one at most."""
+        return self.amount_micros - self.moved_micros >= max(0, self.payees - self.payouts)
+
+
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -117,6 +144,7 @@ class State(NamedTuple):
     claims: Mapping[str, Claim] = _NOTHING
     once: Mapping[str, Digest] = _NOTHING
     """Effects of entries that belong to no claim, and the content hashes of these entries."""
+    batches: Mapping[int, Batch] = _NOTHING
 
     def balance(self, account: Account) -> int:
         return self.balances.get(account, 0)
@@ -132,6 +160,7 @@ def apply(state: State, entry: Entry) -> tuple[State, Outcome]:
         {**state.balances, **changed.balances},
         {**state.claims, **changed.claims},
         {**state.once, **changed.once},
+        {**state.batches, **changed.batches},
     )
     check(after)
     return after, outcome
@@ -141,17 +170,20 @@ class Folding:
     """A book that entries go into one after the other, each at the cost of what it changes."""
 
     def __init__(self, before: State = _EMPTY) -> None:
-        self._balances, self._claims, self._once = dict(before.balances), dict(before.claims), dict(before.once)
-        self.state = State(self._balances, self._claims, self._once)
+        self._balances, self._claims = dict(before.balances), dict(before.claims)
+        self._once, self._batches = dict(before.once), dict(before.batches)
+        self.state = State(self._balances, self._claims, self._once, self._batches)
 
     def add(self, entry: Entry) -> Outcome:
-        (balances, claims, once), outcome = step(self.state, entry)
+        (balances, claims, once, batches), outcome = step(self.state, entry)
         if balances:
             self._balances.update(balances)
         if claims:
             self._claims.update(claims)
         if once:
             self._once.update(once)
+        if batches:
+            self._batches.update(batches)
         return outcome
 
 
@@ -167,7 +199,7 @@ def fold(entries: Iterable[tuple[int, Entry]], before: State = _EMPTY) -> tuple[
 
 
 def step(state: State, entry: Entry) -> tuple[State, Outcome]:
-    """The new values of only what an entry changes; reads only its claim or effect and the accounts of its `route`."""
+    """The new values of only what an entry changes; reads only its claim, effect, batch and accounts of its `route`."""
     return _STEPS.get(entry.kind, _once)(state, entry)
 
 
@@ -200,6 +232,28 @@ def _settled(state: State, entry: Post | Void | Reinstate | Paid) -> tuple[State
     claim = Claim(known.node_id, target, known.amount_micros, known.tokens, known.entry_hash)
     source, sink = route(entry, known.node_id)
     return State(_moved(state, source, sink, known.amount_micros), {entry.claim_id: claim}), Outcome.APPLIED
+
+
+def _shared(state: State, entry: Payout) -> tuple[State, Outcome]:
+    """A node's share goes into a batch that is published, as far as that goes."""
+    changed, outcome = _begun(state, entry)
+    if outcome is not Outcome.APPLIED:
+        return _EMPTY, outcome
+    if (batch := state.batches.get(entry.batch)) is None:
+        return _EMPTY, Outcome.UNKNOWN_BATCH
+    if not (after := batch.after(entry.amount_micros)).is_possible:
+        return _EMPTY, Outcome.BEYOND_BATCH
+    return changed._replace(batches={entry.batch: after}), outcome
+
+
+def _paid_out(state: State, entry: Paid) -> tuple[State, Outcome]:
+    """A node's share is paid, once the payouts are those that were published."""
+    changed, outcome = _settled(state, entry)
+    if outcome is not Outcome.APPLIED:
+        return _EMPTY, outcome
+    if (batch := state.batches.get(entry.batch)) is None:
+        return _EMPTY, Outcome.UNKNOWN_BATCH
+    return (changed, outcome) if batch.is_whole else (_EMPTY, Outcome.BATCH_INCOMPLETE)
 
 
 def _unfounded(state: State, entry: Reinstate, claim: Claim) -> Outcome | None:
@@ -239,6 +293,8 @@ _STANDS_IN: dict[ClaimState, tuple[tuple[Callable[[NodeId], Account], int], ...]
 }
 """What a claim or a payout in each state adds to which accounts of its node."""
 
+_OF_A_PAYOUT = frozenset({ClaimState.PAYING, ClaimState.PAID})
+
 
 def check(state: State) -> None:
     """Assert conservation over a whole book: nothing was made, nothing was lost."""
@@ -255,6 +311,20 @@ def check(state: State) -> None:
             raise BookBroken(f"Account {account} is at {balance} micros, its claims sum to {owed.get(account, 0)}.")
     if total := sum(state.balances.values()):
         raise BookBroken(f"All accounts together are at {total} micros instead of 0.")
+    _check_batches(state)
+
+
+def _check_batches(state: State) -> None:
+    """Assert that every payout stands in a batch, and that each batch knows how much that is."""
+    moved = dict.fromkeys(state.batches, 0)
+    for claim_id, claim in state.claims.items():
+        if claim.state in _OF_A_PAYOUT:
+            number = int(claim_id.partition(":")[0])
+            moved[number] = moved.get(number, 0) + claim.amount_micros
+    for number, micros in moved.items():
+        batch = state.batches.get(number)
+        if batch is None or batch.moved_micros != micros:
+            raise BookBroken(f"The payouts of batch {number} sum to {micros} micros, and the book has {batch}.")
 
 
 def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
@@ -267,20 +337,23 @@ def _once(state: State, entry: OnceEntry) -> tuple[State, Outcome]:
     if isinstance(entry, Ruling) and entry.appealed not in state.once:
         return _EMPTY, Outcome.NOT_APPEALED
     balances: Mapping[Account, int] = _NOTHING
+    batches: Mapping[int, Batch] = _NOTHING
+    if isinstance(entry, PayoutBatch):
+        batches = {entry.batch: Batch(entry.payees, entry.amount_micros)}
     if isinstance(entry, Deposit):
         if entry.amount_micros - state.balance(OUTSIDE) > DEPOSITS_MAX_MICROS:
             return _EMPTY, Outcome.DEPOSIT_LIMIT
         balances = _moved(state, *route(entry, None), entry.amount_micros)
-    return State(balances, once={entry.effect: entry.content_hash}), Outcome.APPLIED
+    return State(balances, once={entry.effect: entry.content_hash}, batches=batches), Outcome.APPLIED
 
 
 _STEPS: dict[str, Callable[[State, Any], tuple[State, Outcome]]] = {
     "pending": _begun,
-    "payout": _begun,
+    "payout": _shared,
     "post": _settled,
     "void": _settled,
     "reinstate": _settled,
-    "paid": _settled,
+    "paid": _paid_out,
 }
 """Kind of entry → who decides on it; for all others `_once`."""
 

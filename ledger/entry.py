@@ -289,6 +289,11 @@ class _OfPayout(_Hashed):
     def claim_id(self) -> str:
         return f"{self.batch}:{self.node_id}"
 
+    @property
+    def batch_effect(self) -> str:
+        """The effect that must have come before."""
+        return f"payout_batch:{self.batch}"
+
 
 class Payout(_OfPayout):
     """A node's share goes into a batch: payable → paying."""

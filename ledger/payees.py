@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from ledger import tiles, tree
@@ -21,11 +22,25 @@ class Payee(NamedTuple):
 
     @property
     def leaf(self) -> bytes:
-        return payee_bytes(self.address) + self.amount_micros.to_bytes(AMOUNT_BYTES)
+        return leaf(self.address, self.amount_micros)
+
+
+def leaf(address: str, amount_micros: int) -> bytes:
+    return payee_bytes(address) + amount_micros.to_bytes(AMOUNT_BYTES)
+
+
+def key(round_id: str, batch: int) -> bytes:
+    """32 bytes that no other batch of any round has: rails know it by them, and a contract's payees."""
+    return sha256(f"echo-swarm/payout/{round_id}/{batch}".encode()).digest()
 
 
 def root(payees: Sequence[Payee]) -> Hash:
     return tree.root(len(payees), _hash_of(payees))
+
+
+def proof(payees: Sequence[Payee], place: int) -> list[Hash]:
+    """The hashes that lead from one payee's leaf to the root."""
+    return tree.prove(tree.inclusion_ranges(place, len(payees)), _hash_of(payees))
 
 
 def proofs(payees: Sequence[Payee]) -> list[list[Hash]]:

@@ -4,6 +4,7 @@
   its parameters and wraps its rows. Here its compiler is asked once for each form of a statement on each database.
 - Values and columns are converted by their types, as SQLAlchemy does it; rows are named tuples, and all are there.
 - What the driver refuses is raised as SQLAlchemy's error, and who listens to SQLAlchemy's statements hears of these.
+- A connection may know a shorter way than its driver's cursors (`STRAIGHT`).
 - The transaction is the caller's.
 
 >>> _price = Prepared(sa.select(nodes.c.price).where(nodes.c.node_id == sa.bindparam("node")))
@@ -13,9 +14,23 @@
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+
+STRAIGHT = "straight"
+"""In the `info` of a connection: its `Straight`, where statements need not go through a cursor."""
+
+FEW = 4
+"""Rows that are written one by one there; more are handed to the driver's cursor together."""
+
+
+Answer = tuple[Sequence[Any], int, Sequence[Any]]
+"""Rows as the driver reads them, how many were found or changed, and the driver's word of what each column is."""
+
+Straight = Callable[[str, Any], Answer]
+"""Runs the driver's own text with values by their names or in their order, or with none."""
 
 
 class Found(list[Any]):
@@ -61,6 +76,13 @@ class _Form:
     """Known when the driver has first answered."""
 
     def values(self, given: Mapping[str, Any]) -> Any:
+        found: Mapping[str, Any] = given
+        if self.constants or self.lists or self.converted:
+            found = self._with_ours(given)
+        return found if self.places is None else [found[name] for name in self.places]
+
+    def _with_ours(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same with the statement's own values, and all in the driver's form."""
         found = {**self.constants, **given}
         if self.lists:
             for name, members in self.lists.items():
@@ -68,7 +90,7 @@ class _Form:
         if self.converted:
             for name, convert in self.converted.items():
                 found[name] = convert(found[name])
-        return found if self.places is None else [found[name] for name in self.places]
+        return found
 
 
 class Prepared:
@@ -78,7 +100,7 @@ class Prepared:
         self._statement = statement
         self._lists = _lists(statement)
         self._adds = isinstance(statement, sa.Insert)
-        self._forms: dict[tuple[Any, ...], _Form] = {}
+        self._forms: dict[Any, _Form] = {}
         """By the kind of database, for which it is always the same."""
 
     def __call__(self, connection: sa.Connection, /, **values: Any) -> Found:
@@ -95,7 +117,11 @@ class Prepared:
 
     def _form(self, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
         # The text depends on which columns a new row has, and on how many values stand in a list.
-        key = (type(dialect), *(values if self._adds else [len(values[name]) for name in self._lists]))
+        key: Any = type(dialect)
+        if self._adds:
+            key = (key, *values)
+        elif self._lists:
+            key = (key, *[len(values[name]) for name in self._lists])
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = _compiled(self._statement, dialect, values)
@@ -107,30 +133,66 @@ def _lists(statement: sa.ClauseElement) -> list[str]:
     return [bind.key for bind in binds if bind.expanding and bind.value is None]
 
 
-def say(connection: sa.Connection, *texts: str) -> None:
-    """Statements of the database's own, which have neither parameters nor rows that matter."""
+def say(connection: sa.Connection, *texts: str, waits: bool = False) -> None:
+    """Statements of the database's own, which have neither parameters nor rows that matter; one `waits` for others."""
     for text in texts:
-        _run(connection, text, None)
+        _run(connection, text, None, waits=waits)
 
 
-def _run(connection: sa.Connection, text: str, values: Any, form: _Form | None = None, *, many: bool = False) -> Found:
-    cursor, found = connection.connection.cursor(), Found()
-    try:
+def say_each(connection: sa.Connection, text: str, rows: Sequence[Sequence[Any]]) -> None:
+    """The same with values in the driver's own form, for each of these rows."""
+    if not connection.in_transaction():
+        connection.begin()  # as SQLAlchemy does by itself: whoever commits through it means this, too
+    _run(connection, text, rows, many=True)
+
+
+def _run(
+    connection: sa.Connection,
+    text: str,
+    values: Any,
+    form: _Form | None = None,
+    *,
+    many: bool = False,
+    waits: bool = False,
+) -> Found:
+    if connection._has_events or connection.engine._has_events:  # as SQLAlchemy asks: a walk takes ten times as long
         for listener in connection.dispatch.before_cursor_execute:
-            listener(connection, cursor, text, values, None, many)
-        if values is None:
-            cursor.execute(text)
+            listener(connection, None, text, values, None, many)
+    lent = connection.connection
+    straight: Straight | None = None if waits else lent.info.get(STRAIGHT)
+    try:
+        if straight is None or (many and len(values) > FEW):
+            rows, changed, types = _by_cursor(lent.cursor(), text, values, form, many=many)
+        elif many:
+            rows, changed, types = [], sum(straight(text, each)[1] for each in values), ()
         else:
-            (cursor.executemany if many else cursor.execute)(text, values)
-        if form is not None and cursor.description is not None:
-            form.row = form.row or _row(form.columns, connection.dialect, cursor.description)
-            found.extend(map(form.row, cursor.fetchall()))
-        found.rowcount = cursor.rowcount
+            rows, changed, types = straight(text, values)
     except connection.dialect.loaded_dbapi.Error as error:
         raise sa.exc.DBAPIError.instance(text, values, error, connection.dialect.loaded_dbapi.Error) from error
+    if rows and form is not None:
+        form.row = form.row or _row(form.columns, connection.dialect, types)
+        found = Found(map(form.row, rows))
+    else:
+        found = Found()
+    found.rowcount = changed
+    return found
+
+
+def _by_cursor(cursor: Any, text: str, values: Any, form: _Form | None, *, many: bool) -> Answer:
+    try:
+        if many:
+            cursor.executemany(text, values)
+        elif values is None:
+            cursor.execute(text)
+        else:
+            cursor.execute(text, values)
+        if form is None or not form.columns:
+            return [], cursor.rowcount, ()
+        # What its driver makes of its columns is asked once.
+        types = () if form.row else [type_code for _, type_code, *_rest in cursor.description]
+        return cursor.fetchall(), cursor.rowcount, types
     finally:
         cursor.close()
-    return found
 
 
 def _compiled(statement: Any, dialect: sa.Dialect, values: Mapping[str, Any]) -> _Form:
@@ -161,15 +223,16 @@ def _converters(made: Any, state: Any, dialect: sa.Dialect) -> Iterator[tuple[st
             yield from ((member, convert) for member in members if member in state.parameters)
 
 
-def _row(columns: Sequence[sa.ColumnElement[Any]], dialect: sa.Dialect, description: Any) -> Callable[[Any], Any]:
+def _row(columns: Sequence[sa.ColumnElement[Any]], dialect: sa.Dialect, types: Sequence[Any]) -> Callable[[Any], Any]:
     """Makes a named tuple of what the driver gives, by its word of what that is."""
     named = namedtuple("Row", [column.key or "" for column in columns], rename=True)  # type: ignore[misc]  # no literal
     converters = [
         column.type.dialect_impl(dialect).result_processor(dialect, type_code)
-        for column, (_, type_code, *_rest) in zip(columns, description, strict=True)
+        for column, type_code in zip(columns, types, strict=True)
     ]
+    made = partial(tuple.__new__, named)  # as many values as names: both are the statement's
     if not any(converters):
-        return lambda row: named(*row)
-    return lambda row: named(
-        *(value if convert is None else convert(value) for convert, value in zip(converters, row, strict=True))
+        return made
+    return lambda row: made(
+        value if convert is None else convert(value) for convert, value in zip(converters, row, strict=True)
     )

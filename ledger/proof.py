@@ -9,7 +9,7 @@
   compare with the newest root where that matters.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ from protocol import canonical, limits, trust
 from protocol.errors import ProofInvalid
 from protocol.message import Message
 
+FORK: Final = "echo-swarm/fork"
+
 PROOF_MAX_HASHES = 64
 """One for each level of the largest tree, and the seed."""
 
@@ -31,12 +33,12 @@ RECEIPT_MAX_ENTRIES = 16
 Settlement = Post | Void | Reinstate
 """What became of a claim; the last word of several."""
 
-_Path = Annotated[
+Hashes = Annotated[
     tuple[Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)], ...],
     Field(max_length=PROOF_MAX_HASHES),
 ]
-_Note = Annotated[bytes, Field(max_length=NOTE_MAX_BYTES)]
-_Roots = Annotated[tuple[bytes, ...], Field(min_length=1, max_length=limits.ROOT_ROTATIONS_MAX)]
+SignedNote = Annotated[bytes, Field(max_length=NOTE_MAX_BYTES)]
+Roots = Annotated[tuple[bytes, ...], Field(min_length=1, max_length=limits.ROOT_ROTATIONS_MAX)]
 
 
 class Proven(Message):
@@ -44,26 +46,26 @@ class Proven(Message):
 
     index: int = Field(ge=0, lt=TREE_SIZE_MAX)
     entry: Annotated[bytes, Field(max_length=ENTRY_MAX_BYTES)]
-    proof: _Path
+    proof: Hashes
 
 
 class Receipt(Message):
     """Entries that are in the log."""
 
     kind: Literal["echo-swarm/receipt"] = "echo-swarm/receipt"
-    roots: _Roots
-    checkpoint: _Note
+    roots: Roots
+    checkpoint: SignedNote
     entries: Annotated[tuple[Proven, ...], Field(min_length=1, max_length=RECEIPT_MAX_ENTRIES)]
 
 
 class Fork(Message):
     """Two checkpoints that contradict each other."""
 
-    kind: Literal["echo-swarm/fork"] = "echo-swarm/fork"
-    roots: _Roots
-    earlier: _Note
-    later: _Note
-    proof: _Path
+    kind: Literal["echo-swarm/fork"] = FORK
+    roots: Roots
+    earlier: SignedNote
+    later: SignedNote
+    proof: Hashes
 
 
 def ledger_keys(roots: tuple[bytes, ...], round_id: str) -> list[Key]:
@@ -97,10 +99,11 @@ def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Set
     raise ProofInvalid(f"The receipt is not one of claim {claim_id[:16]}….")
 
 
-def is_fork(data: bytes) -> bool:
-    """Whether a file says of itself that it is the proof of a fork."""
+def kind_of(data: bytes) -> str:
+    """What a file says of itself that it proves; empty if nothing."""
     value = canonical.decode(data, max_bytes=limits.MESSAGE_MAX_BYTES)
-    return isinstance(value, dict) and value.get("kind") == "echo-swarm/fork"
+    kind = value.get("kind") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def check_fork(data: bytes, round_id: str) -> tuple[Checkpoint, Checkpoint]:

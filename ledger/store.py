@@ -4,28 +4,26 @@
   "rollout accepted" and "credit pending" can be one effect. An entry counts when that transaction has committed.
 - `append` takes the head row first. It is the lock: appends of all processes follow each other, indexes have no
   gaps, and on SQLite the transaction is a writer before it reads. Keep such transactions short.
-- `book.step` decides on the few rows it reads; every write then names the value it replaces and counts its rows.
+- `book.step` decides on the few rows that `ledger.parts` reads for it and then writes.
 - Many entries in one call are one pass over the tables: what a batch shares is read and written once.
 - A checkpoint is stored by the transaction that signed it, after it was compared with the one before: the tree that it
   speaks of still begins with all that was ever signed, or nothing is signed. Serve it when that has committed.
-- Constraints stand behind the code: one row per effect and per content hash, no account but `outside` below zero.
+- Constraints stand behind the code: one row per effect, which follows from an entry's content; no account but `outside`
+  below zero.
 - Only portable SQL: SQLite (WAL and synchronous=FULL are the caller's to set), PostgreSQL (read committed or stricter).
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
 
-from ledger import book, fsck, note, tiles, tree
-from ledger.accounts import BUDGET, OUTSIDE, Account, paid, payable, paying, pending
-from ledger.book import BookBroken, Claim, ClaimState, Outcome, State
+from ledger import book, fsck, note, parts, tiles, tree
+from ledger.accounts import Account
+from ledger.book import BookBroken, ClaimState, Outcome
 from ledger.checkpoint import Checkpoint, Sign
 from ledger.checkpoint import sign as sign_checkpoint
-from ledger.entry import CLAIM_KINDS, PAYOUT_KINDS, Entry, parse
+from ledger.entry import Entry, parse
 from ledger.fsck import Difference, StoredEntry
 from ledger.note import Key
 from ledger.prepared import Prepared
@@ -47,30 +45,9 @@ from protocol.ids import Digest, NodeId
 PAGE_ENTRIES = 1_000
 """Entries that `rebuild` holds at a time."""
 
-NAMES_AT_ONCE = 500
-"""Names in one question: every database takes so many parameters."""
-
-_STATES = {state.value: state for state in ClaimState}
-
 # Built once: making a statement costs more than running it.
-_names: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _move_head = Prepared(
     sa.update(head_table).values(size=head_table.c.size + sa.bindparam("by")).returning(head_table.c.size)
-)
-_effects = Prepared(
-    sa.select(entries_table.c.effect, entries_table.c.content_hash).where(entries_table.c.effect.in_(_names))
-)
-_claims = Prepared(sa.select(claims_table).where(claims_table.c.claim_id.in_(_names)))
-_accounts = Prepared(sa.select(balances_table).where(balances_table.c.account.in_(_names)))
-_set_balance = Prepared(
-    sa.update(balances_table)
-    .where(balances_table.c.account == sa.bindparam("name"), balances_table.c.micros == sa.bindparam("was"))
-    .values(micros=sa.bindparam("now"))
-)
-_set_state = Prepared(
-    sa.update(claims_table)
-    .where(claims_table.c.claim_id == sa.bindparam("claim"), claims_table.c.state == sa.bindparam("was"))
-    .values(state=sa.bindparam("now"))
 )
 _place = (tiles_table.c.level == sa.bindparam("at_level"), tiles_table.c.number == sa.bindparam("at"))
 _tile = Prepared(sa.select(tiles_table.c.hashes).where(*_place))
@@ -117,15 +94,14 @@ def append(conn: sa.Connection, entry: Entry, now_ms: int) -> Outcome:
 def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> list[Outcome]:
     """The same for many, one after the other; what is refused leaves the others as they are."""
     size = _head(conn, len(entries)) - len(entries)
-    before = _read_for(conn, entries)
+    before = parts.read_for(conn, entries)
     after, refused = book.fold(enumerate(entries), before)
     applied = [entry for number, entry in enumerate(entries) if number not in refused]
     if refused:
         _head(conn, -len(refused))
     if applied:
         _write_entries(conn, size, applied, now_ms)
-        _write_balances(conn, before, after)
-        _write_claims(conn, before, after)
+        parts.write(conn, before, after)
         _write_tiles(conn, size, [leaf_hash(entry.body) for entry in applied])
     return [refused.get(number, Outcome.APPLIED) for number in range(len(entries))]
 
@@ -171,12 +147,17 @@ def read_file(conn: sa.Connection, tile: Tile) -> bytes:
 
 def prove_claim(conn: sa.Connection, claim_id: str) -> tuple[bytes, list[Proven]]:
     """The last checkpoint, and a claim's entries with the proofs that they stand under it."""
-    last = conn.execute(sa.select(checkpoint_table)).one_or_none()
     names = [f"{kind}:{claim_id}" for kind in ("pending", "settle", "reinstate")]
+    return prove(conn, names, about=f"claim {claim_id[:16]}…")
+
+
+def prove(conn: sa.Connection, effects: Sequence[str], *, about: str) -> tuple[bytes, list[Proven]]:
+    """The same of the entries of these effects, as far as they are published; of the first one at least."""
+    last = conn.execute(sa.select(checkpoint_table)).one_or_none()
     here = entries_table.c
-    rows = conn.execute(sa.select(here.index, here.body).where(here.effect.in_(names)).order_by(here.index)).all()
+    rows = conn.execute(sa.select(here.index, here.body).where(here.effect.in_(effects)).order_by(here.index)).all()
     if last is None or not rows or rows[0].index >= last.size:
-        raise NotFound(f"No published entry is about claim {claim_id[:16]}….", hint="Wait for the next checkpoint.")
+        raise NotFound(f"No published entry is about {about}.", hint="Wait for the next checkpoint.")
     hash_of = tiles.hashes_in(last.size, lambda tile: _read_tile(conn, tile))
     return last.note, [
         Proven(index=index, entry=body, proof=tuple(tree.prove(tree.inclusion_ranges(index, last.size), hash_of)))
@@ -192,7 +173,7 @@ def size(conn: sa.Connection) -> int:
 
 def balance(conn: sa.Connection, account: Account) -> int:
     """What one account holds; nothing before it ever moved."""
-    return sum(row.micros for row in _accounts(conn, names=[str(account)]))
+    return sum(micros for _, micros in parts.balances_of(conn, [account]))
 
 
 def balances(conn: sa.Connection) -> dict[Account, int]:
@@ -254,40 +235,8 @@ def _head(conn: sa.Connection, by: int) -> int:
     return size
 
 
-def _read_for(conn: sa.Connection, entries: Sequence[Entry]) -> State:
-    """The part of the book that `book.step` reads for these entries."""
-    of: defaultdict[str, list[Any]] = defaultdict(list)
-    for entry in entries:
-        of[entry.kind].append(entry)
-    kinds = of.keys() & CLAIM_KINDS
-    effects = [entry.effect for kind in of.keys() - kinds for entry in of[kind]]
-    effects += [entry.commitment.effect for entry in of["reveal"]]
-    effects += [entry.appealed for entry in of["ruling"]]
-    effects += {entry.ruling.effect for entry in of["reinstate"]}
-    once = {effect: Digest(digest) for effect, digest in _rows(conn, _effects, effects)}
-    claims = {
-        claim_id: Claim(NodeId(node), _STATES[state], amount_micros, tokens, Digest(entry_hash))
-        for claim_id, node, state, amount_micros, tokens, entry_hash in _rows(
-            conn, _claims, {entry.claim_id for kind in kinds for entry in of[kind]}
-        )
-    }
-    nodes = {entry.node_id for kind in ("pending", "payout") for entry in of[kind]}
-    nodes.update(claim.node_id for claim in claims.values())
-    held_in = (pending, payable, paying, paid) if kinds & PAYOUT_KINDS else (pending, payable)
-    accounts = {OUTSIDE, BUDGET, *(account_of(node) for node in nodes for account_of in held_in)}
-    by_name = {str(account): account for account in accounts}
-    return State({by_name[name]: micros for name, micros in _rows(conn, _accounts, by_name)}, claims, once)
-
-
-def _rows(conn: sa.Connection, statement: Prepared, names: Collection[str]) -> Iterator[Any]:
-    """The rows of many names, some names at a time."""
-    waiting = list(names)
-    for start in range(0, len(waiting), NAMES_AT_ONCE):
-        yield from statement(conn, names=waiting[start : start + NAMES_AT_ONCE])
-
-
 def _write_entries(conn: sa.Connection, size: int, applied: list[Entry], now_ms: int) -> None:
-    _insert(
+    parts.insert(
         conn,
         entries_table,
         [
@@ -295,31 +244,6 @@ def _write_entries(conn: sa.Connection, size: int, applied: list[Entry], now_ms:
             for index, entry in enumerate(applied, size)
         ],
     )
-
-
-def _write_balances(conn: sa.Connection, before: State, after: State) -> None:
-    made, moved = [], []
-    for account, micros in after.balances.items():
-        was = before.balances.get(account)
-        if was is None:
-            made.append((str(account), micros))
-        elif was != micros:
-            moved.append({"name": str(account), "was": was, "now": micros})
-    _insert(conn, balances_table, made)
-    _replace(conn, _set_balance, moved)
-
-
-def _write_claims(conn: sa.Connection, before: State, after: State) -> None:
-    made, settled = [], []
-    for claim_id, claim in after.claims.items():
-        was = before.claims.get(claim_id)
-        if was is None:
-            state = claim.state.value
-            made.append((claim_id, claim.node_id, state, claim.amount_micros, claim.tokens, claim.entry_hash))
-        elif was.state is not claim.state:
-            settled.append({"claim": claim_id, "was": was.state.value, "now": claim.state.value})
-    _insert(conn, claims_table, made)
-    _replace(conn, _set_state, settled)
 
 
 def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
@@ -337,8 +261,8 @@ def _write_tiles(conn: sa.Connection, size: int, leaves: list[Hash]) -> None:
         else:
             place = {"at_level": tile.level, "at": tile.number}
             widened.append({**place, "was": was, "now": tile.width, "data": data})
-    _insert(conn, tiles_table, made)
-    _replace(conn, _widen_tile, widened)
+    parts.insert(conn, tiles_table, made)
+    parts.replace(conn, _widen_tile, widened)
 
 
 def _own_tile(conn: sa.Connection, tile: Tile) -> bytes:
@@ -356,30 +280,6 @@ def _read_tile(conn: sa.Connection, tile: Tile) -> bytes:
     if data is None or len(data) < wanted:
         raise NotFound(f"The log does not reach to the end of tile {tile.name}.")
     return bytes(data[:wanted])
-
-
-def _insert(conn: sa.Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
-    """New rows, as tuples in the order of the table's columns.
-
-    They go past SQLAlchemy's handling of parameters, which takes longer than SQLite does. So a column must be of a type
-    that the driver takes as it is: all of the ledger's are.
-    """
-    if rows:
-        conn.exec_driver_sql(_insertion(table, conn.dialect), list(rows))
-
-
-@cache
-def _insertion(table: sa.Table, dialect: sa.Dialect) -> str:
-    """The driver's own text for a new row of a table."""
-    names = ", ".join(dialect.identifier_preparer.quote(column.name) for column in table.columns)
-    mark = "?" if dialect.paramstyle == "qmark" else "%s"
-    return f"INSERT INTO {table.name} ({names}) VALUES ({', '.join(mark for _ in table.columns)})"
-
-
-def _replace(conn: sa.Connection, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Compare and set: each row must still be the one that the decision was made on."""
-    if statement.each(conn, rows) != len(rows):
-        raise BookBroken("A ledger row changed under the append lock: something else writes to the ledger's tables.")
 
 
 def _page(conn: sa.Connection, start: int, limit: int) -> list[StoredEntry]:

@@ -1,6 +1,8 @@
 """The tables of the ledger's store: what is kept, and what the database itself refuses.
 
-- Constraints stand behind the code: one row per effect and per content hash, no account but `outside` below zero.
+- Constraints stand behind the code: one row per effect, no account but `outside` below zero.
+- What has the same content has the same effect, so that is the one name by which entries are found: each further index
+  of hashes costs a page of its own for every entry, which is what limits how fast a large ledger grows.
 - Names are as long as the longest that `ledger.entry` makes.
 """
 
@@ -21,7 +23,7 @@ entries_table = sa.Table(
     "ledger_entries",
     metadata,
     sa.Column("index", _Index, primary_key=True, autoincrement=False),
-    sa.Column("content_hash", sa.String(64), nullable=False, unique=True),
+    sa.Column("content_hash", sa.String(64), nullable=False),
     sa.Column("effect", sa.String(120), nullable=False, unique=True),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),

@@ -26,6 +26,13 @@ class TakeCases(Message):
     at_most: int = Field(ge=1, le=limits.AUDIT_CASES_MAX)
 
 
+class HoldCases(Message):
+    """An auditor is still at work on what it has taken."""
+
+    auditor: str = Field(min_length=1, max_length=64)
+    """As it took them."""
+
+
 class AuditCase(Message):
     """One claim to look at: the lease as it was sent, and what the node signed."""
 

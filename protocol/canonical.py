@@ -73,8 +73,17 @@ def decode(
     return value
 
 
-def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES, max_items: int = limits.MESSAGE_MAX_ITEMS) -> Value:
-    """The value of bytes within all limits; that they are the canonical ones is for the caller to demand."""
+def read(
+    data: bytes,
+    *,
+    max_bytes: int = limits.MESSAGE_MAX_BYTES,
+    max_items: int = limits.MESSAGE_MAX_ITEMS,
+    tuples: bool = False,
+) -> Value:
+    """The value of bytes within all limits, with tuples in place of lists where they are wanted.
+
+    That the bytes are the canonical ones is for the caller to demand.
+    """
     if len(data) > max_bytes:
         raise MessageTooLarge(
             f"The message has {len(data)} bytes; at most {max_bytes} are read here.",
@@ -84,7 +93,7 @@ def read(data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES, max_items: i
     if end != len(data):
         raise MalformedMessage(f"{len(data) - end} bytes follow the end of the message.")
     try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        value = msgpack.unpackb(data, raw=False, strict_map_key=True, use_list=not tuples)
     except (ValueError, UnicodeDecodeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"The message is not MessagePack: {error}.") from error
     return value

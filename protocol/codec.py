@@ -1,12 +1,17 @@
 """A policy's own tokenizer: text and tokens, the same on both sides of the wire.
 
 - No special token is added to a text; one that the text spells out is one token.
-- Special tokens stay visible in what is decoded: one inside an answer makes it wrong, it does not vanish.
+- Every token stays visible in what is decoded: a special one inside an answer makes it wrong, it does not vanish. Nor
+  does one for which there is no text, as many policies have beyond the last of their tokenizer.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from tokenizers import Tokenizer
+
+WORDLESS = "\ufffd"
+"""What stands for a token that has no text."""
 
 
 class PolicyCodec:
@@ -19,4 +24,13 @@ class PolicyCodec:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        if all(map(self._has_text, tokens)):
+            return self._text(tokens)
+        runs = ((has_text, list(run)) for has_text, run in groupby(tokens, self._has_text))
+        return "".join(self._text(run) if has_text else WORDLESS * len(run) for has_text, run in runs)
+
+    def _has_text(self, token: int) -> bool:
+        return self._tokenizer.id_to_token(token) is not None
+
+    def _text(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)

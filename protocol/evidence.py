@@ -99,7 +99,6 @@ _OTHER = Rule("intake", "message", "a rollout that can be taken")
 def of(error: SwarmError, *, envelope: bytes, lease_id: str) -> Evidence:
     """The evidence for the rejection of these bytes; of a lease that could not be read, the command names none."""
     rule, seen = RULES.get(error.code, _OTHER), error.breach
-    replay = " --replay" if rule.replays else ""
     return Evidence(
         code=error.code,
         step=rule.step,
@@ -110,8 +109,14 @@ def of(error: SwarmError, *, envelope: bytes, lease_id: str) -> Evidence:
         tolerance=seen.tolerance or EXACT,
         positions=tuple(Place(sample=sample, position=position) for sample, position in seen.positions[:POSITIONS_MAX]),
         validator=VALIDATOR,
-        command=f"swarm-node why JOIN_STRING {lease_id[:32] or 'LEASE'}{replay}",
+        command=command(error.code, lease_id),
     )
+
+
+def command(code: str, lease_id: str) -> str:
+    """What repeats the check behind a code; whoever shows it makes it anew, since evidence is another's word."""
+    replay = " --replay" if RULES.get(code, _OTHER).replays else ""
+    return f"swarm-node why JOIN_STRING {lease_id[:32] or 'LEASE'}{replay}"
 
 
 def _claim_id(envelope: bytes) -> str:

@@ -19,6 +19,16 @@ Frame: type u8, body length u32 big-endian, body. Chunk names travel as their 32
     5 CANCEL  requester → responder   name                 the chunk came from elsewhere; the WANT still gets its answer
     6 BYE     both                    reason u8            last frame: 1 done, 2 busy, 3 idle, 4 fault
 
+What each side may say, and until when; what is not listed is a fault of the sender. The two ends are independent:
+
+    responder  open   HAVE    → open
+    responder  open   CHUNK   → open
+    responder  open   REJECT  → open
+    responder  open   BYE     → ended
+    requester  open   WANT    → open
+    requester  open   CANCEL  → open
+    requester  open   BYE     → ended
+
 The standing of a name on a stream, the same for both sides; what is not listed is a fault of the sender:
 
     closed     WANT    → open
@@ -42,10 +52,10 @@ Rules:
 - The end of the stream means nothing by itself: what counts is a CHUNK whose hash is right.
 
 Failures, all faults of the other side, which end the stream: an unknown type or a body that does not fit its type
-(`MalformedFrame`); a length beyond the type's limit (`FrameTooLarge`); an answer nobody asked for, a second answer,
-reason cancelled where nobody took anything back, a chunk of another size than the manifest says, names in HAVE without
-end (`UnaskedAnswer`); a WANT too many or twice
-(`WantRefused`).
+(`MalformedFrame`); a length beyond the type's limit (`FrameTooLarge`); a question by the responder or an answer by the
+requester (`WrongRole`); anything after BYE (`SpokeAfterBye`); an answer nobody asked for, a second answer, reason
+cancelled where nobody took anything back, a chunk of another size than the manifest says (`UnaskedAnswer`); names in
+HAVE without end (`TooMuchNews`); a WANT too many or twice, or taken back twice (`WantRefused`).
 """
 
 from collections.abc import Collection
@@ -72,7 +82,57 @@ class WantRefused(PeerFault):
     code = "want_refused"
 
 
+class WrongRole(PeerFault):
+    """A question from who is to answer, or an answer from who is to ask."""
+
+    code = "wrong_role"
+
+
+class SpokeAfterBye(PeerFault):
+    """A frame behind the one that is the last."""
+
+    code = "spoke_after_bye"
+
+
+class TooMuchNews(PeerFault):
+    """HAVE names more chunks than there can be."""
+
+    code = "too_much_news"
+
+
 Answer = TypeVar("Answer", Chunk, Reject)
+
+
+class Speech(Enum):
+    """Whether a side has said its last word."""
+
+    OPEN = "open"
+    ENDED = "ended"
+
+
+RESPONDER: dict[tuple[Speech, type[Message]], Speech] = {
+    (Speech.OPEN, Have): Speech.OPEN,
+    (Speech.OPEN, Chunk): Speech.OPEN,
+    (Speech.OPEN, Reject): Speech.OPEN,
+    (Speech.OPEN, Bye): Speech.ENDED,
+}
+REQUESTER: dict[tuple[Speech, type[Message]], Speech] = {
+    (Speech.OPEN, Want): Speech.OPEN,
+    (Speech.OPEN, Cancel): Speech.OPEN,
+    (Speech.OPEN, Bye): Speech.ENDED,
+}
+"""What each may say."""
+
+
+def _heard(speech: Speech, message: Message, table: dict[tuple[Speech, type[Message]], Speech]) -> Speech:
+    """The other side's speech after this."""
+    after = table.get((speech, type(message)))
+    if after is not None:
+        return after
+    kind = type(message).__name__.upper()
+    if speech is Speech.ENDED:
+        raise SpokeAfterBye(f"{kind} came after BYE.")
+    raise WrongRole(f"{kind} is not for the {'responder' if table is RESPONDER else 'requester'} to say.")
 
 
 class Standing(Enum):
@@ -124,6 +184,7 @@ class Requester:
         self._names = _Standings()
         self._sizes: dict[ChunkId, int] = {}
         self._told = 0
+        self._speech = Speech.OPEN
 
     @property
     def unanswered(self) -> int:
@@ -148,14 +209,14 @@ class Requester:
 
     def receive(self, message: Message) -> Have | Chunk | Reject | Bye:
         """Match one message with its WANT."""
+        self._speech = _heard(self._speech, message, RESPONDER)
+        assert not isinstance(message, Want | Cancel)
         if isinstance(message, Have):
             self._told += len(message.chunks)
             if self._told > limits.EXCHANGE_HAVE_TOTAL_MAX:
-                raise UnaskedAnswer("The responder tells of more chunks than two versions can have.")
+                raise TooMuchNews("The responder tells of more chunks than two versions can have.")
         if isinstance(message, Have | Bye):
             return message
-        if isinstance(message, Want | Cancel):
-            raise UnaskedAnswer("The responder asks for a chunk on the requester's stream.")
         taken_back = self._names.of(message.chunk) is Standing.CANCELLED
         if isinstance(message, Reject) and message.reason is Reason.CANCELLED and not taken_back:
             raise UnaskedAnswer(f"Nobody took the WANT for chunk {message.chunk[:12]}… back.")
@@ -173,7 +234,12 @@ class Responder:
     def __init__(self) -> None:
         self._names = _Standings()
         self._owed: dict[ChunkId, None] = {}
-        self.ended = False
+        self._speech = Speech.OPEN
+
+    @property
+    def ended(self) -> bool:
+        """The requester has left."""
+        return self._speech is Speech.ENDED
 
     @property
     def owed(self) -> Collection[ChunkId]:
@@ -182,9 +248,8 @@ class Responder:
 
     def receive(self, message: Message) -> Reject | None:
         """Note a WANT, a CANCEL, or that the requester has left; the answer to a CANCEL in time is returned."""
-        if isinstance(message, Bye):
-            self.ended = True
-        elif isinstance(message, Want):
+        self._speech = _heard(self._speech, message, REQUESTER)
+        if isinstance(message, Want):
             if not self._names.step(message):
                 raise WantRefused(f"Chunk {message.chunk[:12]}… is asked for twice, or beyond the window.")
             self._owed[message.chunk] = None
@@ -193,8 +258,6 @@ class Responder:
                 raise WantRefused(f"The WANT for chunk {message.chunk[:12]}… is taken back twice.")
             if message.chunk in self._owed:
                 return self.reject(message.chunk, Reason.CANCELLED)
-        else:
-            raise UnaskedAnswer("The requester sends answers on its own stream.")
         return None
 
     def take(self, chunk: ChunkId) -> None:

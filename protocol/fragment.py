@@ -40,8 +40,7 @@ class Fragment(Message):
 
     round_id: Hex64
     lease_id: Hex32
-    version: int
-    seed: int
+    lease_digest: Hex64
     previous: Hex64 | Literal[""]
     """BLAKE3 of the payload before; empty for the first."""
     parts: tuple[Part, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
@@ -74,8 +73,8 @@ def check_fragment(
     fragment: Fragment, lease: Lease, round_id: str, bounds: PolicyBounds, *, before: Sequence[Begun], head: str
 ) -> None:
     """Whether a fragment of this lease continues `before`, whose last fragment has the hash `head`."""
-    expected = (round_id, lease.lease_id, lease.version, lease.seed, head)
-    if (fragment.round_id, fragment.lease_id, fragment.version, fragment.seed, fragment.previous) != expected:
+    expected = (round_id, lease.lease_id, lease.digest, head)
+    if (fragment.round_id, fragment.lease_id, fragment.lease_digest, fragment.previous) != expected:
         raise FragmentMismatch("The fragment does not repeat its lease, or does not follow the one before it.")
     if lease.episode is not None:
         raise FragmentMismatch("An episode is not handed on: its lease is answered whole.")

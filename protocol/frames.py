@@ -144,6 +144,8 @@ class FrameReader:
         self._buffer = bytearray()
         self._frame_bytes = _HEADER.size
         self._has_header = False
+        self.fault: PeerFault | None = None
+        """What is wrong with the bytes behind the messages that were given last; the next call raises it."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -164,23 +166,37 @@ class FrameReader:
         return ChunkId(self._buffer[_HEADER.size : name_end].hex())
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages these bytes complete; after an error the stream is lost and the reader must not be used."""
+        """The messages these bytes complete; after an error the stream is lost and the reader must not be used.
+
+        What comes before a bad frame counts: it is given first, and the error is raised by the next call.
+        """
         messages: list[Message] = []
         rest = memoryview(data)
-        while rest:
-            taken = rest[: self._frame_bytes - len(self._buffer)]
-            self._buffer += taken
-            rest = rest[len(taken) :]
-            if len(self._buffer) == self._frame_bytes:
-                if not self._has_header:
-                    self._frame_bytes += self._body_bytes()
-                    self._has_header = True
-                else:
-                    messages.append(_decode(self._buffer))
-                    self._buffer = bytearray()
-                    self._frame_bytes = _HEADER.size
-                    self._has_header = False
+        if self.fault:
+            raise self.fault
+        try:
+            while rest:
+                taken = rest[: self._frame_bytes - len(self._buffer)]
+                self._buffer += taken
+                rest = rest[len(taken) :]
+                if len(self._buffer) == self._frame_bytes:
+                    self._complete(messages)
+        except PeerFault as fault:
+            if not messages:
+                raise
+            self.fault = fault
         return messages
+
+    def _complete(self, messages: list[Message]) -> None:
+        """A header is here, or a whole frame."""
+        if not self._has_header:
+            self._frame_bytes += self._body_bytes()
+            self._has_header = True
+        else:
+            messages.append(_decode(self._buffer))
+            self._buffer = bytearray()
+            self._frame_bytes = _HEADER.size
+            self._has_header = False
 
     def _body_bytes(self) -> int:
         """The announced body length, refused before a byte of the body is kept."""

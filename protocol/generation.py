@@ -10,9 +10,9 @@ from datetime import date
 from protocol import canonical
 from protocol.errors import AgentTooOld
 
-CURRENT = 2
+CURRENT = 3
 
-RETIRED = {0: date(2026, 11, 22), 1: date(2026, 11, 23)}
+RETIRED = {0: date(2026, 11, 22), 1: date(2026, 11, 23), 2: date(2026, 11, 23)}
 """Generation → the day from which on its work does not count."""
 
 UPDATE = "run `install.sh` again, or `pip install --upgrade echo-swarm` where it was installed so"

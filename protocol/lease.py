@@ -6,7 +6,7 @@
   answer in time), `skipped` (its node will not answer it) or `cancelled` (the coordinator needs it no more, and nobody
   is blamed).
 - Only an open lease can be answered. The group of one that ended without an answer is offered again.
-- The price is locked when the lease is given out.
+- The price is locked when the lease is given out. Whoever answers signs the digest of all that the lease says.
 - A lease may go on where another ended: its `prefixes` are what was sampled before, with the same seed and version. Its
   answer has only the tokens that come after them. A lease of an episode has none.
 """
@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from protocol import limits
+from protocol import chunks, limits
 from protocol.episode import Episode
-from protocol.ids import Hex32
+from protocol.ids import Digest, Hex32
 from protocol.message import Message
 
 Numerics = Annotated[str, StringConstraints(pattern=r"^([a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20}/[a-z0-9_.-]{1,20})?$")]
@@ -50,6 +50,11 @@ class Lease(Message):
     """One for each sample, or none at all."""
     episode: Episode | None = None
     """The game that the samples play, of several turns; nothing where a sample is one completion."""
+
+    @property
+    def digest(self) -> Digest:
+        """What stands for every word of it."""
+        return chunks.digest(self.to_bytes())
 
 
 class State(StrEnum):

@@ -67,6 +67,9 @@ PATCH_BLOCK_BYTES = 4 * MIB
 TENSORS_HEADER_MAX_BYTES = 16 * MIB
 """The header of a safetensors file: a hundred thousand tensors; beyond this, reading it costs more than it is worth."""
 
+POLICY_CONFIG_MAX_BYTES = 1 * MIB
+"""A policy's config.json, and what stands beside it to say how it ends: a few kilobytes each."""
+
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
 
@@ -154,6 +157,9 @@ CLOCK_SKEW_MAX_S = 90
 
 STATEMENT_MAX_BYTES = 1 * KIB
 """An owner's signed word: two keys, a number, an address."""
+
+MOMENT_MAX_MS = 253_402_300_799_000
+"""The end of the year 9999: whoever is told of a later moment could not write it as a date."""
 
 STATEMENT_NUMBER_MAX = 2**53
 """Owners number their statements by the milliseconds of their clocks; JSON's integers hold it."""

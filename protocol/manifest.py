@@ -20,6 +20,9 @@ from protocol.message import Message
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
 
+POLICY_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
+"""Of the files of a policy: numbers and text, nothing that a library would run or unpickle."""
+
 
 class Sampler(Message):
     """How completions are drawn: temperature only, since truncated sampling would bias the importance ratios."""

@@ -25,7 +25,7 @@ class Message(BaseModel):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
-        message = cls.from_value(canonical.read(data, max_bytes=max_bytes))
+        message = cls._validated(canonical.read(data, max_bytes=max_bytes, tuples=True))
         # The schema lets 1 stand for 1.0 and a default for a missing field: other bytes for the same message.
         if message.to_bytes() != data:
             canonical.decode(data, max_bytes=max_bytes)  # says so if already the encoding is wrong
@@ -34,8 +34,12 @@ class Message(BaseModel):
 
     @classmethod
     def from_value(cls, value: canonical.Value) -> Self:
+        return cls._validated(_tuples(value))
+
+    @classmethod
+    def _validated(cls, value: canonical.Value) -> Self:
         try:
-            return cls.model_validate(_tuples(value))
+            return cls.model_validate(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or cls.__name__

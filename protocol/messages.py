@@ -127,10 +127,10 @@ class LeaseRequest(Message):
     """Those that its engine can play; without the round's it gets `unknown_environment` and no work."""
 
 
-Reason = Literal["", "ahead", "busy", "old_version", "numerics", "standby", "budget", "audits", "finished"]
+Reason = Literal["", "ahead", "busy", "old_version", "numerics", "paused", "standby", "budget", "audits", "finished"]
 """Why there is no work: enough is under way for the newest version; this node holds as many leases as it may; this
-version gives no more; what the node computes with is not admitted; others do it for less; no money; too much waits for
-an audit; the end."""
+version gives no more; what the node computes with is not admitted; the operator has paused it; others do it for less;
+no money; too much waits for an audit; the end."""
 
 
 class LeaseReply(Message):

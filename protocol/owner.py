@@ -56,6 +56,7 @@ def payee_bytes(address: str) -> bytes:
 
 Address = Annotated[str, AfterValidator(checked_address)]
 _Number = Annotated[int, Field(gt=0, le=limits.STATEMENT_NUMBER_MAX)]
+_Moment = Annotated[int, Field(ge=0, le=limits.MOMENT_MAX_MS)]
 
 
 class Delegation(Message):
@@ -96,7 +97,7 @@ class StatementReply(Message):
     """A statement is recorded, and from when it counts; saying it again is harmless."""
 
     outcome: Literal["recorded", "already_recorded"]
-    counts_from_ms: int
+    counts_from_ms: _Moment
 
 
 class EarningsRequest(Message):
@@ -126,7 +127,7 @@ class Earnings(Message):
     address: str
     """Where the owner is paid now; empty if nowhere yet."""
     next_address: str
-    next_from_ms: int
+    next_from_ms: _Moment
     """What the address will be, and from when; empty and 0 if nothing changes."""
 
 

@@ -1,7 +1,7 @@
 """A rollout claim: what a node says it sampled for a lease, and the checks that need nothing else.
 
 - Tokens and log-probabilities travel as packed little-endian arrays: small, and checked in one stroke.
-- A claim repeats its lease, so the node's signature binds the answer to round, version and seed.
+- A claim has the digest of its lease, so the node's signature binds the answer to every word of what it was asked.
 - An episode is played again over its tokens: what its environment said, and where it ended, is never believed.
 - Counted is what is checked: tokens are decoded once, here, and everybody uses that array.
 """
@@ -27,7 +27,7 @@ from protocol.transcript import Codec, Player, Sampled, Transcript, replay
 Tokens = npt.NDArray[np.uint32]
 Logprobs = npt.NDArray[np.float32]
 
-REPEATED = ("round_id", "lease_id", "version", "seed", "samples")
+REPEATED = ("round_id", "lease_id", "lease_digest", "samples")
 """What a claim repeats of its lease; of the samples, how many there are."""
 
 LOGPROB_SLACK = 1e-3
@@ -51,8 +51,8 @@ class RolloutClaim(Message):
 
     round_id: Hex64
     lease_id: Hex32
-    version: int
-    seed: int
+    lease_digest: Hex64
+    """Of the lease as it reached the node: who was asked something else on the way is not to blame for the answer."""
     samples: tuple[Sample, ...] = Field(min_length=1, max_length=limits.SAMPLES_MAX)
 
 
@@ -98,7 +98,7 @@ class Completion:
 
     @property
     def paid_tokens(self) -> int:
-        return int(self.sampled.sum())
+        return int(self.sampled.sum()) if self.transcript else len(self.tokens)
 
 
 def pack_tokens(tokens: list[int] | Tokens) -> bytes:
@@ -122,22 +122,53 @@ def unpack_logprobs(data: bytes) -> Logprobs:
 
 def check_claim(claim: RolloutClaim, lease: Lease, round_id: str, bounds: PolicyBounds) -> tuple[Completion, ...]:
     """The claim's completions, if it answers this lease with tokens the policy could have produced."""
-    leased = (round_id, lease.lease_id, lease.version, lease.seed, lease.samples)
-    claimed = (claim.round_id, claim.lease_id, claim.version, claim.seed, len(claim.samples))
+    leased = (round_id, lease.lease_id, lease.digest, lease.samples)
+    claimed = (claim.round_id, claim.lease_id, claim.lease_digest, len(claim.samples))
     for name, wanted, said in zip(REPEATED, leased, claimed, strict=True):
         if said != wanted:
             raise LeaseMismatch(
-                "The claim does not repeat its lease: round, version, seed or number of samples differ.",
+                "The claim does not answer its lease as it was given out: round, words or number of samples differ.",
                 breach=different(name, wanted, said),
             )
     if lease.episode is not None:
         return tuple(
             _check_episode(number, sample, lease.episode, bounds) for number, sample in enumerate(claim.samples)
         )
+    if not lease.prefixes and _are_sound(claim.samples, bounds):
+        return tuple(
+            Completion(unpack_tokens(sample.tokens), unpack_logprobs(sample.logprobs), sample.finish)
+            for sample in claim.samples
+        )
     prefixes = lease.prefixes or [None] * lease.samples
     return tuple(
         _check_sample(number, sample, prefix, bounds)
         for number, (sample, prefix) in enumerate(zip(claim.samples, prefixes, strict=True))
+    )
+
+
+def _are_sound(samples: Sequence[Sample], bounds: PolicyBounds) -> bool:
+    """Whether all samples pass `_check_sample`, in one stroke, as most do; what is wrong with another is for it to say.
+
+    Arrays of a few tokens cost as much as those of thousands.
+    """
+    position, last = 0, []
+    for sample in samples:
+        count = len(sample.tokens) // 4
+        position += count
+        if not len(sample.tokens) == len(sample.logprobs) == 4 * count or not 0 < count <= bounds.max_new_tokens:
+            return False
+        if sample.finish == "stop":
+            last.append(position - 1)
+        elif count != bounds.max_new_tokens:
+            return False
+    tokens = unpack_tokens(b"".join(sample.tokens for sample in samples))
+    ends = np.logical_or.reduce([tokens == end for end in bounds.end_tokens])
+    logprobs = unpack_logprobs(b"".join(sample.logprobs for sample in samples))
+    return (
+        int(tokens.max()) < bounds.vocab_size
+        and np.flatnonzero(ends).tolist() == last
+        and bool(np.isfinite(logprobs).all())
+        and float(logprobs.max()) <= LOGPROB_SLACK
     )
 
 

@@ -8,6 +8,7 @@ from swarm_node.allowance.rules import Decision
 
 NO_WORK: dict[Reason, str] = {
     "numerics": "this round does not admit what this node computes with; join with another --engine or --dtype",
+    "paused": "the operator has paused this node; the round's page says since when and why",
     "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
     "budget": "the round's budget is used up, or that of this hour",
     "audits": "the coordinator's auditors are behind; work goes on when they have caught up",

@@ -1,12 +1,13 @@
 """What names stand for, and where a stranger's word may send us: to the internet, not into our own network.
 
+- A socket for both families shows an IPv4 caller as an IPv6 address, `::ffff:a.b.c.d`: it is the IPv4 one that counts.
 - Plans and lists of origins come from a coordinator that the owner chose, but name addresses that anybody registered.
 - A coordinator in this machine's own network may name addresses there, too: so a swarm in one house works.
 """
 
-import ipaddress
-
 import trio
+
+from protocol.places import ip_of
 
 
 async def resolve(host: str) -> list[str]:
@@ -20,9 +21,8 @@ async def resolve(host: str) -> list[str]:
 
 def is_public(address: str) -> bool:
     """Whether an address belongs to the internet rather than to a home, a machine or a test."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_global and not ip.is_multicast
+    ip = ip_of(address)
+    return ip.is_global and not ip.is_multicast
 
 
 async def allowed(host: str, *, own_network: bool) -> list[str]:

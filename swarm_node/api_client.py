@@ -2,7 +2,7 @@
 
 - Every request is signed afresh, with a new nonce: a retry is a new request, never a replay.
 - A reply is read up to its limit and no further; whatever it says, trust comes from signatures and hashes elsewhere.
-- No answer, or one from a broken proxy, is `Unreachable`: the caller waits and tries again.
+- No answer, one from a broken proxy, or one that goes on for ever, is `Unreachable`: the caller waits and tries again.
 - Each answer's Date says how far this machine's clock is off; `now_ms` is the coordinator's time, by which leases end.
 - Where the coordinator is overloaded, or a proxy before it, nothing is asked of it until its Retry-After is over.
 """
@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 import httpx
 import trio
 
+from ledger.payout_proof import PayoutReply, PayoutRequest
 from ledger.witness import CosignatureReply
 from protocol import canonical, limits
 from protocol.appeal import AppealReply
 from protocol.auditing import Explanations, Why
-from protocol.errors import SwarmError, Unreachable
+from protocol.errors import MalformedMessage, SwarmError, Unreachable
 from protocol.message import Message
 from protocol.messages import (
     Fetched,
@@ -53,6 +54,12 @@ CLOCKS_AGREE_S = 2.0
 """A header names whole seconds, and an answer takes a while: less than this is no difference."""
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+
+HELD_S = 30.0
+"""For a question that the coordinator holds open until there is news, which it does for no longer."""
+
+SENT_BYTES_PER_S = 8 * limits.KIB
+"""The slowest line by which a coordinator takes a body."""
 
 RETRY_AFTER_MAX_S = 60.0
 """The longest silence that an answer can ask for: a node is not put to sleep for a day by a proxy's mistake."""
@@ -92,7 +99,11 @@ class Coordinator:
         return await self._call("/v1/leases/progress", message, LeaseProgressReply)
 
     async def submit(self, message: Submission) -> SubmissionReply:
-        return await self._call("/v1/rollouts", message, SubmissionReply)
+        reply = await self._call("/v1/rollouts", message, SubmissionReply)
+        if len(reply.verdicts) != len(message.rollouts):
+            said = f"The coordinator answers with {len(reply.verdicts)} verdicts on {len(message.rollouts)} rollouts."
+            raise MalformedMessage(said)
+        return reply
 
     async def plan(self, message: PlanRequest) -> Plan:
         return await self._call("/v1/plan", message, Plan)
@@ -109,6 +120,10 @@ class Coordinator:
     async def earnings(self) -> Earnings:
         """What the node's owner has earned."""
         return await self._call("/v1/earnings", EarningsRequest(), Earnings)
+
+    async def payout(self, batch: int) -> PayoutReply:
+        """What the node's owner gets in a batch, with its proof."""
+        return await self._call("/v1/payouts", PayoutRequest(batch=batch), PayoutReply)
 
     async def state(self, statement: bytes) -> StatementReply:
         """Deliver what an owner has signed."""
@@ -155,7 +170,7 @@ class Coordinator:
     async def _json(self, path: str) -> dict[str, Any]:
         try:
             found = json.loads(await self._read("GET", path, None, limits.MESSAGE_MAX_BYTES))
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise Unreachable(f"{path} is no JSON; is this the coordinator?")
@@ -174,10 +189,14 @@ class Coordinator:
         return kind.from_bytes(await self._read("POST", path, request, limits.MESSAGE_MAX_BYTES))
 
     async def _read(self, method: str, path: str, body: bytes | None, max_bytes: int) -> bytes:
+        patience_s = HELD_S + COORDINATORS.grace_s + max_bytes / COORDINATORS.rate_bytes_per_s
         try:
-            async with self._client.stream(method, path, content=body) as response:
-                self.clock_offset_s = offset_s(response.headers.get("Date", ""), time.time())
-                data = await read_at_most(response, max_bytes)
+            with trio.fail_after(patience_s + len(body or b"") / SENT_BYTES_PER_S):
+                async with self._client.stream(method, path, content=body) as response:
+                    self.clock_offset_s = offset_s(response.headers.get("Date", ""), time.time())
+                    data = await read_at_most(response, max_bytes)
+        except trio.TooSlowError:
+            raise Unreachable(f"The coordinator at {self.url} is too slow in answering {path}.") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Unreachable(
                 f"The coordinator at {self.url} does not answer ({type(error).__name__}: {error}).",
@@ -204,7 +223,7 @@ def offset_s(date: str, answered_s: float) -> float | None:
     for long, but is dated when it is sent."""
     try:
         named = parsedate_to_datetime(date).timestamp() + 0.5
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return named - answered_s
 

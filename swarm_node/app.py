@@ -42,6 +42,8 @@ class Settings:
     member: member.Settings
     groups_per_request: int
     engine_command: Choose
+    threads: int = 1
+    """Of the engine: what more the machine does is somebody else's."""
     show: Show | None = None
     """Shows the agent while it runs, if somebody looks."""
 
@@ -78,6 +80,7 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
         me.uploads,
         price=settings.member.price_micros_per_mtok,
         given=dict(settings.member.limits),
+        threads=settings.threads,
     )
     outbox = Outbox(me.folder / "outbox")
     sender = Sender(me.coordinator, outbox, Claims(me.folder / "claims"), Refusals(me.folder / FOLDER))
@@ -99,8 +102,8 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
             groups_per_request=settings.groups_per_request,
             price_floor=lambda: governor.limits.price_floor,
         )
-        agent = Agent(me, worker, sender, outbox, notices, governor, now_ms())
         pulse = Pulse(me, worker)
+        agent = Agent(me, pulse, worker, sender, outbox, notices, governor, now_ms())
         nursery.start_soon(cancel_on_signal, me.signals, nursery.cancel_scope)
         async with listening(settings.member.home, governor, lambda: agent.look().to_json()):
             nursery.start_soon(partial(governor.run, watch_cards=settings.show is not None))

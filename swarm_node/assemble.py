@@ -26,7 +26,7 @@ from protocol.ids import ChunkId
 from protocol.manifest import FileEntry, Patch, PolicyManifest
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.disk import full_disk_named, mapped, sync_folder
+from swarm_node.disk import disk_named, mapped, sync_folder
 from swarm_node.growing import GrowingFile
 
 _UNFINISHED = ".unfinished"
@@ -91,8 +91,8 @@ class Draft:
         self._growing: dict[str, GrowingFile] = {}
         self._placing = ThreadPoolExecutor(1, thread_name_prefix="placing")
         names = [_safe_name(entry) for entry in manifest.files]
-        shutil.rmtree(self._folder, ignore_errors=True)
-        with full_disk_named(policies):
+        clear(policies)
+        with disk_named(policies):
             self._folder.mkdir(parents=True)
             try:
                 self._growing = {
@@ -124,7 +124,7 @@ class Draft:
     def finish(self) -> Path:
         """Do what is left; the folder gets its final name when every file in it is sound and synced."""
         self._placing.shutdown()
-        with full_disk_named(self._policies):
+        with disk_named(self._policies):
             for entry in self._manifest.files:
                 self._complete(entry)
             sync_folder(self._folder)
@@ -178,6 +178,11 @@ def restock(folder: Path, manifest: PolicyManifest, blobs: BlobStore) -> None:
             pieces = chunks.split(mapped(folder / _safe_name(entry)), manifest.chunk_size_bytes)
             for chunk, piece in zip(entry.chunks, pieces, strict=True):
                 blobs.write(ChunkId(chunk), piece)
+
+
+def clear(policies: Path) -> None:
+    """Remove what a crash left unfinished."""
+    shutil.rmtree(policies / _UNFINISHED, ignore_errors=True)
 
 
 def prune(policies: Path, keep: Collection[Path]) -> int:

@@ -9,12 +9,13 @@
 """
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from protocol.chunks import blob_path, verify
 from protocol.errors import ChunkMismatch, UnknownChunk
 from protocol.ids import ChunkId
-from swarm_node.disk import full_disk_named, mapped, write_whole
+from swarm_node.disk import disk_named, mapped, write_whole
 
 _TEMP = "incoming"
 """Subfolder of unfinished files; no two hex digits, so no chunk can lie there."""
@@ -28,7 +29,7 @@ class BlobStore:
 
     def clean(self) -> None:
         """Prepare the folder for its owner: make it, and remove what an earlier run left unfinished."""
-        with full_disk_named(self.root):
+        with disk_named(self.root):
             (self.root / _TEMP).mkdir(parents=True, exist_ok=True)
         for leftover in (self.root / _TEMP).iterdir():
             leftover.unlink(missing_ok=True)
@@ -37,22 +38,24 @@ class BlobStore:
         return self.root / blob_path(chunk)
 
     def has(self, chunk: ChunkId) -> bool:
-        return self.path(chunk).is_file()
+        with disk_named(self.root):
+            return self.path(chunk).is_file()
 
     def read(self, chunk: ChunkId) -> bytes:
         """The verified bytes; a file that no longer is its name is removed and counts as absent."""
         try:
-            data = self.path(chunk).read_bytes()
-            verify(chunk, data)
-        except FileNotFoundError:
-            raise _absent(chunk) from None
+            with disk_named(self.root), suppress(FileNotFoundError, NotADirectoryError):
+                data = self.path(chunk).read_bytes()
+                verify(chunk, data)
+                return data
         except ChunkMismatch as error:
-            self.path(chunk).unlink(missing_ok=True)
+            with disk_named(self.root):
+                self.path(chunk).unlink(missing_ok=True)
             raise UnknownChunk(
                 f"Chunk {chunk[:12]}… went bad on the disk and was removed.",
                 hint="It will be fetched again; if this repeats, check the disk.",
             ) from error
-        return data
+        raise _absent(chunk)
 
     def mapped(self, chunk: ChunkId) -> memoryview:
         """The stored bytes, not verified again."""
@@ -66,7 +69,7 @@ class BlobStore:
         verify(chunk, data)
         if self.has(chunk):
             return
-        with full_disk_named(self.root):
+        with disk_named(self.root):
             try:
                 write_whole(self.path(chunk), data, temp_folder=self.root / _TEMP)
             except FileNotFoundError:  # somebody removed the folder; looking each time costs as much as writing

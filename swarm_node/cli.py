@@ -35,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes leave the explanations a third of a narrow terminal
 )
 
 app.command(
@@ -106,7 +107,10 @@ def program(
     )
 )
 def bench(
-    policy: Annotated[str, typer.Argument(help="A policy folder, or the join string of a round that this home knows.")],
+    policy: Annotated[
+        str,
+        typer.Argument(metavar="POLICY", help="A policy folder, or the join string of a round that this home knows."),
+    ],
     home: Annotated[Path, typer.Option(help="Where the round's versions are, given a join string.")] = DEFAULT_HOME,
     task: Annotated[str, typer.Option(help="Whose prompts to use, given a folder.")] = "arithmetic",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest completion, given a folder.")] = 128,
@@ -114,7 +118,7 @@ def bench(
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     batches: Annotated[int, typer.Option(min=1, help="How often; one more goes before and does not count.")] = 4,
     engine: EngineOption = Engine.AUTO,
-    threads: ThreadsOption = 1,
+    threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
@@ -162,7 +166,9 @@ def bench(
 )
 def why(
     join_string: JoinText,
-    lease: Annotated[str, typer.Argument(help="A lease or claim of this node; without, its last ones.")] = "",
+    lease: Annotated[
+        str, typer.Argument(metavar="LEASE", help="A lease or claim of this node; without, its last ones.")
+    ] = "",
     home: Home = DEFAULT_HOME,
     replay: Annotated[bool, typer.Option("--replay", help="Repeat the audit of this lease here; needs torch.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -224,12 +230,13 @@ def seed(
     """Serve a folder of chunks over libp2p until standard input ends; the first line printed says where, as JSON."""
     import trio
 
+    from protocol.places import host_and_port
     from swarm_node import identity
     from swarm_node.seed import seed as serve
 
     logs.to_stderr(quiet=True)
-    host, _, port = listen.rpartition(":")
-    trio.run(serve, blobs, identity.load_or_create(key).seed, host, int(port))
+    host, port = host_and_port(listen)
+    trio.run(serve, blobs, identity.load_or_create(key).seed, host, port)
 
 
 @app.command("engine", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -247,8 +254,6 @@ def main() -> None:
         if "--help" not in sys.argv:
             locks.require()
         app()
-    except KeyboardInterrupt:  # before the program could take the signal itself
-        sys.exit(130)
     except SwarmError as error:
         typer.echo(f"swarm-node: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)

@@ -1,7 +1,8 @@
-"""Durable files: what is written here is whole or absent after a crash, and a full disk has a name.
+"""Durable files: what is written here is whole or absent after a crash, and what the disk will not do has a name.
 
 - A file gets its final name only when its bytes are on the disk: write → fsync → rename → fsync of the folder.
 - A write that fails leaves nothing behind.
+- Whatever the disk's fault is, it is this node's own and may pass: nobody else is blamed, and no work ends over it.
 """
 
 import errno
@@ -22,18 +23,33 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
 
 
+class DiskFailed(DiskFull):
+    """The disk does not take or give what it should, though not for lack of room; whoever can wait for room waits."""
+
+    code = "disk_failed"
+
+
 @contextmanager
-def full_disk_named(folder: Path) -> Iterator[None]:
-    """Raise `DiskFull` in the place of the operating system's error."""
+def disk_named(folder: Path) -> Iterator[None]:
+    """Raise `DiskFull` or `DiskFailed` in the place of the operating system's error."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise DiskFull(
-            f"There is no room left below {folder} ({os.strerror(error.errno or 0)}).",
-            hint="Free some space there, or move the node's folder to a larger disk; work goes on by itself then.",
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in _NO_ROOM:
+            raise DiskFull(
+                f"There is no room left below {folder} ({reason}).",
+                hint="Free some space there, or move the node's folder to a larger disk; work goes on by itself then.",
+            ) from error
+        raise DiskFailed(
+            f"The disk fails below {folder} ({reason}).",
+            hint="Is it there, sound, and may it be written to? The system's log may say; it is tried again meanwhile.",
         ) from error
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def sync_folder(folder: Path) -> None:
@@ -55,7 +71,7 @@ def mapped(path: Path) -> memoryview:
 
 def write_durably(target: Path, data: bytes | memoryview, *, temp_folder: Path) -> None:
     """Write a whole file under its final name; `temp_folder` lies on the same file system."""
-    with full_disk_named(target.parent):
+    with disk_named(target.parent):
         write_whole(target, data, temp_folder=temp_folder, sync=True)
         sync_folder(target.parent)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from protocol.errors import ConfigInvalid
 from protocol.signing import NodeKey
 from swarm_node import locks
-from swarm_node.disk import full_disk_named, sync_folder
+from swarm_node.disk import disk_named, sync_folder
 
 FILE = "node.key"
 """In a node's home."""
@@ -27,7 +27,7 @@ class Identity:
 
 def load_or_create(path: Path) -> Identity:
     """The identity in a file; a new one if there is none."""
-    with full_disk_named(path.parent):
+    with disk_named(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _create(path)

@@ -1,6 +1,6 @@
 """What was leased: the digest of every lease as it came, so that another one that is told later is known for a lie.
 
-- A claim signs lease, version and seed. Prompt, episode and prefixes it does not: these are bound here.
+- A claim signs this digest too; here it stands for leases that were never answered, and against a second telling.
 - The first note of a lease is the one that counts: one that is offered again with other terms is not begun.
 - A line each, noted before anything is sampled. Lines begin with a newline: what a crash cut short spoils none after.
 - Bounded: a file that is full becomes the old one, in the place of the one before; so the last `FILE_MAX_BYTES` stay.
@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from protocol import chunks, limits
+from protocol import limits
 from protocol.errors import LeaseClosed
 from protocol.ids import Digest
 from protocol.lease import Lease
-from swarm_node.disk import full_disk_named
+from swarm_node.disk import disk_named
 
 FILE = "leased"
 
@@ -35,12 +35,12 @@ class Leased:
         """Note leases; twice is harmless, and raises where one says other things than it did the first time."""
         notes, lines = self._notes(), ""
         for lease in leases:
-            digest = chunks.digest(lease.to_bytes())
+            digest = lease.digest
             if notes.get(lease.lease_id, digest) != digest:
                 raise LeaseClosed(f"The coordinator offers lease {lease.lease_id} again, and it says other things now.")
             if lease.lease_id not in notes:
                 lines += f"\n{lease.lease_id} {digest}"
-        with full_disk_named(self._path.parent):
+        with disk_named(self._path.parent):
             if self._path.exists() and self._path.stat().st_size + len(lines) > FILE_MAX_BYTES:
                 self._path.replace(self._old)
             with self._path.open("a") as file:

@@ -42,7 +42,7 @@ from protocol.errors import (
 )
 from protocol.message import Message
 from swarm_node import locks
-from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.disk import disk_named, write_durably
 from swarm_node.log_reader import LogReader
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class LogWatch:
     def _keep(self, seen: Seen) -> None:
         """Replace what was seen, unless another program has meanwhile: this must continue that, then."""
         meanwhile = Overtaken("Another program of this home has looked at the ledger meanwhile.", hint="Try again.")
-        with full_disk_named(self._folder):
+        with disk_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locks.held(self._folder / "seen.lock", meanwhile):
                 if self._recall() != self._seen:
@@ -233,6 +233,6 @@ class LogWatch:
         self._seen = seen
 
     async def _write(self, path: Path, data: bytes) -> None:
-        with full_disk_named(path.parent):
+        with disk_named(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
         await trio.to_thread.run_sync(lambda: write_durably(path, data, temp_folder=path.parent))

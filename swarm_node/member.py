@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from ledger.witness import Witnesses
+from protocol.places import host_and_port
 from protocol.signing import NodeKey
 from swarm_node import identity
 from swarm_node.allowance import settings as allowance
@@ -91,14 +92,14 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
     me = identity.load_or_create(settings.home / "node.key")
     folder = round_folder(settings.home, settings.join)
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
-    host_name, _, port = settings.listen.rpartition(":")
+    host_name, port = host_and_port(settings.listen)
     with identity.only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         log.info("node started id=%s home=%s", me.key.node_id, settings.home)
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
         uploads = Uploads(settings.home, lambda: datetime.now(UTC))
         uploads.cap_bytes = int(allowance.changed(settings.home, dict(settings.limits)).upload_gb * GB) or None
-        async with open_origins(coordinator) as origins, open_host(me.seed, host_name, int(port)) as host:
+        async with open_origins(coordinator) as origins, open_host(me.seed, host_name, port) as host:
             arrivals = Arrivals()
             server = ChunkServer(blobs, arrivals, meter=uploads.take)
             host.serve(server.handle)

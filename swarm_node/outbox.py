@@ -8,7 +8,7 @@
 from pathlib import Path
 
 from protocol.ids import LeaseId
-from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.disk import disk_named, write_durably
 
 _SUFFIX = ".rollout"
 
@@ -18,7 +18,7 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with full_disk_named(folder):
+        with disk_named(folder):
             (folder / "incoming").mkdir(parents=True, exist_ok=True)
         for leftover in (folder / "incoming").iterdir():
             leftover.unlink(missing_ok=True)
@@ -31,18 +31,20 @@ class Outbox:
 
         Those of one tick of the disk's clock come by name, so that the order is the same each time.
         """
-        oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         taken: dict[LeaseId, bytes] = {}
-        for path in oldest[:count]:
-            envelope = path.read_bytes()
-            if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
-                break
-            taken[LeaseId(path.stem)] = envelope
+        with disk_named(self._folder):
+            oldest = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+            for path in oldest[:count]:
+                envelope = path.read_bytes()
+                if taken and sum(map(len, taken.values())) + len(envelope) > max_bytes:
+                    break
+                taken[LeaseId(path.stem)] = envelope
         return taken
 
     def remove(self, lease_id: LeaseId) -> None:
         """Forget a rollout that was judged."""
-        (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
+        with disk_named(self._folder):
+            (self._folder / f"{lease_id}{_SUFFIX}").unlink(missing_ok=True)
 
     def __len__(self) -> int:
         return sum(1 for _ in self._folder.glob(f"*{_SUFFIX}"))

@@ -16,10 +16,10 @@
 - When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
 - A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
   some came, is asked of another at once. Whoever has not begun by then is told.
-- The origin is the last resort: for what the seeder lacks, when nothing comes (`origin_patience_s`), or nobody is left.
-- A source that refused, failed or parted pauses, longer each time; it is given up after `strikes_max` failures without
-  a delivery. Who parted owing nothing has not failed; an origin that refused has. One that lied is never asked again.
-- Every chunk is delivered, or `hopeless` says that it never will be: nobody is left, or delivers for `give_up_s`.
+- The origin is the last resort, and every chunk is delivered, or `hopeless` says that it never will be (`last_resort`).
+- Who refused, failed or parted pauses, longer each time up to a limit. Who parted owing nothing has not failed,
+  an origin that refused has. After `strikes_max` failures without a delivery nobody counts on it: it comes last, and is
+  asked for one chunk at a time until it delivers one. One that lied is never asked again.
 """
 
 import math
@@ -31,9 +31,10 @@ from random import Random
 
 from protocol.frames import Reason
 from protocol.ids import ChunkId
+from swarm_node.last_resort import hopeless, lacking_elsewhere, needs_origin
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
-from swarm_node.sources import Source, SourceState, by_stripe, drawn
+from swarm_node.sources import Source, SourceState, deal, drawn
 from swarm_node.survey import Survey, look_around
 
 
@@ -69,35 +70,35 @@ class Picker:
         blames: Mapping[str, int] | None = None,
         pace: PlanPace | None = None,
     ) -> None:
-        self._rules = rules or PickerRules()
-        self._pace = pace or PlanPace()
-        self._help_at = now + rng.uniform(0, self._pace.help_s)
-        self._patient_until = now + self._pace.lag_s
-        self._rng = rng
-        self._missing = dict.fromkeys(missing)
-        self._initial = max(1, len(self._missing))
+        self._rules, self._rng, self._blames = rules or PickerRules(), rng, blames or {}
+        self._chunks, self._missing = chunks, dict.fromkeys(missing)
+        self._places = {chunk: place for place, chunk in enumerate(self._missing)}
+        """Of all that was missing at the start."""
         self._askers: dict[ChunkId, dict[str, None]] = {chunk: {} for chunk in self._missing}
         self._unasked = dict.fromkeys(chunk for chunk in chunks if chunk in self._missing)
         self._copies: Counter[ChunkId] = Counter()
         """How many peers said that they hold a chunk."""
-        self._states = {s.name: SourceState(s, (blames or {}).get(s.name, 0), self._rules.window) for s in sources}
+        self._states: dict[str, SourceState] = {}
         self._heirs: dict[ChunkId, SourceState] = {}
         """Who shall be asked for what was taken back."""
         self._parents: dict[ChunkId, list[SourceState]] = {}
-        self._plan(chunks, stripes)
+        self.follow(sources, stripes=stripes, pace=pace or PlanPace())
+        self._help_at = now + rng.uniform(0, self._pace.help_s)
+        self._patient_until = now + self._pace.lag_s
         self._orders: dict[Ask | TakeBack, None] = {}
         """What nobody was told yet."""
         self._survey = Survey()
         self._progress_at = now
 
-    def _plan(self, chunks: Sequence[ChunkId], stripes: int) -> None:
-        of_stripe = by_stripe(self._states.values())
-        for place, chunk in enumerate(chunks):
-            if chunk in self._missing:
-                self._parents[chunk] = of_stripe.get(place % stripes, [])
-                for state in self._parents[chunk]:
-                    state.planned[chunk] = None
-                    state.backlog += 1
+    def follow(self, sources: Iterable[Source], *, stripes: int, pace: PlanPace) -> None:
+        """Go by this plan from now on: whom it names is asked at once, whom it does not name no more."""
+        self._pace, named = pace, {source.name: source for source in sources}
+        for name in self._states.keys() - named.keys():
+            self._states[name].leave()
+        for name, source in named.items():
+            blames = self._blames.get(name, 0)
+            self._states.setdefault(name, SourceState(source, blames, self._rules.window)).join(source)
+        self._parents |= deal(self._chunks, self._missing, self._states.values(), stripes)
 
     @property
     def missing(self) -> int:
@@ -107,22 +108,22 @@ class Picker:
     @property
     def is_behind(self) -> bool:
         """Other nodes have more of the version than we do."""
-        mine, rules = self._initial - len(self._missing), self._rules
-        return mine + max(rules.behind * self._initial, rules.behind_chunks) < self._survey.typical_told
+        at_first, rules = len(self._places), self._rules
+        mine = at_first - len(self._missing)
+        return mine + max(rules.behind * at_first, rules.behind_chunks) < self._survey.typical_told
 
     def busy_s(self, name: str) -> float | None:
         """How long a source was sending us something, as far as that can be told."""
         return self._states[name].busy_s
 
     def is_able(self, name: str, now: float) -> bool:
-        """A source neither pauses nor is given up: it is worth a connection, if only to hear what it holds."""
+        """A source neither pauses nor has lied: it is worth a connection, if only to hear what it holds."""
         return self._states[name].is_able(now)
 
     def hopeless(self, now: float) -> bool:
         """Nothing more can be expected from anybody."""
-        alone = all(state.gone for state in self._states.values())
-        give_up_at = self._progress_at + self._rules.give_up_s + self._pace.lag_s
-        return bool(self._missing) and (alone or now >= give_up_at)
+        silence_s = now - self._progress_at
+        return bool(self._missing) and hopeless(self._states.values(), silence_s, self._rules, self._pace)
 
     def next(self, now: float) -> list[Ask | TakeBack]:
         """Everything that is to be asked or taken back now: peers first, the least blamed first among equals."""
@@ -131,7 +132,7 @@ class Picker:
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
         able = [state for state in self._states.values() if state.is_able(now)]
         self._rng.shuffle(able)
-        for state in sorted(able, key=lambda state: state.rank):
+        for state in sorted(able, key=lambda state: (state.down, state.rank)):
             while chunk := self._choose(state, now):
                 self._ask(state, chunk, now)
         orders, self._orders = list(self._orders), {}
@@ -146,8 +147,8 @@ class Picker:
         state = self._states[name]
         state.lost = False
         for chunk in chunks:
-            if chunk in self._parents:
-                state.told.add(chunk)
+            if chunk in self._places:
+                state.told |= 1 << self._places[chunk]
             if chunk in self._missing and chunk not in state.has:
                 state.has.add(chunk)
                 self._copies[chunk] += 1
@@ -195,8 +196,7 @@ class Picker:
         if reason is Reason.ABSENT:
             if chunk in state.has:
                 self._lost(state, [chunk])
-            if state.holds_all:
-                state.lacks[chunk] = None
+            state.lack(chunk)
         self._reopen(chunk, name)
         if reason is Reason.CANCELLED:
             state.owing_since = state.owing_since if state.asked else None
@@ -223,6 +223,8 @@ class Picker:
 
     def _choose(self, state: SourceState, now: float) -> ChunkId | None:
         """The next chunk to ask of this source."""
+        if state.down and state.asked:
+            return None
         if chunk := self._freed(state, now):
             return chunk
         if state.ready + len(state.reserved) < state.window:
@@ -293,7 +295,7 @@ class Picker:
     def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
         """A chunk whose parents would be done much later than this source."""
         if state.source.kind == "origin" and not self._needs_origin(now):
-            return self._lacking_elsewhere(state)
+            return lacking_elsewhere(state, self._states.values(), self._unasked)
         if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
             return None
         found = self._worth_taking(state, now)
@@ -360,15 +362,7 @@ class Picker:
         return max(queued)[1] if queued else None
 
     def _needs_origin(self, now: float) -> bool:
-        others = (state for state in self._states.values() if state.source.kind != "origin")
-        patience_s = self._rules.origin_patience_s + self._pace.lag_s
-        return now >= self._progress_at + patience_s or all(state.gone for state in others)
-
-    def _lacking_elsewhere(self, origin: SourceState) -> ChunkId | None:
-        """What the seeder does not hold, and so nobody will."""
-        lacks = [state.lacks for state in self._states.values() if state.source.kind == "seeder" and not state.gone]
-        found = (chunk for chunk in (lacks[0] if lacks else ()) if chunk in self._unasked and origin.can_answer(chunk))
-        return next(found, None)
+        return needs_origin(self._states.values(), now - self._progress_at, self._rules, self._pace)
 
     def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
         return drawn(offers, self._missing, fits, most=self._rules.sample, rng=self._rng)

@@ -44,5 +44,7 @@ class PickerRules:
     pause_s: float = 0.05
     pause_max_s: float = 1.0
     failure_pause_s: float = 0.5
+    failure_pause_max_s: float = 10.0
+    """A parent that restarts is back soon after; and of a thousand children a hundred knock each second meanwhile."""
     strikes_max: int = 4
     give_up_s: float = 60.0

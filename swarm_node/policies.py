@@ -4,6 +4,7 @@
 - If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes. Only what judges the
   version does that; any other failure is this node's or its coordinator's, and is tried again beside the work.
 - Whom to ask, the coordinator's plan says; where it gives none, those of its last one are asked, and the origins.
+- What does not fit on the disk is not fetched, and `trouble` says so until it does.
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
 """
 
@@ -12,6 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -31,15 +33,17 @@ from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Blame, Plan, PlanRequest, Receipt, Transfer, Upload
 from protocol.trust import FROZEN
-from swarm_node import assemble
+from swarm_node import assemble, room
 from swarm_node.api_client import Coordinator
 from swarm_node.arrivals import Arrivals
 from swarm_node.assemble import Draft
 from swarm_node.blobs import BlobStore
+from swarm_node.disk import disk_named
 from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, Progress, fetch_chunks
 from swarm_node.p2p.host import Host
+from swarm_node.trouble import Trouble
 from swarm_node.updater import Updater
 
 log = logging.getLogger(__name__)
@@ -138,8 +142,11 @@ class PolicyFollower:
         """The version whose plan was last followed, and that plan: whom it says to call is called."""
         self._caught: Counter[str] = Counter()
         """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
+        self._kept: list[Policy] = []
+        """The version before `ready`, for those who are behind, and `ready`."""
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
+        self.trouble = Trouble()
         self.download: Download | None = None
         self.traffic = Traffic()
         self.milestones = Milestones()
@@ -154,7 +161,10 @@ class PolicyFollower:
         while True:
             patience_s = RETRY_S
             try:
-                if await self._follow():
+                with disk_named(self._folder):
+                    trusted = await self._follow()
+                self.trouble.over()
+                if trusted:
                     self._judge(None)
                     patience_s = refresh_in_s(self._updater.proved_until, datetime.now(UTC))
             except (Unreachable, NotFound) as error:
@@ -162,7 +172,7 @@ class PolicyFollower:
             except NoSource as error:
                 log.warning("version not fetched code=%s: %s", error.code, error)
             except DiskFull as error:
-                log.error("cannot store the new version code=%s: %s", error.code, error)
+                self.trouble.met(error, "cannot store the new version")
                 patience_s = 5 * RETRY_S
             except (ManifestInvalid, PatchInvalid) as error:
                 self._judge(error)
@@ -230,62 +240,63 @@ class PolicyFollower:
         if folder is None:
             folder, receipt = await self._make(manifest)
         self.milestones.passed(manifest.version, "fetched")
-        previous, self.ready = self.ready, Policy(manifest, folder)
+        self.ready = Policy(manifest, folder)
+        self._kept = [*self._kept[-1:], self.ready]
         self._tell()
         if receipt is not None:
             with suppress(SwarmError):  # one that is lost is not worth a second try
                 await self._coordinator.fetched(receipt)
-        kept = [policy for policy in (previous, self.ready) if policy]
-        await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in kept])
-        wanted = {ChunkId(chunk) for policy in kept for chunk in policy.manifest.chunk_sizes()}
-        await trio.to_thread.run_sync(self._blobs.prune, wanted)
+        await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in self._kept])
+        await self._forget_chunks()
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
+
+    async def _forget_chunks(self, *of_others: PolicyManifest) -> None:
+        """All that no kept version has, nor any of these."""
+        manifests = (*(policy.manifest for policy in self._kept), *of_others)
+        wanted = {ChunkId(chunk) for manifest in manifests for chunk in manifest.chunk_sizes()}
+        await trio.to_thread.run_sync(self._blobs.prune, wanted)
 
     async def _feed(self, manifest: PolicyManifest) -> None:
         """Call those whom this node is to feed, where nothing had to be fetched: the version was here from before."""
-        if plan := await self._ask_for_plan(manifest.version):
-            self._host.own_network = await self._origins.at_home()
-            self._begin(plan, manifest.version)
+        self._host.own_network = await self._origins.at_home()
+        await self._new_plan(manifest.version)
 
-    async def _ask_for_plan(self, version: int) -> Plan | None:
-        """Whom to ask for a version, and whom to call; None if the coordinator does not say, until the next look."""
+    async def _new_plan(self, version: int) -> Plan | None:
+        """Whom to ask for a version; whom to call is called. None if the coordinator does not say."""
         try:
-            return await self._coordinator.plan(PlanRequest(version=version))
+            plan = await self._coordinator.plan(PlanRequest(version=version))
         except SwarmError as error:
             log.info("no plan for version=%d code=%s: %s", version, error.code, error)
             return None
+        self._host.call(peer for peer in plan.calls if peer.address)
+        if plan.probe and plan.probe.address:
+            self._host.dials.begin(plan.probe)
+        self._planned, self._plan = version, plan
+        return plan
 
     def _makeshift(self) -> Plan:
         """Without a plan: whoever was in the last one may have the version by now, and nobody feeds anybody."""
         peers = [peer.model_copy(update={"stripes": ()}) for peer in (self._plan.peers if self._plan else ())]
         return Plan(stripes=1, peers=tuple(peers), rate=0.0, hops=1, help_rate=0.0)
 
-    def _begin(self, plan: Plan, version: int) -> None:
-        """Call whom a plan says, and dial its probe."""
-        self._host.call(peer for peer in plan.calls if peer.address)
-        if plan.probe and plan.probe.address:
-            self._host.dials.begin(plan.probe)
-        self._planned, self._plan = version, plan
-
     async def _make(self, manifest: PolicyManifest) -> tuple[Path, Receipt]:
-        """Fetch a version, and build its folder from the chunks as they come."""
+        """Fetch a version, and build its folder from the chunks as they come; first, make room for it."""
+        await self._forget_chunks(manifest)
         bases = await trio.to_thread.run_sync(assemble.held, self._folder, manifest)
         sizes = {ChunkId(chunk): size for chunk, size in manifest.chunk_sizes_for(bases).items()}
+        await trio.to_thread.run_sync(room.require, self._folder, manifest, bases, sizes, self._blobs)
         draft = await trio.to_thread.run_sync(Draft, self._folder, manifest, self._blobs, bases)
         try:
             with draft.following(self._arrivals):
-                plan = await self._ask_for_plan(manifest.version)
                 self._host.own_network = await self._origins.at_home()
-                if plan is not None:
-                    self._begin(plan, manifest.version)
-                plan = plan or self._makeshift()
+                plan = await self._new_plan(manifest.version) or self._makeshift()
                 report = await self._fetch(manifest, sizes, plan)
-            return await trio.to_thread.run_sync(draft.finish), self._witness(manifest, plan, report)
+            return await trio.to_thread.run_sync(draft.finish), self._witness(manifest, report)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(draft.discard)
 
-    def _witness(self, manifest: PolicyManifest, plan: Plan, report: FetchReport) -> Receipt:
+    def _witness(self, manifest: PolicyManifest, report: FetchReport) -> Receipt:
         """Who sent this version, and who could be dialled."""
         seconds = min(max(report.seconds, limits.FETCH_MIN_S), limits.FETCH_MAX_S)
         uploads = [
@@ -297,8 +308,8 @@ class PolicyFollower:
             for name, size in report.bytes_from_node.items()
         ]
         answered, unanswered = self._host.dials.tell()
-        to_dial = {peer.peer_id for peer in (*plan.peers, *plan.calls) if not peer.calls}
-        probe = plan.probe.peer_id if plan.probe else None
+        to_dial = {peer.peer_id for plan in report.plans for peer in (*plan.peers, *plan.calls) if not peer.calls}
+        probe = next((plan.probe.peer_id for plan in report.plans if plan.probe), None)
         return Receipt(
             round_id=manifest.round_id,
             version=manifest.version,
@@ -323,6 +334,7 @@ class PolicyFollower:
                 arrivals=self._arrivals,
                 rng=self._rng,
                 origin=self._origins.of(manifest),
+                another_plan=partial(self._new_plan, manifest.version),
                 blames=self._caught,
                 report=report,
                 on_progress=self._note_progress,

@@ -1,7 +1,10 @@
 """The pulse: register, and tell the coordinator regularly what this node holds, does and has moved.
 
-- A coordinator that is away is waited for, and told of once; a refusal ends the node.
+- A coordinator that is away or in trouble is waited for, as is a clock that is wrong; `trouble` says which it is. What
+  no waiting mends ends the node: a refusal of its key, owner, price or age.
 - Between two beats, one request is held open until a newer version is out: news travels at once.
+- Whoever shares and could not reach the coordinator registers again: it may call from another address now, at which
+  others are to dial it.
 - What the coordinator says of new versions is a hint; the follower proves it.
 """
 
@@ -12,15 +15,20 @@ from typing import Protocol
 
 import trio
 
-from protocol.errors import KeyRevoked, SwarmError, UnknownNode, Unreachable
+from protocol.errors import KeyRevoked, RequestExpired, SwarmError, UnknownNode, Unreachable
 from protocol.messages import Heartbeat, HeartbeatReply, Register, VersionRequest
 from swarm_node.activity import Phase
 from swarm_node.member import Member
+from swarm_node.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.2
 """After an answer without news, before the next question: a coordinator that never holds one is not flooded."""
+
+REGISTER_AGAIN_S = 1.0
+
+WAITING = "waiting for the coordinator"
 
 
 class Activity(Protocol):
@@ -49,11 +57,14 @@ class Pulse:
         self._session = secrets.token_hex(8)
         self._newest = 0
         self._shares = False
+        self._was_cut_off = False
+        """Since it registered, the coordinator could not be reached."""
+        self.trouble = Trouble()
 
     async def register(self) -> None:
-        """Introduce this node; waits for a coordinator that is not up yet, and ends on a refusal."""
+        """Introduce this node; waits for what time mends, and raises what it does not."""
         settings = self._member.settings
-        self._shares = self._member.shares
+        self._shares, self._was_cut_off = self._member.shares, False
         message = Register(
             name=settings.name,
             price_micros_per_mtok=settings.price_micros_per_mtok,
@@ -62,7 +73,6 @@ class Pulse:
             agent=f"echo-swarm/{version('echo-swarm')}",
             delegation=settings.delegation,
         )
-        told = False
         while True:
             try:
                 self._take(await self._coordinator.register(message))
@@ -71,33 +81,29 @@ class Pulse:
                     message.price_micros_per_mtok,
                     message.addresses,
                 )
-                return
-            except Unreachable as error:
-                if not told:
-                    log.warning("waiting for the coordinator: %s", error)
-                told = True
-                await trio.sleep(1.0)
+                return self._answered()
+            except SwarmError as error:
+                if error.http_status < 500 and not isinstance(error, RequestExpired):
+                    raise
+                self.trouble.met(error, WAITING)
+                await trio.sleep(REGISTER_AGAIN_S)
 
     async def run(self) -> None:
         """Beat for ever; a coordinator that goes away is told of once, and once when it is back."""
-        told = False
         while True:
             pause_s = 2.0
             try:
-                if self._member.shares != self._shares:  # the owner's volume is used up, or a new month has begun
+                if self._should_register_again:
                     await self.register()
                 pause_s = (await self.beat()).heartbeat_s
-                if told:
-                    log.info("the coordinator answers again")
-                told = False
+                self._answered()
             except UnknownNode:
                 await self.register()
             except KeyRevoked:
                 raise
             except SwarmError as error:
-                if not told:
-                    log.warning("waiting for the coordinator: %s", error)
-                told = True
+                self._note_cut(error)
+                self.trouble.met(error, WAITING)
             await trio.sleep(min(max(pause_s, 0.1), 60.0))
 
     async def listen(self) -> None:
@@ -106,7 +112,8 @@ class Pulse:
             known = self._newest
             try:
                 self._take(await self._coordinator.newer_version(VersionRequest(newer_than=known)))
-            except SwarmError:  # the heartbeat tells the owner
+            except SwarmError as error:  # the heartbeat tells the owner
+                self._note_cut(error)
                 await trio.sleep(1.0)
             if self._newest <= known:
                 await trio.sleep(AGAIN_S)
@@ -130,6 +137,17 @@ class Pulse:
         milestones.told(reached, newest_version=reply.newest_version)
         self._take(reply)
         return reply
+
+    @property
+    def _should_register_again(self) -> bool:
+        """The owner's volume is used up, or a new month has begun; or others may dial it elsewhere from now on."""
+        return self._member.shares != self._shares or (self._shares and self._was_cut_off)
+
+    def _note_cut(self, error: SwarmError) -> None:
+        self._was_cut_off |= isinstance(error, Unreachable)
+
+    def _answered(self) -> None:
+        self.trouble.over("the coordinator answers again")
 
     def _take(self, reply: HeartbeatReply) -> None:
         self._newest = reply.newest_version

@@ -21,7 +21,7 @@ from protocol import chunks
 from protocol.errors import NotFound, ProofInvalid
 from protocol.ids import NodeId
 from protocol.signing import Envelope
-from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.disk import disk_named, write_durably
 from swarm_node.log_reader import LogReader
 
 RECEIPTS = "receipts"
@@ -39,7 +39,7 @@ class Claims:
         names = [chunks.digest(Envelope.from_bytes(envelope).payload) for envelope in envelopes]
         if not names:
             return
-        with full_disk_named(self._path.parent), self._path.open("a") as file:
+        with disk_named(self._path.parent), self._path.open("a") as file:
             file.write("".join(f"\n{name}" for name in names))
             file.flush()
             os.fsync(file.fileno())

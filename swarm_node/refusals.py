@@ -13,7 +13,7 @@ from protocol import limits
 from protocol.errors import SwarmError
 from protocol.evidence import Evidence
 from protocol.message import Message
-from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.disk import disk_named, write_durably
 
 KEPT_MAX = limits.EXPLANATIONS_MAX
 KEPT_MAX_BYTES = 64 * limits.MIB
@@ -43,7 +43,7 @@ class Refusals:
         before = self.of(lease_id)
         if before is not None and before.evidence == evidence:
             return
-        with full_disk_named(self._folder.parent):
+        with disk_named(self._folder.parent):
             (self._folder / "incoming").mkdir(parents=True, exist_ok=True)
         data = Refusal(lease_id=lease_id, evidence=evidence, rollout=envelope).to_bytes()
         write_durably(self._folder / f"{lease_id}{_SUFFIX}", data, temp_folder=self._folder / "incoming")

@@ -16,7 +16,7 @@ from protocol.owner import Delegation, open_statement, seal_statement
 from swarm_node import delegation, identity
 from swarm_node.disk import sync_folder, write_durably
 
-OF_THE_KEY = ("outbox", "claims", "receipts", "address.json")
+OF_THE_KEY = ("outbox", "claims", "receipts", "payouts", "address.json")
 """In the folder of a round."""
 
 

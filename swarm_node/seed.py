@@ -16,8 +16,11 @@ from pathlib import Path
 import trio
 
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.host import open_host
+from swarm_node.p2p.host import HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
+
+SETTINGS = HostSettings(connections_inbound_max=HostSettings.connections_max)
+"""It dials nobody, and may have as many children as it takes connections."""
 
 FADING = 0.995
 """Of the best second, with every other in which something is sent: a link that got narrower is noticed in minutes."""
@@ -28,7 +31,7 @@ TOLD_CHANGE = 0.02
 async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
     """Serve until stdin ends or a signal comes."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_host(key_seed, host, port) as running, trio.open_nursery() as nursery:
+        async with open_host(key_seed, host, port, SETTINGS) as running, trio.open_nursery() as nursery:
             server = ChunkServer(BlobStore(blobs_dir))
             running.serve(server.handle)
             _tell({"peer_id": running.node_id, "addrs": list(running.addresses)})

@@ -15,6 +15,7 @@ from swarm_node.machine import use
 from swarm_node.member import Member
 from swarm_node.notices import Notices
 from swarm_node.outbox import Outbox
+from swarm_node.pulse import Pulse
 from swarm_node.sender import Sender
 from swarm_node.worker import Worker
 
@@ -38,6 +39,10 @@ class Snapshot:
     """Why the coordinator gives none, as far as it concerns the owner."""
     distrust: str
     """Why no version may be worked with."""
+    trouble: str
+    """What else stands in the way, and what to do about it; empty if nothing does."""
+    trouble_ms: int
+    """Since when."""
     version: int
     version_age_s: float | None
     """Since this node heard of it."""
@@ -77,6 +82,7 @@ class Agent:
     """The parts that a snapshot is taken of."""
 
     member: Member
+    pulse: Pulse
     worker: Worker
     sender: Sender
     outbox: Outbox
@@ -90,6 +96,8 @@ class Agent:
         accepted = verdicts.pop("accepted", 0) + verdicts.pop("already_accepted", 0)
         policies, governor = self.member.policies, self.governor
         heat = use.heat()
+        troubles = (self.pulse.trouble, self.worker.trouble, policies.trouble)
+        trouble = next((one for one in troubles if one.error), self.pulse.trouble)
         return Snapshot(
             now_ms=now_ms(),
             node_id=self.member.key.node_id,
@@ -103,6 +111,8 @@ class Agent:
             finishing=governor.finishing,
             no_work=self.worker.idle_for,
             distrust="" if policies.distrust is None else str(policies.distrust),
+            trouble=str(trouble.error or ""),
+            trouble_ms=trouble.since_ms,
             version=self.worker.version,
             version_age_s=policies.milestones.heard_ago_s(self.worker.version),
             newest_version=policies.newest,

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
@@ -45,8 +45,8 @@ class SourceState:
     """How many of the chunks that are planned of it are missing."""
     has: set[ChunkId] = field(default_factory=set)
     """Missing chunks that it said it holds."""
-    told: set[ChunkId] = field(default_factory=set)
-    """What it said it holds, of all that was missing here at the start."""
+    told: int = 0
+    """What it said it holds, of all that was missing here at the start: a bit for each."""
     offers: list[ChunkId] = field(default_factory=list)
     """The planned ones of these, for a choice by chance; may name chunks that are asked for meanwhile."""
     extras: list[ChunkId] = field(default_factory=list)
@@ -78,11 +78,16 @@ class SourceState:
     """When to look again for work that it could take over: there was none the last time."""
     paused_until: float = -math.inf
     pause_s: float = 0.0
-    """The last one since it delivered."""
+    failure_pause_s: float = 0.0
+    """The last ones since it delivered: after a refusal, and after a failure."""
     strikes: int = 0
+    """Failures since it delivered."""
+    down: bool = False
+    """They are so many that nobody counts on it until it delivers."""
     lost: bool = False
     """Its exchange ended, and it has not said since what it holds."""
     gone: bool = False
+    """It lied."""
 
     def __post_init__(self) -> None:
         self.holds_all = self.source.kind != "peer"
@@ -90,8 +95,29 @@ class SourceState:
         """Who is asked first: peers, and the least blamed."""
 
     def is_able(self, now: float) -> bool:
-        """It neither pauses nor is given up."""
+        """It neither pauses nor has lied."""
         return not self.gone and now >= self.paused_until
+
+    @property
+    def is_out(self) -> bool:
+        """Nobody counts on it."""
+        return self.gone or self.down
+
+    def plan(self, part: Collection[ChunkId]) -> None:
+        """These missing chunks are its part."""
+        self.backlog = len(part)
+        self.planned = dict.fromkeys(chunk for chunk in part if self.holds_all or chunk not in self.has)
+        self.offers = [chunk for chunk in part if chunk in self.has]
+        self.extras = list(self.has.difference(part))
+
+    def join(self, source: Source) -> None:
+        """A plan names it, perhaps with other stripes: whatever it failed at, it is worth another try now."""
+        self.source, self.paused_until = source, -math.inf
+
+    def leave(self) -> None:
+        """The plan does not name it any more."""
+        self.source = replace(self.source, stripes=())
+        self.paused_until, self.down = math.inf, True
 
     def owe(self, chunk: ChunkId, since: float) -> None:
         """It was asked for a chunk, or can answer from now on."""
@@ -105,8 +131,20 @@ class SourceState:
         self.taken_back.discard(chunk)
         return since
 
+    def lack(self, chunk: ChunkId) -> None:
+        """It does not hold a chunk: of its part, it is asked for the others first."""
+        if self.holds_all:
+            self.lacks[chunk] = None
+        elif chunk in self.planned:
+            self.planned[chunk] = self.planned.pop(chunk)
+
     def can_answer(self, chunk: ChunkId) -> bool:
         return chunk in self.has or (self.holds_all and chunk not in self.lacks)
+
+    def is_late(self, chunk: ChunkId, patience_s: float, now: float) -> bool:
+        """It still owes this chunk, could answer for so long, and nothing of it has begun to come since."""
+        since = max(self.asked[chunk], self.begun.get(chunk, -math.inf))
+        return chunk not in self.taken_back and now >= since + patience_s
 
     def to_come(self, unasked: Collection[ChunkId]) -> Iterator[ChunkId]:
         """Of its part, what nobody was asked for, in the order of the version."""
@@ -114,7 +152,7 @@ class SourceState:
 
     def done_in_s(self, now: float) -> float:
         """Until its part of the plan is delivered, at its present pace."""
-        if self.gone:
+        if self.is_out:
             return math.inf
         silence_s = now - self.owing_since if self.owing_since is not None else 0.0
         return self.backlog * max(self.interval_s, silence_s)
@@ -127,9 +165,9 @@ class SourceState:
     def forget(self) -> list[ChunkId]:
         """It is lost: it owes nothing, and holds nothing that can be had; says what it owed."""
         owed = list(self.asked)
-        for forgotten in (self.asked, self.begun, self.taken_back, self.told, self.has, self.offers, self.extras):
+        for forgotten in (self.asked, self.begun, self.taken_back, self.has, self.offers, self.extras):
             forgotten.clear()
-        self.ready = 0
+        self.ready = self.told = 0
         self.lost = True
         return owed
 
@@ -139,10 +177,11 @@ class SourceState:
         self.paused_until = now + self.pause_s * rng.uniform(0.75, 1.25)
 
     def strike(self, now: float, rules: PickerRules, rng: Random) -> None:
-        """It failed: leave it alone, longer each time; after too many failures in a row it is gone."""
+        """It failed: leave it alone, longer each time; after too many failures in a row nobody counts on it."""
         self.strikes += 1
-        self.gone = self.gone or self.strikes >= rules.strikes_max
-        self.paused_until = now + rules.failure_pause_s * 2 ** (self.strikes - 1) * rng.uniform(0.75, 1.25)
+        self.down = self.strikes >= rules.strikes_max
+        self.failure_pause_s = min(2 * self.failure_pause_s or rules.failure_pause_s, rules.failure_pause_max_s)
+        self.paused_until = now + self.failure_pause_s * rng.uniform(0.75, 1.25)
 
     def begin(self, chunk: ChunkId, now: float, rules: PickerRules) -> None:
         """The first bytes of a chunk are here; if they were waited for although asked for in time, ask for more."""
@@ -169,16 +208,26 @@ class SourceState:
         if self.owing_since is not None:
             self.interval_s = _smoothed(self.interval_s, now - self.owing_since)
         self.owing_since = now if self.asked else None
-        self.pause_s, self.strikes = 0.0, 0
+        self.pause_s = self.failure_pause_s = 0.0
+        self.strikes, self.down = 0, False
 
 
-def by_stripe(states: Iterable[SourceState]) -> dict[int, list[SourceState]]:
-    """Who is asked first for the chunks of each stripe."""
-    found: dict[int, list[SourceState]] = {}
+def deal(
+    chunks: Iterable[ChunkId], missing: Collection[ChunkId], states: Collection[SourceState], stripes: int
+) -> dict[ChunkId, list[SourceState]]:
+    """Tell everybody his part of what is missing; who is asked first for each of these chunks."""
+    of_stripe: dict[int, list[SourceState]] = {}
     for state in states:
         for stripe in state.source.stripes:
-            found.setdefault(stripe, []).append(state)
-    return found
+            of_stripe.setdefault(stripe, []).append(state)
+    parents = {chunk: of_stripe.get(place % stripes, []) for place, chunk in enumerate(chunks) if chunk in missing}
+    parts: dict[str, list[ChunkId]] = {state.source.name: [] for state in states}
+    for chunk, parents_of_it in parents.items():
+        for state in parents_of_it:
+            parts[state.source.name].append(chunk)
+    for state in states:
+        state.plan(parts[state.source.name])
+    return parents
 
 
 def drawn(

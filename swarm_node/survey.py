@@ -37,25 +37,25 @@ def look_around(
 ) -> Survey:
     """Survey the sources; `at_end` every chunk is asked of somebody."""
     usual = [state.usual_s for state in states if state.usual_s and state.source.kind == "peer"]
-    told = [len(state.told) for state in states if state.source.kind == "peer" and not state.lost]
+    told = [state.told.bit_count() for state in states if state.source.kind == "peer" and not state.lost]
     usual_s = sum(usual) / len(usual) if usual else 0.0
     least_s, factor = rules.overdue_s, rules.overdue_factor
     if at_end:
         least_s, factor = rules.last_overdue_s, rules.last_overdue_factor
+    asked = [(state, state.usual_s or usual_s or pace.hop_s) for state in states if state.asked]
+    patience = [(state, max(least_s, factor * answer_s)) for state, answer_s in asked]
     overdue: dict[ChunkId, float] = {}
-    punctual: set[ChunkId] = set()
-    for state in (state for state in states if state.asked):
-        patience_s = max(least_s, factor * (state.usual_s or usual_s or pace.hop_s))
+    for state, patience_s in patience:
         for chunk, since in state.asked.items():
-            if chunk in missing and chunk not in state.taken_back:
-                if now < max(since, state.begun.get(chunk, since)) + patience_s:
-                    punctual.add(chunk)
-                else:
-                    overdue[chunk] = min(since, overdue.get(chunk, since))
-    overdue_everywhere = (chunk for chunk in overdue if chunk not in punctual)
+            if since + patience_s <= now and chunk in missing and state.is_late(chunk, patience_s, now):
+                overdue[chunk] = min(since, overdue.get(chunk, since))
+    for state, patience_s in patience if overdue else ():
+        for chunk in overdue.keys() & state.asked.keys() - state.taken_back:
+            if not state.is_late(chunk, patience_s, now):
+                del overdue[chunk]
     return Survey(
         until=now + rules.survey_s,
         usual_s=usual_s,
         typical_told=median_low(told) if told else 0,
-        overdue=dict.fromkeys(sorted(overdue_everywhere, key=overdue.__getitem__)),
+        overdue=dict.fromkeys(sorted(overdue, key=overdue.__getitem__)),
     )

@@ -95,8 +95,7 @@ class Teller:
             fragment = Fragment(
                 round_id=self._round_id,
                 lease_id=tale.lease.lease_id,
-                version=tale.lease.version,
-                seed=tale.lease.seed,
+                lease_digest=tale.lease.digest,
                 previous=tale.head,
                 parts=tuple(_merged(tale.gathered)),
             )

@@ -16,7 +16,7 @@ from protocol.errors import MessageTooLarge, NotFound, SwarmError, Unreachable, 
 from protocol.manifest import PolicyManifest
 from protocol.origin import may_change
 from protocol.trust import Documents, Wanted
-from swarm_node.disk import full_disk_named, write_durably
+from swarm_node.disk import disk_named, write_durably
 from swarm_node.origin import Origin
 from swarm_node.origins import Origins
 
@@ -101,7 +101,7 @@ class Updater:
 
 
 def _save(path: Path, documents: Documents) -> None:
-    with full_disk_named(path.parent):
+    with disk_named(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, canonical.encode(vars(documents)), temp_folder=path.parent)
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protocol import chunks
+from protocol import chunks, evidence
 from protocol.auditing import CaseFile, Explanation, Explanations, Why
 from protocol.errors import ConfigInvalid, ProofInvalid
 from protocol.fragment import Fragment
@@ -132,7 +132,11 @@ def report(found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASK
 
 
 def _json(refusal: Refusal | None) -> dict[str, Any] | None:
-    return refusal.evidence.model_dump() if refusal else None
+    return refusal.evidence.model_dump() | {"command": _again(refusal)} if refusal else None
+
+
+def _again(refusal: Refusal) -> str:
+    return evidence.command(refusal.evidence.code, refusal.lease_id)
 
 
 def refusal_lines(refusal: Refusal) -> Iterator[str]:
@@ -146,7 +150,7 @@ def refusal_lines(refusal: Refusal) -> Iterator[str]:
             *(f"    sample {at.sample}, position {at.position}" for at in found.positions),
             f"  claim {found.claim_id}",
             f"  validator {found.validator}, tolerance {found.tolerance}",
-            f"  again: `{found.command}`",
+            f"  again: `{_again(refusal)}`",
         ),
     )
 

@@ -44,6 +44,7 @@ from swarm_node.policies import Policy, PolicyFollower
 from swarm_node.sender import Sender
 from swarm_node.teller import TELL_S, Teller
 from swarm_node.throughput import Throughput, Work, measure
+from swarm_node.trouble import Trouble
 from swarm_node.waiting import first_of
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Worker:
         self._plays = False
         """Whether it can play environments."""
         self._failures = 0
-        self._trouble = ""
+        self.trouble = Trouble()
         self._samples_done = self._tokens_done = 0
         self._stays = False  # is there more to measure of the version in the engine?
         self.idle_for = ""
@@ -149,7 +150,7 @@ class Worker:
                     await self._give_up()
                     self._count_failure(error)
                 except DiskFull as error:
-                    self._say_once(error, "work stopped")
+                    self.trouble.met(error, "work stopped")
                     await self._give_up()
                     self._appetite.pause(FULL_DISK_PAUSE_S)
                 except Unreachable:  # the heartbeat tells the owner
@@ -157,7 +158,7 @@ class Worker:
                 except OwnerBanned:
                     raise
                 except SwarmError as error:
-                    self._say_once(error, "no work")
+                    self.trouble.met(error, "no work")
                     self._appetite.pause(1.0)
         finally:
             await self._give_back(list(self._open))
@@ -241,7 +242,8 @@ class Worker:
         self._close(lease)
         self._storing = ""
         self._sender.wake()
-        self._failures, self._trouble = 0, ""
+        self._failures = 0
+        self.trouble.over()
         self._samples_done += len(group.samples)
         self._tokens_done += sum(len(sample.tokens) // 4 for sample in group.samples)
 
@@ -262,18 +264,13 @@ class Worker:
         """Go on after a failure of the engine, but not for ever."""
         self._failures += 1
         log.error("engine failed times=%d: %s", self._failures, error)
+        self.trouble.show(error)
         if self._failures >= ENGINE_FAILURES_MAX:
             raise EngineFailed(
                 f"The engine failed {self._failures} times in a row; the last time: {error.message}",
                 hint=f"{error.hint} `swarm-node doctor` tries every engine.".strip(),
             ) from error
         self._appetite.pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
-
-    def _say_once(self, error: SwarmError, what: str) -> None:
-        """Tell the owner of a trouble when it begins, not each time it is met again."""
-        if error.code != self._trouble:
-            log.warning("%s code=%s: %s", what, error.code, error)
-        self._trouble = error.code
 
     async def _load(self, policy: Policy) -> None:
         if self._loaded:
@@ -368,9 +365,8 @@ class Worker:
         await self._give_back(lost)
 
     def _sign(self, lease: Lease, group: GroupDone) -> bytes:
-        version, seed, samples = lease.version, lease.seed, group.samples
         claim = RolloutClaim(
-            round_id=self._round_id, lease_id=lease.lease_id, version=version, seed=seed, samples=samples
+            round_id=self._round_id, lease_id=lease.lease_id, lease_digest=lease.digest, samples=group.samples
         )
         return self._key.seal("rollout", claim.to_bytes())
 

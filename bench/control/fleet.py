@@ -72,8 +72,7 @@ class Fleet:
         claim = RolloutClaim(
             round_id=self._round_id,
             lease_id=lease.lease_id,
-            version=lease.version,
-            seed=lease.seed,
+            lease_digest=lease.digest,
             samples=(sample,) * lease.samples,
         )
         return key.seal("rollout", claim.to_bytes())

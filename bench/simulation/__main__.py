@@ -2,7 +2,7 @@
 
 - `--nodes`, `--links`, `--stripes` and `--believed` choose the cells; every one is judged, and run with several seeds.
 - A node costs about the same in a swarm of any size. `ARGS="--nodes 1000 --chunks 256 --tick 1 --seeds 1"` takes
-  minutes, the same with 10000 about an hour, and 2 GiB. A tick of a whole chunk's time means one decision per chunk and
+  minutes, the same with 10000 about an hour, and 5 GiB. A tick of a whole chunk's time means one decision per chunk and
   comes out within a few percent of the default.
 - `--rules ahead_s=10 window=3` tries other numbers for the picker's rules.
 """

@@ -20,7 +20,7 @@ import psutil
 
 from bench.engines import LENGTHS, PROMPTS, make_version
 from bench.engines import requests as one_of_each
-from bench.harness import Bench, Input, quick_from_environment
+from bench.harness import Bench, Input, no_options, quick_from_environment
 from coordinator.learner.embedded import Shape
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import vllm_command
@@ -157,6 +157,7 @@ def measure(bench: Bench, name: str, python: str, device: str, folders: list[Pat
 
 def main() -> int:
     """Measure, print and judge."""
+    no_options(__doc__)
     if not (python := os.environ.get(VARIABLE)):
         print(f"skipped: {VARIABLE} names no interpreter of an environment with vLLM")
         return 0

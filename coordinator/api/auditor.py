@@ -7,7 +7,7 @@ from aiohttp import web
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
 from coordinator.audit import casework, lottery
 from coordinator.round import now_ms
-from protocol.auditing import Cases, TakeCases, Verdicts
+from protocol.auditing import Cases, HoldCases, TakeCases, Verdicts
 from protocol.errors import NotFound
 
 routes = web.RouteTableDef()
@@ -32,6 +32,15 @@ async def take(request: web.Request) -> web.Response:
         if found.cases or found.done or asyncio.get_running_loop().time() >= deadline:
             return reply(found)
         await asyncio.sleep(LOOK_AGAIN_S)
+
+
+@routes.post("/v1/auditor/hold")
+async def hold(request: web.Request) -> web.Response:
+    """An auditor needs longer for what it has taken."""
+    here = require_operator(request)
+    message = HoldCases.from_bytes(await body(request))
+    await here.database.run(casework.hold, message.auditor, terms=here.audits, now_ms=now_ms())
+    return web.Response(status=204)
 
 
 @routes.post("/v1/auditor/verdicts")

@@ -1,6 +1,8 @@
 """Who is connected: so many connections of one address, and no answers kept for those who do not read them.
 
-- Every `LOOK_S` all connections are looked at. Of an address that has more than its share the newest are closed.
+- Every `LOOK_S` all connections are looked at. Of a neighbourhood that has more than its share the newest are closed.
+- All together are as many as this process may have files, less those that it needs itself. Beyond, shares shrink until
+  the rest fits: the largest neighbourhoods lose first.
 - An answer that waits in memory to be read may take the grace and the time that its size needs at the rate at which
   bodies must come; it begins anew where more was written, as a stream does while it is read. All such answers together
   hold at most `UNREAD_MAX_BYTES`, else the largest go first.
@@ -9,6 +11,8 @@
 """
 
 import asyncio
+import resource
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -17,19 +21,16 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from coordinator.api import http
+from coordinator.api.places import HERE, place
 from protocol.limits import MIB
 
 LOOK_S = 2.0
 
+FILES_KEPT = 128
+"""For the store, chunks on their way out, and the pipes of children."""
+
 UNREAD_MAX_BYTES = 256 * MIB
 """A few times the largest files of the ledger and the board for as many slow readers."""
-
-OWN = ("127.", "::1", "::ffff:127.")
-"""How the addresses of this machine begin."""
-
-
-def is_own(address: str) -> bool:
-    return address.startswith(OWN)
 
 
 @dataclass
@@ -64,19 +65,20 @@ class Callers:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)  # a timer: a caller may be too much for so long
-            self._look(asyncio.get_running_loop().time())
+            self.look(asyncio.get_running_loop().time())
 
-    def _look(self, now_s: float) -> None:
+    def look(self, now_s: float) -> None:
+        """Close what is too much."""
+        found = self._runner.server.connections if self._runner.server else ()  # the oldest first
+        lines = [(one, one.transport, _place_of(one.transport)) for one in found if one.transport is not None]
+        share = _share(Counter(where for _, _, where in lines), self._per_address, connections_max())
         held = Counter[str]()
         unread: dict[web.RequestHandler, _Unread] = {}
-        for one in self._runner.server.connections if self._runner.server else ():  # the oldest first
-            if one.transport is None:
-                continue
-            address = str((one.transport.get_extra_info("peername") or ("",))[0])
-            held[address] += 1
-            if 0 < self._per_address < held[address] and not is_own(address):
-                one.transport.abort()
-            elif size := one.transport.get_write_buffer_size():
+        for one, transport, where in lines:
+            held[where] += 1
+            if held[where] > share and where != HERE:
+                transport.abort()
+            elif size := transport.get_write_buffer_size():
                 unread[one] = self._unread.get(one, _Unread(now_s, size, size)).seen(size, now_s)
         self._unread = unread
         self._cut_slow(now_s)
@@ -89,3 +91,22 @@ class Callers:
                 total -= answer.last_bytes
                 if one.transport is not None:
                     one.transport.abort()
+
+
+def connections_max() -> int:
+    """How many connections this process has files for."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(files - FILES_KEPT, files // 2) if files != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _share(held: Counter[str], share: int, total_max: int) -> int:
+    """How many each neighbourhood may have, at most its share, so that all together are no more than that."""
+    rest = total_max - held.pop(HERE, 0)
+    share = min(share or sys.maxsize, max(held.values(), default=0))
+    while share > 1 and sum(min(share, one) for one in held.values()) > rest:
+        share -= 1
+    return share
+
+
+def _place_of(transport: asyncio.Transport) -> str:
+    return place(str((transport.get_extra_info("peername") or ("",))[0]))

@@ -7,8 +7,8 @@
 - Whoever comes back with `Last-Event-ID` hears only of what it does not know; there is no history to replay, since
   every event has the whole state.
 - A comment goes out every `BEAT_S`, so that proxies and both ends know that the other is there.
-- Who does not read for `BEAT_S` is let go. There are so many streams and no more, of all together and of one address:
-  503 means to ask now and then.
+- Who does not read for `BEAT_S` is let go. There are so many streams and no more, of all together and of one
+  neighbourhood: 503 means to ask now and then. Where all are taken, the neighbourhood with most loses its newest.
 """
 
 import asyncio
@@ -38,16 +38,17 @@ async def events(request: web.Request) -> web.StreamResponse:
     await stream.prepare(request)
     known = request.headers.get("Last-Event-ID", "")
     said = f"retry: {RETRY_MS}\n\n"
-    with watch.listening(address), suppress(ConnectionError, TimeoutError):
-        while True:
-            async with asyncio.timeout(BEAT_S):
-                await stream.write(said.encode())
-            try:
+    with suppress(ConnectionError, TimeoutError):
+        async with watch.listening(address):
+            while True:
                 async with asyncio.timeout(BEAT_S):
-                    state = await watch.state_after(known)
-            except TimeoutError:
-                said = ": still here\n\n"
-            else:
-                known = state.name
-                said = f"id: {state.name}\nevent: moment\ndata: {state.data}\n\n"
+                    await stream.write(said.encode())
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        state = await watch.state_after(known)
+                except TimeoutError:
+                    said = ": still here\n\n"
+                else:
+                    known = state.name
+                    said = f"id: {state.name}\nevent: moment\ndata: {state.data}\n\n"
     return stream

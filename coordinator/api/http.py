@@ -3,7 +3,8 @@
 - Machines speak canonical MessagePack; an error is `{code, message, hint}` with the status of `protocol.errors`.
 - People speak JSON; an address asked for with `Accept: application/json` (or a browser's) gets JSON errors.
 - A body is refused by its declared length before a byte of it is read, one without a length where it gets too long, and
-  any that comes too slowly: a connection that is held open is one that others do not get.
+  any that comes too slowly: a connection that is held open is one that others do not get. What is read takes its
+  memory from a budget (`coordinator.api.bodies`).
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from aiohttp import web
 
+from coordinator.api.bodies import BODIES
 from coordinator.people import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
@@ -27,6 +29,7 @@ from protocol.messages import LeaseProgress, Submission, open_request
 log = logging.getLogger(__name__)
 
 ROUND = web.AppKey("round", Round)
+BY_OPERATOR = web.RequestKey("by_operator", bool)
 MSGPACK = "application/msgpack"
 
 RETRY_AFTER_S = (2, 8)
@@ -75,19 +78,36 @@ async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **c
 
 
 async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:
-    """The request's body, if it is not too large."""
+    """The request's body, if it is not too large, and there is room for it."""
     if not request.content.is_eof():
-        return b"".join([piece async for piece in pieces(request, max_bytes)])
+        return await _gathered(request, max_bytes)
     data = await _next_piece(request, 0.0)  # it came with its head, as small ones do: one look, and no clock
     if len(data) > max_bytes:
         raise MessageTooLarge(f"The request has {len(data)} bytes; at most {max_bytes} are read here.")
     return data
 
 
-async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The same as it comes, for bodies that are too large for the memory."""
+async def _gathered(request: web.Request, max_bytes: int) -> bytes:
+    if request.get(BY_OPERATOR):
+        return b"".join([piece async for piece in pieces(request, max_bytes)])
+    _require_fitting(request, max_bytes)
+    bodies, gathered, size = request.app[BODIES], [], 0
+    async with bodies.coming(request) as coming:
+        bodies.grow(coming, request.content_length or 0)
+        async for piece in pieces(request, max_bytes):
+            bodies.grow(coming, size := size + len(piece))
+            gathered.append(piece)
+    return b"".join(gathered)
+
+
+def _require_fitting(request: web.Request, max_bytes: int) -> None:
     if (request.content_length or 0) > max_bytes:
         raise MessageTooLarge(f"The request has {request.content_length} bytes; at most {max_bytes} are read here.")
+
+
+async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """The same as it comes, for bodies that are too large for the memory."""
+    _require_fitting(request, max_bytes)
     size, began = 0, asyncio.get_running_loop().time()
     while piece := await _next_piece(request, began + GRACE_S + size / RATE_BYTES_PER_S):
         size += len(piece)
@@ -118,6 +138,7 @@ def require_operator(request: web.Request) -> Round:
     # Header bytes that are no UTF-8 arrive as surrogates, which plain encoding would refuse with an error of its own.
     if not hmac.compare_digest(given.encode(errors="surrogateescape"), here.operator_token.encode()):
         raise NotAuthorised("This address is the operator's.", hint="Send the token in operator.token.")
+    request[BY_OPERATOR] = True
     return here
 
 

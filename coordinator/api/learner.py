@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coordinator.api.http import ROUND, body, pieces, reply, require_operator
 from coordinator.audit import lottery
+from coordinator.figures import programs
 from coordinator.files import ArrivingFile
 from coordinator.fleet import activation
 from coordinator.money import escrow
@@ -49,6 +50,7 @@ async def state(request: web.Request) -> web.Response:
     here = require_operator(request)
 
     def read(connection: sa.Connection) -> LearnerState:
+        programs.heard(connection, now_ms())
         version, update = publish.newest_version(connection)
         finished = bool(get_fact(connection, "finished", False))
         asked = activation.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
@@ -158,6 +160,7 @@ async def batch(request: web.Request) -> web.Response:
     """A batch to train on, held until it is full."""
     here = require_operator(request)
     deadline = asyncio.get_running_loop().time() + BATCH_WAIT_S
+    await here.database.run(programs.heard, now_ms(), asks_for=int(request.match_info["number"]))
     while True:
         here.batch_ready.clear()
         found = await here.database.run(
@@ -183,6 +186,7 @@ async def report(request: web.Request) -> web.Response:
     here = require_operator(request)
     message = Report.from_bytes(await body(request))
     await here.database.run(batches.report, message, audits=here.audits, now_ms=now_ms())
+    await here.database.run(programs.heard, now_ms())
     return web.Response(status=204)
 
 
@@ -193,6 +197,7 @@ async def progress(request: web.Request) -> web.Response:
     message = Progress.from_bytes(await body(request))
 
     def remember(connection: sa.Connection) -> dict[str, Any]:
+        programs.heard(connection, now_ms())
         before: dict[str, Any] = get_fact(connection, "progress", {})
         known = {name: value for name, value in message.model_dump().items() if value is not None}
         set_fact(connection, "progress", before | known)

@@ -6,7 +6,8 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.http import ROUND, act, body, reply
-from coordinator.money import rails
+from coordinator.api.probes import is_proxied
+from coordinator.money import payouts, rails
 from coordinator.people import owners, registry
 from coordinator.people.explain import explain
 from coordinator.publishing import publish
@@ -15,6 +16,8 @@ from coordinator.spreading import broadcasts, links
 from coordinator.store.state import get_fact
 from coordinator.work import batches, intake, leases, offers
 from coordinator.work.intake import Judge
+from coordinator.work.leases import Terms
+from ledger.payout_proof import PayoutRequest
 from protocol import limits
 from protocol.auditing import Why
 from protocol.errors import NotFound
@@ -24,6 +27,7 @@ from protocol.messages import (
     Heartbeat,
     HeartbeatReply,
     LeaseProgress,
+    LeaseProgressReply,
     LeaseRequest,
     Plan,
     PlanRequest,
@@ -53,7 +57,8 @@ async def register(request: web.Request) -> web.Response:
     """Take part in the round, or change price, name or address."""
     here = request.app[ROUND]
     price = here.config.market.max_price_micros_per_mtok
-    await act(request, Register, registry.register, max_price=price, invited=here.invited)
+    caller = "" if is_proxied(request) else request.remote or ""
+    await act(request, Register, registry.register, max_price=price, invited=here.invited, caller=caller)
     return reply(_hint(request))
 
 
@@ -94,14 +99,14 @@ async def lease(request: web.Request) -> web.Response:
 @routes.post("/v1/leases/return")
 async def give_back(request: web.Request) -> web.Response:
     """Leases that a node will not answer."""
-    await act(request, ReturnLeases, leases.give_back, terms=request.app[ROUND].terms)
+    await act(request, ReturnLeases, _give_back, terms=request.app[ROUND].terms)
     return reply(_hint(request))
 
 
 @routes.post("/v1/leases/progress")
 async def progress(request: web.Request) -> web.Response:
     """Told of leases that take long, so that nothing is lost with their node."""
-    return reply(await act(request, LeaseProgress, intake.take_progress, judge=await request.app[ROUND].judge()))
+    return reply(await act(request, LeaseProgress, _progress, judge=await request.app[ROUND].judge()))
 
 
 @routes.post("/v1/rollouts")
@@ -146,6 +151,14 @@ async def earnings(request: web.Request) -> web.Response:
     return reply(await act(request, EarningsRequest, _earnings))
 
 
+@routes.post("/v1/payouts")
+async def payout(request: web.Request) -> web.Response:
+    """What this node's owner gets in a batch of payouts, with its proof."""
+    here = request.app[ROUND]
+    node, number = await act(request, PayoutRequest, _asks_for)
+    return reply(await here.database.read(payouts.prove, node, number, here.roots))
+
+
 @routes.post("/v1/owners")
 async def state(request: web.Request) -> web.Response:
     """An owner's own word, by whoever brings it: it is signed and numbered, and repeating it is harmless."""
@@ -169,6 +182,11 @@ def _earnings(connection: sa.Connection, node: NodeId, _message: EarningsRequest
     return owners.earnings(connection, node, now_ms=now_ms)
 
 
+def _asks_for(connection: sa.Connection, node: NodeId, message: PayoutRequest, *, now_ms: int) -> tuple[NodeId, int]:
+    registry.require_node(connection, node)
+    return node, message.batch
+
+
 def _registered(connection: sa.Connection, node: NodeId, _message: PlanRequest, *, now_ms: int) -> NodeId:
     registry.require_node(connection, node)
     return node
@@ -178,13 +196,15 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
     """One after the other: the first question plans, and those that wait behind it find the plan made."""
     # Not the version that the node names: by naming ever others, one node would have all plans made anew.
     version, _ = publish.newest_version(connection)
-    if here.plans.is_stale(version, node, now_ms):
+    if here.plans.is_stale(version, now_ms):
         live = registry.live_nodes(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
         source = here.seeder.peer_id if here.seeder else ""
-        source_up, nodes = links.node_links(live, links.measured(connection), source=source, source_best=here.seeder_up)
+        known = links.measured(connection, rates=not here.plans.has(version))
+        source_up, nodes = links.node_links(live, known, source=source, source_best=here.seeder_up)
         also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
         here.plans.update(version, live, source_up, nodes, now_ms, also=also)
+    here.plans.fit_in(node)
     return here.plans.part(node, here.seeder)
 
 
@@ -205,6 +225,18 @@ def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms
 def _heard_of(connection: sa.Connection, node: NodeId, message: VersionRequest, *, now_ms: int) -> tuple[NodeId, int]:
     registry.require_node(connection, node)
     return node, message.newer_than
+
+
+def _give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
+    registry.require_node(connection, node)
+    return leases.give_back(connection, node, message, terms=terms, now_ms=now_ms)
+
+
+def _progress(
+    connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
+) -> LeaseProgressReply:
+    registry.require_node(connection, node)
+    return intake.take_progress(connection, node, message, judge=judge, now_ms=now_ms)
 
 
 def _take_all(

@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from coordinator.api.http import MSGPACK
-from ledger import witness
+from ledger import payout_proof, witness
 from protocol import appeal, auditing, learning, messages, owner, probe
 from protocol.errors import ERRORS
 from protocol.message import Message
@@ -40,6 +40,7 @@ SIGNED: dict[str, tuple[Kind, Kind]] = {
     "/v1/fetched": (messages.Fetched, messages.HeartbeatReply),
     "/v1/verdicts": (auditing.Why, auditing.Explanations),
     "/v1/earnings": (owner.EarningsRequest, owner.Earnings),
+    "/v1/payouts": (payout_proof.PayoutRequest, payout_proof.PayoutReply),
     "/v1/probe/dial": (probe.Dial, probe.Dialled),
 }
 """What nodes say, signed, and what they are answered."""

@@ -36,13 +36,18 @@ async def upload(request: web.Request) -> web.Response:
 async def dial(request: web.Request) -> web.Response:
     """Dial the address that the request came from, and say whether its listener answers."""
     wanted = await act(request, Dial, _wanted)
-    if any(name in request.headers for name in PROXY_HEADERS) or request.remote is None:
+    if is_proxied(request) or request.remote is None:
         return reply(Dialled(reached=False, proxied=True))
     slots = request.app[DIALS]
     if slots.locked():
         raise Overloaded("Other machines are being dialled.", hint="Try again in a moment.")
     async with slots:
         return reply(Dialled(reached=await _says(request.remote, wanted.port, wanted.word), proxied=False))
+
+
+def is_proxied(request: web.Request) -> bool:
+    """Whether it came by a proxy that says so: then its address is the proxy's."""
+    return any(name in request.headers for name in PROXY_HEADERS)
 
 
 def share(app: web.Application) -> None:

@@ -30,6 +30,9 @@ BROADCAST = web.AppKey("broadcast", Snapshot[bytes])
 FRESH_S = 0.5
 """How old data may be: scripts look every few seconds, and nodes take nothing from it."""
 
+OTHERS_MAX = 1_000
+"""Nodes without a claim on `/v1/leaderboard`: who verifies the ledger reads all of it, and registering is free."""
+
 
 @routes.get("/v1/leaderboard")
 async def leaderboard(request: web.Request) -> web.Response:
@@ -61,32 +64,35 @@ def share(app: web.Application) -> None:
     """Compute what everybody looks at once for all who ask, and beside the writer; as the bytes that are sent."""
     here = app[ROUND]
 
-    def shared(look: Callable[[sa.Connection, int], dict[str, Any]]) -> Snapshot[bytes]:
+    def shared(look: Callable[[sa.Connection, int, int], dict[str, Any]]) -> Snapshot[bytes]:
         def read(connection: sa.Connection) -> bytes:
             moment_ms = now_ms()
-            return json.dumps({"as_of_ms": moment_ms} | look(connection, moment_ms - here.silent_after_ms)).encode()
+            found = look(connection, moment_ms - here.silent_after_ms, moment_ms)
+            return json.dumps({"as_of_ms": moment_ms} | found).encode()
 
         made = Snapshot(lambda: here.database.read(read), fresh_s=FRESH_S, shown_at_most_s=FRESH_S)
         app.on_cleanup.append(lambda _app: made.close())
         return made
 
     app[LEADERBOARD] = shared(
-        lambda conn, _: {
+        lambda conn, _since_ms, _now_ms: {
             "ledger_size": store.size(conn),
-            "nodes": summary.leaderboard(conn),
+            "nodes": summary.leaderboard(conn, OTHERS_MAX),
             "owners": standings.shown(conn, here.audits.rules),
         },
     )
     told = here.told()
     app[STATUS] = shared(
-        lambda conn, alive_since_ms: summary.explained(conn, config=here.config, alive_since_ms=alive_since_ms) | told
-    )
-    app[OPERATOR_STATUS] = shared(
-        lambda conn, alive_since_ms: (
-            summary.for_operator(conn, config=here.config, alive_since_ms=alive_since_ms) | told
+        lambda conn, since_ms, now_ms: (
+            summary.explained(conn, config=here.config, alive_since_ms=since_ms, now_ms=now_ms) | told
         )
     )
-    app[BROADCAST] = shared(lambda conn, alive_since_ms: summary.broadcast(conn, alive_since_ms=alive_since_ms))
+    app[OPERATOR_STATUS] = shared(
+        lambda conn, since_ms, now_ms: (
+            summary.for_operator(conn, config=here.config, alive_since_ms=since_ms, now_ms=now_ms) | told
+        )
+    )
+    app[BROADCAST] = shared(lambda conn, since_ms, _now_ms: summary.broadcast(conn, alive_since_ms=since_ms))
 
 
 async def _shared(request: web.Request, key: web.AppKey[Snapshot[bytes]]) -> web.Response:

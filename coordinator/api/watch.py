@@ -9,8 +9,8 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import orders
-from coordinator.api.callers import is_own
+from coordinator.api.places import HERE, place
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import curves, history, summary
 from coordinator.figures.curves import Curves
@@ -55,7 +55,9 @@ class Watch:
         self.board = Snapshot(self._board)
         self.training = Snapshot(self._training)
         self.listeners = Counter[str]()
-        """Open streams by the address that they go to."""
+        """Open streams by the place that they go to."""
+        self._streams: dict[asyncio.Timeout, str] = {}
+        """The same, one by one, the newest last; each ends when its time does."""
         self._state: State | None = None
         self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -71,21 +73,35 @@ class Watch:
         await self.training.close()
 
     def has_room(self, address: str) -> bool:
-        """Whether one more may listen from there."""
-        share = 0 if is_own(address) else self._here.config.round.listeners_per_address
-        return self.listeners.total() < LISTENERS_MAX and not 0 < share <= self.listeners[address]
+        """Whether one more may listen from there, if need be in the place of the newest from where most do."""
+        here = place(address)
+        if here != HERE and 0 < self._here.config.round.listeners_per_address <= self.listeners[here]:
+            return False
+        if self.listeners.total() < LISTENERS_MAX:
+            return True
+        most = max((one for one in self.listeners if one != HERE), key=lambda one: self.listeners[one], default=HERE)
+        newest = next((stream for stream, where in reversed(self._streams.items()) if where == most), None)
+        if newest is None or self.listeners[most] <= self.listeners[here] + 1:
+            return False
+        del self._streams[newest]
+        newest.reschedule(asyncio.get_running_loop().time())
+        return True
 
-    @contextmanager
-    def listening(self, address: str) -> Iterator[None]:
-        """While somebody does, states are produced."""
-        self.listeners[address] += 1
+    @asynccontextmanager
+    async def listening(self, address: str) -> AsyncIterator[None]:
+        """While somebody does, states are produced; ends in `TimeoutError` where another gets the place."""
+        here, stream = place(address), asyncio.timeout(None)
+        self.listeners[here] += 1
+        self._streams[stream] = here
         self._wanted.set()
         try:
-            yield
+            async with stream:
+                yield
         finally:
-            self.listeners[address] -= 1
-            if not self.listeners[address]:
-                del self.listeners[address]
+            self._streams.pop(stream, None)
+            self.listeners[here] -= 1
+            if not self.listeners[here]:
+                del self.listeners[here]
 
     async def state_after(self, name: str) -> State:
         """The newest state, once it is another than the named one."""
@@ -153,7 +169,8 @@ class Watch:
 
     def _status(self, connection: sa.Connection, moment_ms: int) -> dict[str, Any]:
         here = self._here
-        found = summary.status(connection, config=here.config, alive_since_ms=moment_ms - here.silent_after_ms)
+        since_ms = moment_ms - here.silent_after_ms
+        found = summary.status(connection, config=here.config, alive_since_ms=since_ms, now_ms=moment_ms)
         published = sa.select(versions.c.published_ms).where(versions.c.version == found["version"])
         return found | here.told() | {"published_ms": connection.execute(published).scalar()}
 

@@ -2,8 +2,9 @@
 
 - It runs beside the coordinator, or several of it do, each where it can read the round's folder; a restart or a second
   one never judges a claim twice, since the coordinator gives a case to one at a time.
-- A version is put together from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, the
-  last few in memory.
+- A version is put together from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, with
+  those that the batch at hand may be compared with; the last few stay in memory.
+- As long as it is at work on cases it says so, and they stay its own, however slow it is; what hangs is ended.
 - A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
 - It gives way to others on the processor: settling later is better than sampling or learning later.
 - When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
@@ -13,10 +14,11 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +32,10 @@ from coordinator.audit.replay import Prefill, Scored
 from coordinator.audit.trust import Finding
 from coordinator.audit.verdict import VALIDATOR, Outcome, Report
 from coordinator.config import Config
-from protocol import canonical, limits
-from protocol.auditing import AuditCase, CaseFile, Cases, Judged, TakeCases, Verdicts
+from coordinator.learner.watchdog import Watchdog
+from coordinator.refusals import named, pause_s, refusal
+from protocol import limits
+from protocol.auditing import AuditCase, CaseFile, Cases, HoldCases, Judged, TakeCases, Verdicts
 from protocol.errors import AuditFailed, SwarmError, Unreachable
 
 if TYPE_CHECKING:
@@ -47,21 +51,27 @@ CASES_AT_ONCE = 32
 ANSWER_MAX_BYTES = 32 * limits.MIB
 """Cases come from the operator's own coordinator, which sends half of this."""
 
+HOLDS = 3
+"""How often it says in a timeout that it is still at work: two of them may get lost."""
+
+CASE_MAX_S = 3600.0
+"""The longest that a case may take on the average of its batch: more is a replay that hangs. It ends this process."""
+
 NICENESS = 5
 """A third of the weight of others: an auditor that starves leaves everybody a newcomer, who is audited the most."""
-
-PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Between attempts while the coordinator is away; the last is repeated."""
 
 FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", Outcome.HARD: "hard"}
 
 
-def run(config: Config, name: str) -> None:
-    """Audit one round to its end."""
+def run(config: Config, name: str, url: str, token: Path) -> None:
+    """Audit one round to its end, as a client of the coordinator at this address."""
     os.nice(NICENESS)
     folder = config.round.directory / "auditors" / name  # beside the chunks: weights may not fit anywhere else
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(RoundArchive(config)) as archive, closing(Auditor(config, archive, folder, name)) as auditor:
+    with (
+        closing(RoundArchive(config)) as archive,
+        closing(Auditor(config, archive, folder, name, url, token.read_text().strip())) as auditor,
+    ):
         auditor.run()
     shutil.rmtree(folder)
 
@@ -78,9 +88,8 @@ class Policies:
     def folder(self, version: int) -> Path | None:
         """A version's folder, made from its chunks if it must be; None if they are gone."""
         place = self._folder / str(version)
-        if not place.exists() and not self._archive.write_policy(version, place):
+        if not place.exists() and self._archive.write_policy(version, place) is None:
             return None
-        self._forget(version - self._keep)
         return place
 
     def score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
@@ -92,9 +101,10 @@ class Policies:
             self._loaded.popitem(last=False)
         return scorer.score(claims)
 
-    def _forget(self, oldest: int) -> None:
+    def forget(self, version: int, spared: Sequence[int]) -> None:
+        """Before a batch of a version: delete all but the last few and what the batch may be compared with."""
         for place in self._folder.iterdir():
-            if place.name.isdigit() and int(place.name) <= oldest:
+            if place.name.isdigit() and int(place.name) <= version - self._keep and int(place.name) not in spared:
                 shutil.rmtree(place)
                 self._loaded.pop(int(place.name), None)
 
@@ -102,31 +112,32 @@ class Policies:
 class Auditor:
     """One auditor of one round."""
 
-    def __init__(self, config: Config, archive: RoundArchive, folder: Path, name: str) -> None:
+    def __init__(self, config: Config, archive: RoundArchive, folder: Path, name: str, url: str, token: str) -> None:
         self._config = config
         self._archive = archive
         self._policies = Policies(archive, folder, config.staleness.max_updates + 2)
         self._name = name
-        token = (config.round.directory / "operator.token").read_text()
-        self._http = httpx.Client(
-            base_url=f"http://{config.round.listen}", timeout=60.0, headers={"Authorization": f"Bearer {token}"}
-        )
+        self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
 
     def run(self) -> None:
         """Audit until nothing will ever wait again."""
-        failures = 0
+        failures, judged = 0, list[Judged]()
         while True:
             try:
+                if judged:  # still, if the coordinator was away meanwhile
+                    self._bring(judged)
+                    judged = []
                 tolerances = self._tolerances()
                 taken = self._take()
                 if taken.cases:
-                    self._bring(self._judge(taken, tolerances))
+                    with self._holding(len(taken.cases)):
+                        judged = self._judge(taken, tolerances)
                 elif taken.done:
                     return
                 failures = 0
             except Unreachable as error:
                 log.warning("%s", error)
-                time.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+                time.sleep(pause_s(failures))
                 failures += 1
 
     def close(self) -> None:
@@ -139,9 +150,32 @@ class Auditor:
             found.of(name)
         return found
 
+    @contextmanager
+    def _holding(self, cases: int) -> Iterator[None]:
+        """Keep what was taken for the time of this block."""
+        done = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(done,), name="keeper", daemon=True)
+        keeper.start()
+        try:
+            with Watchdog(cases * CASE_MAX_S).watching():
+                yield
+        finally:
+            done.set()
+            keeper.join()
+
+    def _keep(self, done: threading.Event) -> None:
+        """On the keeper's thread: the replay's own is at work in torch for minutes."""
+        message = HoldCases(auditor=self._name).to_bytes()
+        while not done.wait(self._config.audit.timeout_s / HOLDS):
+            try:
+                self._call("/v1/auditor/hold", message)
+            except SwarmError as error:  # what it has may be lost, which the coordinator sees to
+                log.warning("%s", error)
+
     def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:
         """A verdict on each case; where one spoils the replay of all, each is replayed alone."""
         started = time.monotonic()
+        self._policies.forget(taken.version, earlier(taken.version, self._config.audit.neighbours))
         try:
             judged = self._replay(taken.version, taken.cases, tolerances)
         except SwarmError:
@@ -200,12 +234,10 @@ class Auditor:
         self._call("/v1/auditor/verdicts", Verdicts(verdicts=tuple(judged)).to_bytes())
 
     def _call(self, path: str, body: bytes) -> bytes:
-        try:
+        with named():
             response = self._http.post(path, content=body)
-        except httpx.HTTPError as error:
-            raise Unreachable(f"The coordinator does not answer ({error}).") from error
-        if response.is_error:
-            raise SwarmError.from_wire(canonical.decode(response.content))
+        if not response.is_success:
+            raise refusal(response.status_code, response.content)
         return response.content
 
 

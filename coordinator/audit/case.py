@@ -45,9 +45,6 @@ POLICIES = "policies"
 CASE_MAX_BYTES = 2 * limits.REQUEST_MAX_BYTES
 """A rollout and its lease."""
 
-CONFIG_MAX_BYTES = limits.MIB
-"""Configurations have a few kilobytes."""
-
 TOKENIZER_MAX_BYTES = 64 * limits.MIB
 """Tokenizers of a quarter of a million tokens have 20 MB."""
 
@@ -183,7 +180,8 @@ def opened(file: CaseFile, policy: Path, neighbours: list[int]) -> Case:
     last, claim = _signed(file)
     lease = Lease.from_bytes(file.lease)
     try:
-        bounds = policy_bounds(lambda name: read_at_most(policy / name, CONFIG_MAX_BYTES), file.sampler.max_new_tokens)
+        most = limits.POLICY_CONFIG_MAX_BYTES
+        bounds = policy_bounds(lambda name: read_at_most(policy / name, most), file.sampler.max_new_tokens)
         if lease.episode is not None:
             bounds = replace(bounds, codec=_codec(policy))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, TokensInvalid) as error:

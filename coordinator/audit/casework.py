@@ -1,14 +1,14 @@
 """What auditors take and bring back, as effects.
 
-- A case is taken for a while; who does not come back in time, killed or slow, loses it to the next who asks.
-- Asking again gives an auditor what it had taken: a restart loses nothing.
+- A case is taken for a while, which its auditor extends as long as it is at work on it, however slow it is. Who is
+  killed, stopped or cut off loses it to the next who asks; so does who asks again with cases in hand, after a restart.
+- That is counted: a case that was lost is given out alone from then on, after the others of its version, so that what
+  it was taken with is judged. What was lost so many times is pardoned: it kills auditors.
 - All cases of one answer are of one version, the oldest that anything waits for: it is deleted first.
-- What fails on so many tries is pardoned: one case that kills auditors must not hold up the others.
 """
 
 import json
 import logging
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -31,20 +31,35 @@ GAVE_UP: Validator = "none/0"
 CASES_MAX_BYTES = 16 * 2**20
 """Claims in one answer; a single larger one still goes alone."""
 
+FREE = ""
+"""Who has a case that nobody has."""
+
 
 def take(connection: sa.Connection, auditor: str, at_most: int, *, terms: AuditTerms, now_ms: int) -> Cases:
-    """Cases for an auditor, its until the time is over."""
+    """Cases for an auditor, its until the time is over; what it had before it has lost."""
+    _release(connection, (audits.c.taken_by == auditor) | (audits.c.taken_until_ms <= now_ms))
     _pardon_hopeless(connection, terms, now_ms)
-    mine = (audits.c.taken_by == auditor) | (audits.c.taken_until_ms <= now_ms)
-    version = connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS, mine)).scalar()
+    free = WAITS & (audits.c.taken_by == FREE)
+    version = connection.execute(sa.select(sa.func.min(audits.c.version)).where(free)).scalar()
     cases: list[AuditCase] = []
     if version is not None:
-        here = (audits.c.version == version) & WAITS & mine
-        cases = _within(_cases(connection, here, at_most))
-        values = {"taken_by": auditor, "taken_until_ms": now_ms + terms.timeout_ms, "tries": audits.c.tries + 1}
+        cases = _within(_cases(connection, (audits.c.version == version) & free, at_most))
         names = [case.claim_id for case in cases]
+        values = {"taken_by": auditor, "taken_until_ms": now_ms + terms.timeout_ms}
         connection.execute(sa.update(audits).where(audits.c.claim_id.in_(names)).values(**values))
     return Cases(version=version or 0, cases=tuple(cases), done=_is_done(connection))
+
+
+def hold(connection: sa.Connection, auditor: str, *, terms: AuditTerms, now_ms: int) -> int:
+    """An auditor is still at work on what it has: the whole time anew; on how many cases."""
+    mine = WAITS & (audits.c.taken_by == auditor)
+    return connection.execute(sa.update(audits).where(mine).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
+
+
+def resume(connection: sa.Connection, *, terms: AuditTerms, now_ms: int) -> int:
+    """After nobody was here: auditors could not be heard, and none has lost its cases by that; how many are in hand."""
+    taken = WAITS & (audits.c.taken_by != FREE)
+    return connection.execute(sa.update(audits).where(taken).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
 
 
 def bring(connection: sa.Connection, verdicts: tuple[Judged, ...], *, terms: AuditTerms, now_ms: int) -> int:
@@ -59,15 +74,24 @@ def bring(connection: sa.Connection, verdicts: tuple[Judged, ...], *, terms: Aud
     return counted
 
 
+def _release(connection: sa.Connection, lost: sa.ColumnElement[bool]) -> None:
+    """Their auditor will not come back with these."""
+    here = WAITS & (audits.c.taken_by != FREE) & lost
+    connection.execute(sa.update(audits).where(here).values(taken_by=FREE, tries=audits.c.tries + 1))
+
+
 def _cases(connection: sa.Connection, here: sa.ColumnElement[bool], at_most: int) -> list[AuditCase]:
+    """The next cases that nobody was lost with, or else one of the others."""
     query = (
-        sa.select(audits.c.claim_id, audits.c.lease_id, leases.c.offer)
+        sa.select(audits.c.claim_id, audits.c.lease_id, leases.c.offer, audits.c.tries)
         .join_from(audits, leases, leases.c.lease_id == audits.c.lease_id)
         .where(here)
-        .order_by(leases.c.ended_ms, audits.c.owner, audits.c.place)
+        .order_by(audits.c.tries, leases.c.ended_ms, audits.c.owner, audits.c.place)
         .limit(at_most)
     )
-    return [_case(connection, *row) for row in connection.execute(query).all()]
+    rows = connection.execute(query).all()
+    together = [row for row in rows if not row.tries] or rows[:1]
+    return [_case(connection, row.claim_id, row.lease_id, row.offer) for row in together]
 
 
 def _case(connection: sa.Connection, claim_id: str, lease_id: str, offer: bytes) -> AuditCase:
@@ -88,10 +112,10 @@ def _within(cases: list[AuditCase]) -> list[AuditCase]:
 
 
 def _pardon_hopeless(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
-    lost = WAITS & (audits.c.tries >= TRIES_MAX) & (audits.c.taken_until_ms <= now_ms)
+    hopeless = WAITS & (audits.c.taken_by == FREE) & (audits.c.tries >= TRIES_MAX)
     report = json.dumps({"outcome": "pardon", "error": f"no auditor came back from {TRIES_MAX} tries"}).encode()
-    hopeless: list[Any] = list(connection.execute(sa.select(audits.c.claim_id).where(lost)).scalars())
-    pardons = tuple(Judged(claim_id=name, finding="pardon", validator=GAVE_UP, report=report) for name in hopeless)
+    names = connection.execute(sa.select(audits.c.claim_id).where(hopeless)).scalars().all()
+    pardons = tuple(Judged(claim_id=name, finding="pardon", validator=GAVE_UP, report=report) for name in names)
     bring(connection, pardons, terms=terms, now_ms=now_ms)
 
 

@@ -41,7 +41,7 @@ _count = Prepared(
     sa.update(epochs)
     .where(epochs.c.state == "drawing")
     .values(claims=epochs.c.claims + 1)
-    .returning(epochs.c.epoch, epochs.c.secret_digest)
+    .returning(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims)
 )
 
 
@@ -52,17 +52,11 @@ def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
         _next(connection, 1, terms, now_ms)
 
 
-def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool]:
-    """The epoch of a claim, and whether it is drawn."""
-    epoch, secret_digest = _count(connection).one()
-    return epoch, drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
-
-
-def turn(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
-    """End the epoch if it has its claims."""
-    _, _, claims = _open(connection)
-    if claims >= terms.epoch_groups:
-        end(connection, terms, now_ms)
+def draw(connection: sa.Connection, claim_id: str, rate_ppm: int, terms: AuditTerms) -> tuple[int, bool, bool]:
+    """The epoch of a claim, whether it is drawn, and whether the epoch ends with it, when it is entered."""
+    epoch, secret_digest, claims = _count(connection).one()
+    drawn = drawing.is_drawn(_secret(epoch, secret_digest, terms), claim_id, rate_ppm)
+    return epoch, drawn, claims >= terms.epoch_groups
 
 
 def end(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:

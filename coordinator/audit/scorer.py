@@ -8,19 +8,24 @@
 """
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from coordinator.audit.replay import Prefill, Scored
+from coordinator.files import read_at_most
 from coordinator.learner.adapter_files import adapted_weights, without_adapter
+from coordinator.publishing import weights
+from protocol import limits, policy_config
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 
@@ -151,6 +156,7 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
     # Its bar would stand among the findings.
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with without_adapter(folder) as base:
+        _require_borne_out(base)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             base,
             dtype=dtype,
@@ -167,6 +173,19 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
         for name, weight in adapted_weights(folder):
             places[name].copy_(weight)
     return model.eval()
+
+
+def _require_borne_out(base: Path) -> None:
+    """Refuse a configuration that names code, or promises more than its tensors bear out, before that takes memory."""
+    config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
+    policy_config.require_plain(config)
+    files = weights.of(base)
+    policy_config.require_layers(config, len(weights.shapes(files)))
+    described = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(described, trust_remote_code=False)  # type: ignore[no-untyped-call]  # transformers annotates half
+    promised = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
+    policy_config.require_borne_out(promised, sum(file.stat().st_size for file in files))
 
 
 def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:

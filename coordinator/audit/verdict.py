@@ -14,6 +14,8 @@
 - The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, is a
   margin like any other. That nothing follows an end is `form`.
 - A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic.
+- Where two versions differ by less than the rounding of a replay, honest claims lean half-way: the rounding of the
+  claimed one's is in every error and in every distance. So a lean from there to 1 counts from 0 standard errors to all.
 - The same inputs give the same report, anywhere: `VALIDATOR` changes whenever a rule does.
 """
 
@@ -30,14 +32,17 @@ from coordinator.audit.calibration import GROUP_POSITIONS_MIN, Limit, Tolerance
 from coordinator.audit.replay import Floats, Measured
 from protocol.errors import SwarmError
 
-VALIDATOR = "replay/1"
+VALIDATOR = "replay/2"
 
 SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
 MEAN_HARD = 2.0
-LEAN_MIN = 0.5
-"""Nearer to the other version than to the claimed one."""
+HALF_WAY = 0.5
+"""Beyond it a lean is nearer to the other version than to the claimed one."""
 LEAN_SOFT, LEAN_HARD = 5.0, 10.0
 """Standard errors; wide, since the errors of one group share their causes."""
+
+RESOLUTION_NATS = 2.0**-24
+"""Of claims, which are float32: what is repeated to the last bit is no surer than that."""
 
 EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""
@@ -197,7 +202,9 @@ def _mean(errors: Floats, tolerance: Tolerance) -> Finding | None:
 
 
 def _other_version(fit: Fit) -> Finding | None:
-    by_logprobs = fit.standard_errors if fit.lean >= LEAN_MIN else 0.0
+    by_logprobs = 0.0
+    if fit.lean > HALF_WAY:
+        by_logprobs = fit.standard_errors * min(1.0, (1 - HALF_WAY / fit.lean) / (1 - HALF_WAY))
     discordant = fit.only_here + fit.only_there
     by_tokens = (fit.only_here - fit.only_there) / math.sqrt(discordant) if discordant else 0.0
     strength = max(by_logprobs, by_tokens)
@@ -221,13 +228,13 @@ def _fit(version: int, measured: Measured, other: Measured) -> Fit:
         # Each residual as if its position had had no say in the lean (HC3): else one position that outweighs the
         # others explains itself, and the lean seems certain.
         others = np.maximum(1 - distance**2 / power, 1e-9)
-        residuals = (measured.errors - lean * distance) / others
+        residuals = np.hypot(measured.errors - lean * distance, RESOLUTION_NATS) / others
         spread = math.sqrt(float((residuals**2 * distance**2).sum())) / power
     here, there = (scored.claimed == scored.dictated for scored in (other, measured))
     return Fit(
         version=version,
         lean=lean,
-        standard_errors=min(lean / spread, 1e6) if spread > 0 else 0.0,
+        standard_errors=lean / spread if spread > 0 else 0.0,
         only_here=int((here & ~there).sum()),
         only_there=int((there & ~here).sum()),
     )

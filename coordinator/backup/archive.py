@@ -1,6 +1,7 @@
 """Where a backup is written to and read from: a folder, or one tar file.
 
-- Names are plain and relative; a name that could leave the folder is refused, whoever wrote it.
+- Files may have any names. Where a backup speaks of them, bytes that are no text, and %, stand as %XX; each file has
+  one such name, and a name that could leave the folder is refused, whoever wrote it.
 - What is added is hashed on the way. A file that grows meanwhile is taken as long as it was when it was opened.
 - Whole or not there: everything goes to `.NAME.partial` beside the target, which is synced and renamed at the end.
 """
@@ -13,10 +14,10 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Annotated, Protocol
 
 from blake3 import blake3
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from coordinator.config.section import Section
 from coordinator.files import full_disk_named
@@ -26,7 +27,6 @@ TAR = ".tar"
 CONTENTS = "backup.json"
 PIECE_BYTES = 2**20
 CONTENTS_MAX_BYTES = 2**28
-NAME = r"[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*){0,15}"
 
 
 class BackupInvalid(SwarmError):
@@ -35,10 +35,37 @@ class BackupInvalid(SwarmError):
     code, http_status, fault = "backup_invalid", 422, "operator"
 
 
+def escaped(path: str) -> str:
+    """The name that a relative path has in a backup."""
+    text = os.fsdecode(os.fsencode(path))
+    return "".join(f"%{ord(char) & 0xFF:02X}" if char == "%" or "\udc80" <= char <= "\udcff" else char for char in text)
+
+
+def plain(name: str) -> str:
+    """The relative path that a name in a backup stands for; it stays in its folder."""
+    path = re.sub("%25|%[89A-F][0-9A-F]", lambda found: _unescaped(int(found[0][1:], 16)), name)
+    try:
+        is_its_name = escaped(path) == name
+    except UnicodeEncodeError:  # half a character
+        is_its_name = False
+    if not is_its_name or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise BackupInvalid(f"{name!r} is no name of a file in a backup.")
+    return path
+
+
+def _unescaped(byte: int) -> str:
+    return "%" if byte == ord("%") else chr(0xDC00 + byte)
+
+
+def _checked(name: str) -> str:
+    plain(name)
+    return name
+
+
 class Entry(Section):
     """A file of a backup."""
 
-    name: str = Field(pattern=f"^{NAME}$")
+    name: Annotated[str, AfterValidator(_checked)]
     size_bytes: int = Field(ge=0)
     digest: str = Field(pattern="^[0-9a-f]{64}$")
 
@@ -74,7 +101,7 @@ class _Hashed(io.RawIOBase):
 class _FolderWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700)
 
     def add(self, name: str, source: IO[bytes], size_bytes: int) -> Entry:
         path = self._folder / plain(name)
@@ -143,7 +170,6 @@ def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
                     os.fsync(file.fileno())
             else:
                 yield _FolderWriter(partial), partial
-                partial.chmod(0o700)
         except BaseException:
             discard(partial)
             raise
@@ -164,6 +190,17 @@ def reading(source: Path) -> Iterator[Reader]:
         raise BackupInvalid(f"{source} is no whole backup: {error}.", hint="Take another one.") from None
 
 
+def described(folder: Path, name: str) -> Entry:
+    """A file that was written into a backup's folder by somebody else; it is synced."""
+    with (folder / plain(name)).open("rb") as file:
+        os.fsync(file.fileno())
+        hashed = _Hashed(file, os.fstat(file.fileno()).st_size)
+        size_bytes = 0
+        while piece := hashed.read(PIECE_BYTES):
+            size_bytes += len(piece)
+    return Entry(name=name, size_bytes=size_bytes, digest=hashed.hasher.hexdigest())
+
+
 def require_sound(reader: Reader, entry: Entry) -> None:
     """Read a file of a backup, and compare."""
     hasher, size = blake3(), 0
@@ -173,13 +210,6 @@ def require_sound(reader: Reader, entry: Entry) -> None:
             size += len(piece)
     if (size, hasher.hexdigest()) != (entry.size_bytes, entry.digest):
         raise BackupInvalid(f"{entry.name} of the backup is damaged.", hint="Take another one.")
-
-
-def plain(name: str) -> str:
-    """A name that stays in its folder."""
-    if not re.fullmatch(NAME, name):
-        raise BackupInvalid(f"{name!r} is no name of a file in a backup.")
-    return name
 
 
 def discard(path: Path) -> None:

@@ -24,12 +24,15 @@ class Contents(Section):
     """The last one that was signed; empty before the first."""
     version: int
     keys: Literal["sealed", "left out"]
+    folder: Literal["saved", "as it is"] = "saved"
+    """The rest of the round's folder: saved, too, or as it is in the folder around this copy of the store alone."""
     files: tuple[Entry, ...]
 
     def digest(self) -> bytes:
         """Of all that it says but of the sealed keys, which are sealed with this."""
         others = tuple(entry for entry in self.files if entry.name != SEALED)
-        return blake3(self.model_copy(update={"files": others}).model_dump_json().encode()).digest()
+        young = {"folder"} if self.folder == "saved" else None  # older backups were sealed without the word
+        return blake3(self.model_copy(update={"files": others}).model_dump_json(exclude=young).encode()).digest()
 
     @classmethod
     def read(cls, reader: Reader) -> "Contents":

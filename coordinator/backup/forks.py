@@ -11,6 +11,7 @@ back from before would sign other entries in the place of those that were publis
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,8 +100,9 @@ def left_behind(config: Config, keys: Sequence[Key]) -> list[Seen]:
     path = config.round.directory / "state.db"
     if config.store.url or not path.is_file():
         return []
-    with opened(path) as connection:
+    with suppress(sa.exc.DatabaseError), opened(path) as connection:  # a damaged one knows nothing any more
         return list(checkpoints_in(store.checkpoint(connection) or b"", str(config.round.directory), keys))
+    return []
 
 
 def refuse_newer_origins(config: Config, metadata: Path) -> None:

@@ -1,6 +1,7 @@
 """`swarm-coordinator backup`: a running round saved, and the result read again.
 
-1. The learner's files get a second name (a hard link) in a folder of this backup, so that they stay as they are.
+1. The learner's files, its newest checkpoint as a whole, get a second name (a hard link) in a folder of this backup, so
+   that they stay as they are.
 2. The store is copied in one snapshot.
 3. So do the signed documents, chunks, uploads and all else of the round's folder, but for logs and older backups.
 4. If a version was published in between, 2 and 3 are done again: a document must not name what the store does not know.
@@ -15,17 +16,29 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Set
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.backup import database
-from coordinator.backup.archive import CONTENTS, BackupInvalid, Entry, Writer, reading, require_sound, writing
+from coordinator.backup import database, training
+from coordinator.backup.archive import (
+    CONTENTS,
+    BackupInvalid,
+    Entry,
+    Writer,
+    described,
+    escaped,
+    reading,
+    require_sound,
+    writing,
+)
 from coordinator.backup.contents import SEALED, Contents
 from coordinator.backup.sealed import seal
 from coordinator.config import Config
+from coordinator.files import make_folder, open_private
 from coordinator.publishing.publish import newest_version
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.store import schema
@@ -60,6 +73,11 @@ class _Snapshot:
     version: int = 0
     differences: int = 0
 
+    def look_closely(self, connection: sa.Connection) -> None:
+        """Its ledger, too."""
+        self.look(connection)
+        self.differences = len(store.rebuild(connection, locked=False))
+
     def look(self, connection: sa.Connection) -> None:
         there = schema.found(connection)
         if there is None:
@@ -69,7 +87,18 @@ class _Snapshot:
         self.ledger_size = store.size(connection)
         self.checkpoint = store.checkpoint(connection) or b""
         self.version, _ = newest_version(connection)
-        self.differences = len(store.rebuild(connection, locked=False))
+
+    def contents(self, config: Config, **rest: Any) -> Contents:
+        return Contents(
+            made_ms=time.time_ns() // 1_000_000,
+            round_id=self.round_id,
+            database="postgresql" if config.store.url else "sqlite",
+            schema_number=self.schema,
+            ledger_size=self.ledger_size,
+            checkpoint=self.checkpoint.decode(),
+            version=self.version,
+            **rest,
+        )
 
 
 @dataclass
@@ -82,13 +111,9 @@ class _Staged:
     def keep(self, name: str, path: Path) -> None:
         """Hold on to a file as it is now; one that is gone meanwhile was not needed."""
         held = self.folder / secrets.token_hex(8)
-        try:
-            os.link(path, held)
-        except FileNotFoundError:
-            return
-        except OSError:  # a file system without hard links
-            shutil.copyfile(path, held)
-        self.files[name] = held
+        with suppress(FileNotFoundError):
+            training.second_name(path, held)
+            self.files[name] = held
 
 
 def make(config: Config, config_file: Path, target: Path, *, passphrase: str | None, tell: Tell) -> Contents:
@@ -104,17 +129,8 @@ def make(config: Config, config_file: Path, target: Path, *, passphrase: str | N
             entries = list(_written(writer, staged, tell))
             entries.append(_add(writer, "folder/resolved.json", _without_password(folder)))
             entries.append(_add(writer, "operator.toml", config_file.read_bytes()))
-            contents = Contents(
-                made_ms=time.time_ns() // 1_000_000,
-                round_id=snapshot.round_id,
-                database="postgresql" if config.store.url else "sqlite",
-                schema_number=snapshot.schema,
-                ledger_size=snapshot.ledger_size,
-                checkpoint=snapshot.checkpoint.decode(),
-                version=snapshot.version,
-                keys="left out" if passphrase is None else "sealed",
-                files=tuple(entries),
-            )
+            keys = "left out" if passphrase is None else "sealed"
+            contents = snapshot.contents(config, keys=keys, files=tuple(entries))
             if passphrase is not None:
                 sealed = seal(_secrets(config), passphrase, contents.digest())
                 contents = contents.model_copy(update={"files": (*entries, _add(writer, SEALED, sealed))})
@@ -124,15 +140,32 @@ def make(config: Config, config_file: Path, target: Path, *, passphrase: str | N
     return contents
 
 
+def save_store(config: Config, config_file: Path, target: Path, tell: Tell) -> Contents:
+    """Save the store alone, of whatever schema, of a round that is stopped; the rest of its folder stays as it is."""
+    snapshot, place = _Snapshot(), "store"
+    with writing(target) as (writer, partial):
+        database.save(config.state, partial / place, tell, snapshot.look)
+        entries = [described(partial, f"{place}/{escaped(path.name)}") for path in sorted((partial / place).iterdir())]
+        entries.append(_add(writer, "operator.toml", config_file.read_bytes()))
+        contents = snapshot.contents(config, keys="left out", folder="as it is", files=tuple(entries))
+        _add(writer, CONTENTS, contents.model_dump_json(indent=1).encode())
+    partial.rename(target)
+    return contents
+
+
 def _capture(config: Config, staged: _Staged, tell: Tell) -> _Snapshot:
     """(1) to (4)"""
     folder = config.round.directory
     secret = _secret_files(config)
-    _keep_all(staged, folder, folder / FIRST, but=secret)
+    checkpoint = training.hold(folder / FIRST / training.FOLDER, staged.folder / training.FOLDER)
+    staged.files |= {f"folder/{FIRST}/{training.FOLDER}/{name}": path for name, path in checkpoint.items()}
+    for path in sorted((folder / FIRST).glob("*")):
+        if path.name not in training.NOT_SAVED:
+            _keep_all(staged, folder, path, but=secret)
     for attempt in range(ATTEMPTS):
         snapshot = _Snapshot()
         place = staged.folder / f"store-{attempt}"
-        database.save(config.state, place, tell, snapshot.look)
+        database.save(config.state, place, tell, snapshot.look_closely)
         if snapshot.differences:
             raise BackupInvalid(
                 f"The store contradicts its ledger in {snapshot.differences} places: nothing is saved.",
@@ -141,25 +174,24 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> _Snapshot:
         for path in sorted(folder.iterdir()):
             if not path.name.startswith((".", database.FILE)) and path.name not in (*NOT_SAVED, *SECRET, FIRST):
                 _keep_all(staged, folder, path, but=secret)
-        if _newest_document(config) == snapshot.version:
+        if newest_document(folder) == snapshot.version:
             staged.files |= {f"store/{path.name}": path for path in sorted(place.iterdir())}
             return snapshot
     raise BackupInvalid("A version was published at every attempt.", hint="Try again, or publish less often.")
 
 
 def _keep_all(staged: _Staged, folder: Path, path: Path, *, but: Set[Path]) -> None:
-    """A file, or everything below a folder that is whole: what has a dot in front is still being written."""
+    """A file, or everything below a folder that is whole: what has a dot in front, or is new, is not finished."""
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         inner = file.relative_to(folder)
-        unfinished = any(part.startswith(".") or part == "incoming" for part in inner.parts)
+        unfinished = any(part.startswith(".") or part.endswith(".new") or part == "incoming" for part in inner.parts)
         if file.is_file() and not file.is_symlink() and not unfinished and file.absolute() not in but:
-            staged.keep(f"folder/{inner.as_posix()}", file)
+            staged.keep(f"folder/{escaped(inner.as_posix())}", file)
 
 
-def _newest_document(config: Config) -> int:
-    """The newest version that the signed documents name."""
-    folder = config.round.directory
-    metadata = SignedMetadata(folder / "keys", folder / "metadata", config.publish.timestamp_lifetime_s)
+def newest_document(folder: Path) -> int:
+    """The newest version that the signed documents of a round name."""
+    metadata = SignedMetadata(folder / "keys", folder / "metadata", 0.0)
     return max((version_of(name) or 0 for name in metadata.targets()), default=0)
 
 
@@ -184,7 +216,7 @@ def _read_again(target: Path, contents: Contents, tell: Tell) -> None:
 
 def _secrets(config: Config) -> dict[str, bytes]:
     folder = config.round.directory.absolute()
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(_secret_files(config))}
+    return {escaped(path.relative_to(folder).as_posix()): path.read_bytes() for path in sorted(_secret_files(config))}
 
 
 def _secret_files(config: Config) -> set[Path]:
@@ -206,14 +238,14 @@ def _without_password(folder: Path) -> bytes:
 @contextmanager
 def _staging(folder: Path) -> Iterator[_Staged]:
     """A folder on the round's own file system, where files can have a second name; one backup at a time."""
-    with (folder / "backup.lock").open("w") as lock:
+    with open_private(folder / "backup.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigInvalid("Another backup of this round is being made.", hint="Wait for it.") from None
         place = folder / ".backup"
         shutil.rmtree(place, ignore_errors=True)  # of one that was killed
-        place.mkdir()
+        make_folder(place)
         try:
             yield _Staged(place)
         finally:

@@ -2,6 +2,7 @@
 
 - Everything is read and compared before anything is written; the folder has its name only when it is whole.
 - Nothing is written over. A backup that something newer was published after is refused (`coordinator.backup.forks`).
+- Where the store alone was copied, as before an upgrade, the rest comes from the round's folder that the copy lies in.
 - The next launch signs the trust documents under higher numbers: those that were signed after the backup are known to
   nodes, which take nothing older.
 """
@@ -17,11 +18,12 @@ import sqlalchemy as sa
 from coordinator.backup import database, forks
 from coordinator.backup.archive import BackupInvalid, Reader, discard, plain, reading, require_sound
 from coordinator.backup.contents import SEALED, Contents
-from coordinator.backup.making import check_store
+from coordinator.backup.making import NOT_SAVED, check_store, newest_document
 from coordinator.backup.sealed import unseal
 from coordinator.config import Config
-from coordinator.files import full_disk_named, write_durably
+from coordinator.files import close_to_others, full_disk_named, write_durably
 from coordinator.store import schema
+from protocol import trust
 from protocol.errors import ConfigInvalid
 
 Tell = Callable[[str, int, int], None]
@@ -61,8 +63,11 @@ def restore(
             _unpack(reader, contents, partial, tell)
             if contents.keys == "sealed":  # before a word of the rest is followed
                 _unseal(reader, contents, partial, passphrase)
+            if contents.folder == "as it is":
+                _take_along(source, contents, partial, tell)
+            before = Config.model_validate_json((partial / "resolved.json").read_bytes())
             config = _resolve(partial, folder, store_url)
-            known = _refuse_forks(partial, config_before(reader), contents, seen)
+            known = _refuse_forks(partial, before, contents, seen)
             where: Path | str = config.store.url or partial / database.FILE
             if isinstance(where, Path):
                 (partial / "store" / database.FILE).rename(where)
@@ -73,7 +78,10 @@ def restore(
                 forks.require_continued(connection, known)
                 _note(connection, contents)
             shutil.rmtree(partial / "store")
-            write_durably(partial / MARK, json.dumps({"made_ms": contents.made_ms}).encode())
+            if not (partial / MARK).exists():  # of a round that was restored before, and not launched since
+                write_durably(partial / MARK, json.dumps({"made_ms": contents.made_ms}).encode())
+            close_to_others(partial)
+            partial.chmod(0o755)
             partial.rename(folder)
         except BaseException:
             discard(partial)
@@ -84,12 +92,6 @@ def restore(
 def numbers_since(made_ms: int, now_ms: int) -> int:
     """By how much documents leap at the first launch."""
     return max(0, now_ms - made_ms) * NUMBERS_PER_S // 1000 + NUMBERS_PER_S
-
-
-def config_before(reader: Reader) -> Config:
-    """The settings that the round ran with."""
-    with reader.open("folder/resolved.json") as file:
-        return Config.model_validate_json(file.read())
 
 
 def _require_room(folder: Path) -> None:
@@ -120,12 +122,12 @@ def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> No
     for number, entry in enumerate(contents.files):
         tell("verifying", number, len(contents.files))
         require_sound(reader, entry)
-    partial.mkdir()
+    partial.mkdir(mode=0o700)
     for number, entry in enumerate(contents.files):
         tell("unpacking", number, len(contents.files))
         top, _, inner = entry.name.partition("/")
         if top in ("folder", "store") and inner:
-            _copy(reader, entry.name, partial / (inner if top == "folder" else entry.name))
+            _copy(reader, entry.name, partial / plain(inner if top == "folder" else entry.name))
     _copy(reader, "operator.toml", partial / "operator.toml")
 
 
@@ -135,13 +137,45 @@ def _copy(reader: Reader, name: str, target: Path) -> None:
         shutil.copyfileobj(source, file, PIECE_BYTES)
 
 
+def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> None:
+    """The rest of a stopped round, of which only the store was copied into its `backups`."""
+    from coordinator.opening import only_coordinator
+
+    folder = copy.absolute().parent.parent
+    root = folder / "metadata" / "1.root.json"
+    if not root.is_file() or trust.fingerprint(root.read_bytes()) != contents.round_id:
+        raise BackupInvalid(
+            f"{copy} is a copy of the store alone, and {folder} is not the folder of its round.",
+            hint="Leave the copy where `upgrade` put it: in backups/ of the round's folder.",
+        )
+    tell("copying the round's folder", 0, 1)
+    with only_coordinator(folder):
+        shutil.copytree(folder, partial, ignore=_not_taken(folder), dirs_exist_ok=True)
+    if (version := newest_document(partial)) > contents.version:
+        raise BackupInvalid(
+            f"Version {version} was published after this copy was made, which knows {contents.version}.",
+            hint=forks.WHAT_TO_DO,
+        )
+
+
+def _not_taken(folder: Path) -> Callable[[str, list[str]], set[str]]:
+    """What of a round's folder is made again, or comes out of the copy."""
+    made_again = {*NOT_SAVED, "operator.toml"} - {"resolved.json"}
+
+    def ignore(place: str, names: list[str]) -> set[str]:
+        at_top = Path(place) == folder
+        return {name for name in names if at_top and (name in made_again or name.startswith((".", database.FILE)))}
+
+    return ignore
+
+
 def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
     """The round's settings, with where it is from now on."""
     table = json.loads((partial / "resolved.json").read_text())
     table["round"]["directory"] = str(folder.absolute())
     table["store"]["url"] = store_url
     config = Config.model_validate(table)
-    write_durably(partial / "resolved.json", config.model_dump_json(indent=2).encode(), private=True)
+    write_durably(partial / "resolved.json", config.model_dump_json(indent=2).encode())
     return config
 
 
@@ -161,7 +195,7 @@ def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str |
     with reader.open(SEALED) as file:
         secrets = unseal(file.read(), passphrase, contents.digest())
     for name, data in secrets.items():
-        write_durably(partial / plain(name), data, private=True)
+        write_durably(partial / plain(name), data)
 
 
 def _note(connection: sa.Connection, contents: Contents) -> None:

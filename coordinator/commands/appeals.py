@@ -21,7 +21,7 @@ from protocol.lesson import lesson
 
 app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
 
-Number = Annotated[int, typer.Argument(min=1, help="The appeal's number.")]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The appeal's number.")]
 SAID = {"granted": "fault_refuted", "denied": "fault_confirmed"}
 
 
@@ -97,7 +97,9 @@ def show(
 def rule(
     config_file: ConfigFile,
     number: Number,
-    word: Annotated[Word, typer.Argument(help="grant: pay what was taken, and lift fault and ban; or deny.")],
+    word: Annotated[
+        Word, typer.Argument(metavar="grant|deny", help="grant: pay what was taken, and lift fault and ban; or deny.")
+    ],
     settings: Settings,
     code: Annotated[
         str, typer.Option(help="Why, in a word of small letters for the log; a usual one by default.")

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from coordinator.config import Config
 from coordinator.opening import led_until_ms
 from protocol.errors import ConfigInvalid, SwarmError, Unreachable
+from protocol.places import host_and_port
 
 if TYPE_CHECKING:
     from coordinator.store.state import Database
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 ASK_S = 10.0
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # names, to be replaced
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # names, to be replaced
 """Where to find who listens at every address of a machine."""
 
 
@@ -37,8 +38,9 @@ def launched(config: Config) -> Config:
 
 def local_url(config: Config) -> str:
     """Where a coordinator is found on its own machine."""
-    host, _, port = config.round.listen.rpartition(":")
-    return f"http://{ANYWHERE.get(host, host)}:{port}"
+    host, port = host_and_port(config.round.listen)
+    here = ANYWHERE.get(host, host)
+    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
 
 
 def ask(

@@ -46,9 +46,13 @@ Neighbours = Annotated[
     )
 )
 def replay(
-    source: Annotated[Path, typer.Argument(help="The round's TOML file, or a folder made by `audit export`.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="ROUND", help="The round's TOML file, or a folder made by `audit export`.")
+    ],
     settings: Settings,
-    claim: Annotated[str, typer.Argument(help="The claim's id; an exported folder holds only one.")] = "",
+    claim: Annotated[
+        str, typer.Argument(metavar="CLAIM", help="The claim's id; an exported folder holds only one.")
+    ] = "",
     tolerance: Annotated[
         str, typer.Option(help="Class to judge by, where the lease names none: engine/dtype/device.")
     ] = DEFAULT_CLASS,
@@ -79,8 +83,8 @@ def replay(
 )
 def export(
     config_file: ConfigFile,
-    claim: Annotated[str, typer.Argument(help="The claim's id.")],
-    folder: Annotated[Path, typer.Argument(help="Where to put the case; made if it is not there.")],
+    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="The claim's id.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put the case; made if it is not there.")],
     settings: Settings,
     neighbours: Neighbours = 3,
 ) -> None:
@@ -103,7 +107,7 @@ def export(
 )
 def provenance(
     config_file: ConfigFile,
-    owner: Annotated[str, typer.Argument(help="The owner; a node's own id, if it has no other.")],
+    owner: Annotated[str, typer.Argument(metavar="OWNER", help="The owner; a node's own id, if it has no other.")],
     settings: Settings,
 ) -> None:
     """Tell which updates an owner's groups went into, and the first version with each, one line of JSON per update."""

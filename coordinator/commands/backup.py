@@ -1,5 +1,6 @@
 """`swarm-coordinator backup` and `restore`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from typing import Annotated
 import typer
 
 from coordinator.commands.options import ConfigFile, Settings
-from coordinator.config import load
+from coordinator.config import Config, load
+from coordinator.config.reading import on_top
 from protocol.errors import ConfigInvalid
 
 PassphraseFile = Annotated[
@@ -21,7 +23,9 @@ PASSPHRASE_MIN_CHARS = 8
 
 def backup(
     config_file: ConfigFile,
-    target: Annotated[Path, typer.Argument(help="The folder to make, or a file whose name ends in .tar.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The folder to make, or a file whose name ends in .tar.")
+    ],
     settings: Settings,
     keys: Annotated[bool, typer.Option(help="Save the keys, too, sealed with a passphrase.")] = True,
     passphrase_file: PassphraseFile = None,
@@ -43,8 +47,10 @@ def backup(
 
 
 def restore(
-    source: Annotated[Path, typer.Argument(help="What `backup` made.")],
-    folder: Annotated[Path, typer.Argument(help="The round's new folder.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="BACKUP", help="What `backup` made, or `upgrade` in the folder backups/.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The round's new folder.")],
     seen: Annotated[
         list[str],
         typer.Option(
@@ -83,13 +89,20 @@ def restore(
         )
     when = datetime.fromtimestamp(made.made_ms / 1000, UTC)
     typer.echo(f"{folder}: the round as of {when:%Y-%m-%d %H:%M:%S} UTC, version {made.version}")
-    if not sealed:
+    if not sealed and made.folder == "saved":
         typer.echo(f"Put the round's keys into {folder / 'keys'}: the backup has none.")
-    typer.echo(
-        f"Its settings file is {folder / 'operator.toml'}. Go on with:\n"
-        f"swarm-coordinator launch {folder / 'operator.toml'} --set round.directory={folder.absolute()}"
-        + (f" --set store.url={store_url}" if store_url else "")
-    )
+    typer.echo(f"Its settings file is {folder / 'operator.toml'}. Go on with:\n{launch_line(folder, store_url)}")
+
+
+def launch_line(folder: Path, store_url: str) -> str:
+    """The line that goes on with a restored round, as it ran: with all that stood on top of its file."""
+    ran = Config.model_validate_json((folder / "resolved.json").read_bytes())
+    placed = [f"round.directory={folder.absolute()}", *([f"store.url={store_url}"] if store_url else [])]
+    rest = [
+        one for one in on_top(folder / "operator.toml", ran) if not one.startswith(("round.directory=", "store.url="))
+    ]
+    settings = " ".join(f"--set {shlex.quote(one)}" for one in [*placed, *rest])
+    return f"swarm-coordinator launch {shlex.quote(str(folder / 'operator.toml'))} {settings}"
 
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands import presence
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import load, manual
 from protocol.errors import ConfigInvalid
@@ -24,8 +25,9 @@ EXIT_CODES = "Exit codes: 0 good, 2 a setting is wrong."
     )
 )
 def check(config_file: ConfigFile, settings: Settings) -> None:
-    """Say whether the settings are good, and what is probably not meant; starts nothing."""
+    """Say whether the settings are good and what they name is here, and what is probably not meant; starts nothing."""
     config = load(config_file, settings)
+    presence.require(config)
     for line in manual.warnings(config):
         typer.echo(f"warning: {line}")
     typer.echo(f"{config_file} is good.")
@@ -60,7 +62,9 @@ def show(
 )
 def explain(
     settings: Settings,
-    config_file: Annotated[Path | None, typer.Argument(help="The round's TOML file; else the defaults.")] = None,
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="ROUND.toml", help="The round's TOML file; else the defaults.")
+    ] = None,
     only: Annotated[str, typer.Option(help="A section, or one key as section.key.")] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/commands.md.")] = False,
 ) -> None:

@@ -2,16 +2,18 @@
 
 - Each question has a default, which the settings model gives; Enter takes it. A wrong answer is asked for again.
 - What was given by `--set` is not asked for.
-- Answers are checked one by one and all together by the same models that will read the file.
+- Answers are checked one by one and all together by the same models that will read the file, and by what is here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.commands import presence
 from coordinator.config import parse
 from coordinator.config.manual import every
 from coordinator.config.reading import with_settings
-from protocol.errors import ConfigInvalid
+from coordinator.data.kinds import FROM_FILES, KNOWN
+from protocol.errors import SwarmError
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Question:
 
 QUESTIONS = (
     Question("round.directory", "Folder for keys, state and checkpoints"),
-    Question("task.name", "Task: arithmetic, math, data, reasoning-gym, leduc, kuhn, sokoban, or a my_task.py"),
+    Question("task.name", f"Task: {', '.join(KNOWN)}, or a my_task.py"),
     Question("model.path", "Model: a folder, hf://owner/name, or 'embedded' for the tiny built-in one"),
     Question("staleness.max_updates", "S, how many updates a rollout may lie behind the learner"),
     Question("market.budget_micros", "Budget in micro-units, deposited once and never overspent"),
@@ -34,9 +36,6 @@ QUESTIONS = (
     Question("round.public_url", "URL at which nodes reach it, if another (empty if not)"),
     Question("round.seeder", "Address on which chunks are served"),
 )
-
-NEEDS_DATA = ("data", "math")
-"""Tasks that are nothing without a file of problems."""
 
 DATA = Question("data.train", "Problems: a .jsonl, .json or .parquet file, a folder, or hf://owner/name/folder", True)
 
@@ -49,7 +48,7 @@ def ask(given: list[str], prompt: Callable[[str, str], str], complain: Callable[
     for question in QUESTIONS:
         if question.path not in known:
             found += _answer(question, defaults[question.path], found, prompt, complain)
-        if question.path == "task.name" and DATA.path not in known and _task(found) in NEEDS_DATA:
+        if question.path == "task.name" and DATA.path not in known and _task(found) in FROM_FILES:
             found += _answer(DATA, "", found, prompt, complain)
     return found
 
@@ -71,8 +70,8 @@ def _answer(
             complain("This has no default.")
             continue
         try:
-            parse(with_settings({}, [*before, setting]))
-        except ConfigInvalid as error:
+            presence.require(parse(with_settings({}, [*before, setting])))
+        except SwarmError as error:
             complain(str(error))
         else:
             return [setting]

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands import presence
 from coordinator.commands.options import Settings
 from coordinator.config import Config, load, manual, parse
 from coordinator.config.reading import with_settings
@@ -18,7 +19,9 @@ from protocol.errors import ConfigInvalid
 
 
 def init(
-    config_file: Annotated[Path, typer.Argument(help="The round's TOML file; it is made if there is none.")],
+    config_file: Annotated[
+        Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file; it is made if there is none.")
+    ],
     settings: Settings,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Ask nothing: a new file has what --set says, else the defaults.")
@@ -33,7 +36,9 @@ def init(
 
     new = not config_file.exists()
     if new:
-        _write(config_file, settings if yes else _asked(config_file, settings))
+        chosen = settings if yes else _asked(config_file, settings)
+        presence.require(parse(with_settings({}, chosen)))
+        _write(config_file, chosen)
     config = load(config_file, settings)
     round_ = Round(config)
     round_.close()
@@ -51,7 +56,7 @@ def _asked(config_file: Path, settings: list[str]) -> list[str]:
             f"There is no file {config_file}, and nobody to ask for its settings.",
             hint="Give --yes, with --set for what shall not be the default.",
         )
-    parse(with_settings({}, settings))  # before the first question
+    presence.require(parse(with_settings({}, settings)))  # before the first question
     typer.echo(f"{config_file} does not exist: a few questions, Enter takes what stands in brackets.", err=True)
     return guide.ask(
         settings,
@@ -70,7 +75,7 @@ def _write(path: Path, settings: list[str]) -> None:
     if parse(tomllib.loads(text)) != wanted:
         raise RuntimeError("the file that would be written says something else than was chosen")
     try:
-        write_durably(path, text.encode())
+        write_durably(path, text.encode(), public=True)
     except OSError as error:
         raise ConfigInvalid(f"Cannot write {path}: {error.strerror}.") from error
     typer.echo(f"Wrote {path}: every setting with its default and its meaning. Change it as you like.", err=True)

@@ -65,7 +65,7 @@ def show(config_file: ConfigFile, settings: Settings) -> None:
     )
 )
 def rotate(
-    role: Annotated[str, typer.Argument(help="root, targets, snapshot, timestamp or ledger.")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="root, targets, snapshot, timestamp or ledger.")],
     config_file: ConfigFile,
     settings: Settings,
     root_keys: RootKeys,
@@ -97,7 +97,7 @@ def rotate(
     )
 )
 def sign(
-    file: Annotated[Path, typer.Argument(exists=True, help="A copy of pending.root.json.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, help="A copy of pending.root.json.")],
     root_keys: RootKeys,
 ) -> None:
     """Sign a prepared root with the root keys of a folder, on any machine. Needs nothing else of the round."""
@@ -110,7 +110,7 @@ def sign(
         signatures += added
     if not signatures:
         raise ConfigInvalid("There is no key to sign with.", hint="Name a folder with --root-keys.")
-    write_durably(file, data)
+    write_durably(file, data, public=True)
     typer.echo(f"{signatures} signatures added; take {file} back to the coordinator.")
 
 

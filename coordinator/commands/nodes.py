@@ -21,7 +21,7 @@ from protocol.lesson import lesson
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
-Node = Annotated[str, typer.Argument(help="The node's id, the beginning or end of it, or its name.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, the beginning or end of it, or its name.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="ROUND.toml", help="The round's TOML file.")]
 Settings = Annotated[
     list[str],
     typer.Option(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
 
-Number = Annotated[int, typer.Argument(min=1, help="The batch's number.")]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The batch's number.")]
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 a setting is wrong, 3 under way: settle again later."
 
 REFERENCE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
@@ -124,7 +124,7 @@ def settle(
 )
 def deploy(
     config_file: ConfigFile,
-    token: Annotated[str, typer.Argument(help="Address of the token to pay in.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Address of the token to pay in.")],
     settings: Settings,
     unit: Annotated[int, typer.Option(min=1, help="The token's smallest units to a micro-unit.")] = 1,
 ) -> None:

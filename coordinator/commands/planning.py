@@ -15,7 +15,10 @@ from protocol.errors import NotFound, Unreachable
 if TYPE_CHECKING:
     from coordinator.sim.scenario import Scenario
 
-ConfigFile = Annotated[Path, typer.Argument(help="The round's TOML file: S, kappa and groups per update are its own.")]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(metavar="ROUND.toml", help="The round's TOML file: S, kappa and groups per update are its own."),
+]
 
 
 def _finite(value: float | None) -> float | None:

@@ -35,7 +35,7 @@ DIFFERS = 3
 PUBLICATION_S = 3600.0
 """Cutting, hashing and syncing the largest policies."""
 
-Version = Annotated[int, typer.Argument(min=1, help="The version's number.")]
+Version = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version's number.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the order.")]
 Last = Annotated[int, typer.Option(min=0, help="How many versions; 0: all of them.")]
 
@@ -170,7 +170,9 @@ def rollback(
 )
 def publish(
     config_file: ConfigFile,
-    folder: Annotated[Path, typer.Argument(help="This policy with other weights, or another adapter for its base.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="This policy with other weights, or another adapter for its base.")
+    ],
     settings: Settings,
     reason: Reason,
     as_json: AsJson = False,

@@ -69,7 +69,7 @@ def show(
 )
 def grep(
     config_file: ConfigFile,
-    pattern: Annotated[str, typer.Argument(help="A regular expression, as Python has them.")],
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A regular expression, as Python has them.")],
     settings: Settings,
     ignore_case: Annotated[
         bool, typer.Option("--ignore-case", "-i", help="Capitals are as good as small ones.")

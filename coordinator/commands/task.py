@@ -44,7 +44,7 @@ def list_tasks(as_json: AsJson = False) -> None:
     )
 )
 def check(
-    source: Annotated[Path, typer.Argument(help="A round's TOML file, or a my_task.py.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A round's TOML file, or a my_task.py.")],
     settings: Settings,
     as_json: AsJson = False,
 ) -> None:

@@ -52,7 +52,8 @@ def upgrade(
             return
         _refuse_company(config, database)
         if backup:
-            typer.echo(f"backup: {_copy(config, there)}")
+            copy = _copy(config, config_file, there)
+            typer.echo(f"backup: {copy}\nThe way back, until the round is launched: swarm-coordinator restore {copy} …")
         upgrading.upgrade(database, typer.echo)
         typer.echo(f"The store has schema {database.run_now(upgrading.require_store)} now.")
 
@@ -66,13 +67,12 @@ def _refuse_company(config: Config, database: "Database") -> None:
         )
 
 
-def _copy(config: Config, there: int) -> Path:
+def _copy(config: Config, config_file: Path, there: int) -> Path:
     """The store as it is, under a name that says of which schema and when."""
-    from coordinator.backup import database
+    from coordinator.backup import making
+    from coordinator.files import make_folder
 
-    folder = config.round.directory / "backups"
-    folder.mkdir(exist_ok=True)
+    folder = make_folder(config.round.directory / "backups")
     target = folder / f"schema-{there}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-    partial = folder / f".{target.name}.partial"
-    database.save(config.state, partial, lambda _what, _done, _total: None)
-    return partial.rename(target)
+    making.save_store(config, config_file, target, lambda _what, _done, _total: None)
+    return target

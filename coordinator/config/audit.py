@@ -29,7 +29,7 @@ class AuditSection(Section):
     trusted_floor: float = Field(0.02, ge=0, le=1, description="share that is audited of a long-standing owner")
     escrow_factor: float = Field(1.25, ge=0, description="unaudited groups kept unpaid, times (1 - rate) / rate")
     epoch_groups: int = Field(256, ge=1, description="claims that one secret draws from before it is revealed")
-    timeout_s: float = Field(120.0, gt=0, description="after this an auditor's unanswered cases go to another")
+    timeout_s: float = Field(120.0, gt=0, description="after this without a word its cases go to another auditor")
     backlog_max: int = Field(512, ge=1, description="claims that wait for an auditor until no more work is offered")
     kept_gib: float = Field(
         20.0, gt=0, description="most of the disk for versions that claims wait for; or half of what is free"

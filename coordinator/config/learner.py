@@ -19,7 +19,9 @@ class LearnerSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="constant, linear or cosine: how the rate falls towards the last update"
     )
-    warmup_updates: int = Field(20, ge=0, description="updates over which the rate rises from nothing")
+    warmup_updates: int = Field(
+        20, ge=0, description="updates over which the rate rises from nothing, after a rollback again"
+    )
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")

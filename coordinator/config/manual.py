@@ -95,9 +95,9 @@ def explain(config: Config, prefix: str = "") -> list[str]:
     lines = []
     for key in every(prefix):
         now = getattr(getattr(config, key.section), key.name)
-        default = "" if now == key.default else f" (default {_value(key.default)})"
+        default = "" if now == key.default else f" (default {written(key.default)})"
         about = "; ".join(part for part in (key.unit, key.bounds) if part)
-        lines.append(f"{key.path} = {_value(now)}{default}" + (f"  [{about}]" if about else ""))
+        lines.append(f"{key.path} = {written(now)}{default}" + (f"  [{about}]" if about else ""))
         lines.append(f"    {key.meaning}")
     return lines
 
@@ -141,9 +141,16 @@ def warnings(config: Config) -> list[str]:
         found.append("leases.timeout_s is not longer than leases.heartbeat_s: leases end before nodes are missed.")
     if not config.audit.floor and not config.audit.first_groups:
         found.append("audit.floor and audit.first_groups are 0: nothing is audited, and anybody may invent rollouts.")
-    host = config.round.listen.rpartition(":")[0]
-    if host not in ("127.0.0.1", "localhost", "[::1]") and not config.round.public_url:
+    here = ("127.0.0.1", "localhost", "[::1]")
+    is_public = bool(config.round.public_url) or config.round.listen.rpartition(":")[0] not in here
+    if is_public and not config.round.public_url:
         found.append("round.public_url is empty: nodes are told to call the address of round.listen.")
+    seeder = config.round.seeder.rpartition(":")[0]
+    if is_public and not config.round.seeder_public and seeder in (*here, "0.0.0.0", "[::]"):
+        found.append(
+            f"round.seeder_public is empty: nodes are told to dial the seeder at {seeder}, reach nobody there, and "
+            "fetch every version over the coordinator's HTTP."
+        )
     return found
 
 
@@ -157,21 +164,21 @@ def toml(chosen: dict[str, dict[str, Any]]) -> str:
             bounds = f" ({key.bounds})" if key.bounds else ""
             lines.append(f"# {key.meaning}{bounds}")
             if key.name in mine:
-                lines.append(f"{key.name} = {_value(mine[key.name])}")
+                lines.append(f"{key.name} = {written(mine[key.name])}")
             elif key.default is None:
                 lines.append(f"# {key.name} =")
             else:
-                lines.append(f"# {key.name} = {_value(key.default)}")
+                lines.append(f"# {key.name} = {written(key.default)}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _value(value: Any) -> str:
-    """As TOML writes it."""
+def written(value: Any) -> str:
+    """A value as TOML writes it."""
     if value is None:
         return "as the algorithm says"
     if isinstance(value, tuple):
         return json.dumps(list(value))
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(name))} = {written(one)}" for name, one in value.items()) + "}"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -7,9 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coordinator.config.manual import written
 from coordinator.config.section import Section
 from coordinator.config.whole import Config
 from protocol.errors import ConfigInvalid
+
+PASSES = 3
+"""A mode that is set on top changes the defaults of others, so what results is compared again."""
 
 
 def load(path: Path | None, settings: list[str]) -> Config:
@@ -28,6 +32,26 @@ def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     for setting in settings:
         _apply(table, setting)
     return table
+
+
+def on_top(path: Path, ran: Config) -> list[str]:
+    """The `section.key=value` settings that make of a file what a round ran with."""
+    settings: dict[str, str] = {}
+    for _ in range(PASSES):
+        try:
+            here = load(path, [f"{name}={value}" for name, value in settings.items()])
+        except ConfigInvalid:  # it may count only with what stood on top
+            here = Config()
+        more = {
+            f"{section}.{key}": written(value)
+            for section in Config.model_fields
+            for key, value in getattr(ran, section)
+            if value is not None and value != getattr(getattr(here, section), key)
+        }
+        if not more:
+            break
+        settings |= more
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def parse(table: dict[str, Any]) -> Config:

@@ -21,7 +21,7 @@ from coordinator.data import generators, sources
 from coordinator.data.book import line
 from coordinator.data.columns import Columns
 from coordinator.data.kinds import FROM_FILES, suffix_of
-from coordinator.files import write_durably
+from coordinator.files import make_folder, write_durably
 from protocol.errors import ConfigInvalid
 from protocol.tasks import BUILT_IN, Problem, Split
 
@@ -51,7 +51,7 @@ def needs_data(config: Config) -> bool:
 
 def make_copy(config: Config, folder: Path) -> dict[str, Any]:
     """Read all problems into a folder; what its note says."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = _sources(config)
     seen, counts, repeated = set[bytes](), dict[str, int](), 0
     kept: dict[str, list[bytes]] = {split: [] for split in SPLITS}

@@ -25,10 +25,14 @@ REWARD_OF_FILE = "reward"
 """The function of a my_task.py that judges, unless `reward.functions` names others."""
 
 
+KNOWN = (*BUILT_IN, *SHIPPED)
+
+
 def require_known(name: str) -> None:
-    if not (name in BUILT_IN or name in SHIPPED or name.endswith(".py")):
-        known = ", ".join([*BUILT_IN, *SHIPPED])
-        raise UnknownTask(f"There is no task {name!r}.", hint=f"Known are {known}, and files that end in .py.")
+    if not (name in KNOWN or name.endswith(".py")):
+        raise UnknownTask(
+            f"There is no task {name!r}.", hint=f"Known are {', '.join(KNOWN)}, and files that end in .py."
+        )
 
 
 def shown(config: Config) -> str:

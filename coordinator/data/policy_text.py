@@ -44,6 +44,8 @@ class PolicyText(Coder):
     def __init__(self, read_file: ReadFile, task: Task, max_new_tokens: int) -> None:
         super().__init__(read_file)
         self._task = task
+        # Asked once: Python takes longer to look whether a task judges than that takes to judge.
+        self._judging = task if isinstance(task, Judging) else None
         self.problem: Callable[[Source], Problem] = lru_cache(PROBLEMS_KEPT)(partial(problem_of, task))
         """One of the task; each sample of a group is judged by the same one."""
         self.bounds = replace(policy_bounds(read_file, max_new_tokens), codec=self.codec)
@@ -51,7 +53,7 @@ class PolicyText(Coder):
     @property
     def judges(self) -> bool:
         """Whether the task judges right here, as only what is built in may."""
-        return isinstance(self._task, Judging)
+        return self._judging is not None
 
     def prompt(self, source: Source) -> list[int]:
         """The tokens of a problem's prompt."""
@@ -87,11 +89,13 @@ class PolicyText(Coder):
 
     def judge(self, problem: Problem, completion: Sequence[int]) -> Reward:
         """The same for any problem of the task."""
-        assert isinstance(self._task, Judging), "the operator's rewards run in coordinator.rewards"
-        return self.in_tokens(self._task.reward(problem, self.said(completion)), completion)
+        assert self._judging, "the operator's rewards run in coordinator.rewards"
+        return self.in_tokens(self._judging.reward(problem, self.said(completion)), completion)
 
     def in_tokens(self, reward: Reward, completion: Sequence[int]) -> Reward:
         """The same with the spans that are skipped in tokens: each that has any character of one."""
+        if not reward.skip:
+            return reward
         ends = range(len(completion) + 1)
 
         def size(tokens: int) -> int:

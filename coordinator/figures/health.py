@@ -4,6 +4,7 @@
 - In vain: groups that a node worked on and that nobody trained on, by what became of them.
 - `length_bias`: how much longer nodes worked on groups that came too late than on those that were trained on. Far above
   1, long answers are being thrown away, and the policy is taught to be short.
+- A wait that goes on counts as one that has ended does.
 - Everything is read from the store, so a restart forgets nothing.
 - An alarm is a call to act: a finished round raises none, and its figures stay.
 """
@@ -25,6 +26,11 @@ UPDATES_LATELY = 32
 """The idle share that may raise the alarm is that of so many updates."""
 
 IDLE_MAX = 0.1
+
+SKIPPED = "learner/skipped"
+SKIPPED_MAX = 3
+"""A gradient that is not finite comes now and then, and one after another from weights that are lost."""
+
 IN_VAIN_MAX = 0.1
 
 LENGTH_BIAS_MAX = 1.5
@@ -48,10 +54,13 @@ ADVICE = {
 }
 
 
-def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[str, Any]:
-    """What is told of the round's health."""
-    ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection)
+def figures(
+    connection: sa.Connection, asked: Load | None, kappa: int, *, programs_alarm: str = "", waits_s: float = 0.0
+) -> dict[str, Any]:
+    """What is told of the round's health, while the learner has waited for its next batch for so long."""
+    ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
     kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
+    skipped, seen = _skipped_lately(connection)
     trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     return {
@@ -64,11 +73,14 @@ def figures(connection: sa.Connection, asked: Load | None, kappa: int) -> dict[s
         "in_vain_share": share,
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
+        "updates_skipped_lately": skipped,
         "verifier": verifier,
         KEPT: kept,
         "alarm": ""
         if get_fact(connection, "finished", False)
-        else verifier_alarm(verifier)
+        else programs_alarm
+        or verifier_alarm(verifier)
+        or skipped_alarm(skipped, seen)
         or kept_alarm(kept)
         or alarm(asked, kappa, idle_share, in_vain, share)
         or _bias_alarm(bias, in_vain, trained),
@@ -82,6 +94,17 @@ def verifier_alarm(verifier: dict[str, Any]) -> str:
     return (
         f"No rewards: {verifier['reason']} Groups wait, and are not lost. Mend the reward: it is tried again every "
         "few seconds."
+    )
+
+
+def skipped_alarm(skipped: int, seen: int) -> str:
+    """Nothing is learned, and everything is paid for; empty if steps are made."""
+    if skipped <= SKIPPED_MAX:
+        return ""
+    return (
+        f"{skipped} of the last {seen} updates changed nothing, since their gradient was not finite, and their groups "
+        "were paid for. Lower learner.learning_rate or mend the reward, and go back to a version from before: "
+        "`swarm-coordinator policy rollback`."
     )
 
 
@@ -167,7 +190,14 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
     return +found
 
 
-def _idle_lately(connection: sa.Connection) -> float:
+def _skipped_lately(connection: sa.Connection) -> tuple[int, int]:
+    """Updates in which a step was not made, and how many updates were looked at."""
+    lately = sa.select(batches.c.metrics).where(batches.c.reported_ms.is_not(None)).order_by(batches.c.batch.desc())
+    found = connection.execute(lately.limit(UPDATES_LATELY)).scalars().all()
+    return sum(bool((metrics or {}).get(SKIPPED, 0)) for metrics in found), len(found)
+
+
+def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
     lately = (
         sa.select(batches.c.idle_s, batches.c.busy_s)
         .where(batches.c.busy_s > 0)
@@ -176,6 +206,7 @@ def _idle_lately(connection: sa.Connection) -> float:
     )
     rows = connection.execute(lately).all()
     idle_s, busy_s = (sum(row[place] for row in rows) for place in (0, 1))
+    idle_s += waits_s
     return idle_s / (idle_s + busy_s) if rows else 0.0
 
 

@@ -58,6 +58,11 @@ def _each(*path: str) -> Callable[[Status], Samples]:
     return read
 
 
+def _programs(read: Callable[[Mapping[str, Any]], float]) -> Callable[[Status], Samples]:
+    """One figure of each of the coordinator's children."""
+    return lambda status: {name: float(read(one)) for name, one in status.get("programs", {}).items()}
+
+
 def _fleet(status: Status) -> Samples:
     working = sum(1 for node in status.get("fleet") or () if node["works"])
     return {"working": working, "standby": len(status.get("fleet") or ()) - working}
@@ -80,6 +85,24 @@ FAMILIES = (
     Family(
         "learner_idle_share", "gauge", "Share of its last updates that it waited.", _one("learner_idle_share_lately")
     ),
+    Family("learner_wait_seconds", "gauge", "The wait for a batch that goes on.", _one("learner_waits_s")),
+    Family("learner_silent_seconds", "gauge", "Since the learner was last heard of.", _one("learner_silent_s")),
+    Family("update_age_seconds", "gauge", "Since the last update was reported.", _one("update_age_s")),
+    Family(
+        "program_up",
+        "gauge",
+        "1 while a child of the coordinator runs.",
+        _programs(lambda one: one["state"] == "runs"),
+        "program",
+    ),
+    Family(
+        "program_restarts",
+        "gauge",
+        "How often it was started again since the launch.",
+        _programs(lambda one: one["restarts"]),
+        "program",
+    ),
+    Family("updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")),
     Family("policy_version", "gauge", "Newest published version.", _one("version")),
     Family("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
     Family(

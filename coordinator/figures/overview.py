@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from coordinator.figures.programs import long
+
 Tone = Literal["good", "bad", "plain"]
 
 NODES_SHOWN = 8
@@ -50,7 +52,7 @@ def _verdict(told: Mapping[str, Any]) -> Iterator[Part]:
         yield Part("round", (told["stopped"],), "bad")
         return
     learner = told["learner"]
-    waits = learner["state"] in ("waits", "will wait")
+    waits = learner["state"] in ("waits", "will wait", "stands")
     verdict = f"{learner['state'].upper() if waits else learner['state']}: {learner['why']}"
     yield Part("learner", (verdict,), "bad" if waits else "good")
     yield Part("alarm", tuple(line for line in [told["alarm"]] if line and line != learner["why"]), "bad")
@@ -89,6 +91,17 @@ def _round(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"learner idle {told['learner_idle_share']:.0%} of the whole round, " + (
         f"at work on batch {told['batch']}" if told["batch"] > told["update"] else "no batch under way"
     )
+    ages = {"last update": told.get("update_age_s"), "learner heard of": told.get("learner_silent_s")}
+    known = [f"{name} {long(age)} ago" for name, age in ages.items() if age is not None]
+    if known or told.get("programs"):
+        yield ", ".join([*known, *(_program(name, one) for name, one in told.get("programs", {}).items())])
+
+
+def _program(name: str, one: Mapping[str, Any]) -> str:
+    """How a child of the coordinator fares."""
+    if one["state"] != "runs":
+        return f"{name} {one['state']} with code {one['code']}"
+    return f"{name} runs" + (f" (started again {one['restarts']} times)" if one["restarts"] else "")
 
 
 def _fleet(told: Mapping[str, Any]) -> Iterator[str]:

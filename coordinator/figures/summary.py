@@ -3,13 +3,15 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.data.kinds import shown
-from coordinator.figures import health, history, waiting
+from coordinator.figures import health, history, programs, waiting
 from coordinator.fleet import activation
 from coordinator.people import standings
 from coordinator.publishing import publish
@@ -32,13 +34,15 @@ AFTER_ALL_MS = 2**53
 """A moment that nobody was heard of after."""
 
 
-def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
-    """Where the round stands; who was heard of since then is alive."""
+def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
+    """Where the round stands; who was heard of since then is alive. No moment: no program runs that could be silent."""
     version, version_update = publish.newest_version(connection)
     idle_s, busy_s = _learner_s(connection)
     progress = get_fact(connection, "progress", {})
     asked = activation.load(connection, config, alive_since_ms=alive_since_ms)
     kappa = activation.kappa(asked, config)
+    running = programs.figures(connection, config, now_ms)
+    alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
     return {
         "phase": progress.get("phase", "starting"),
         "fraction": progress.get("fraction", 0.0),
@@ -68,7 +72,8 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int) ->
         "fleet": activation.shown(connection),
         "publish_every": kappa,
         "load": asdict(asked) if asked else None,
-        **health.figures(connection, asked, kappa),
+        **running,
+        **health.figures(connection, asked, kappa, programs_alarm=alarm, waits_s=waits_s),
     }
 
 
@@ -90,9 +95,9 @@ def stopped(connection: sa.Connection, *, config: Config, since_ms: int) -> dict
     return found | told(config, get_fact(connection, "round_id")) | {"stopped_since_ms": since_ms}
 
 
-def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
+def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """The status, with whether the learner waits and why, what was credited, and what went wrong lately."""
-    found = status(connection, config=config, alive_since_ms=alive_since_ms)
+    found = status(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
     return found | {
         "learner": asdict(waiting.look(found, config, backlog=standings.backlog(connection))),
         "credit": _credited(connection),
@@ -100,9 +105,9 @@ def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int)
     }
 
 
-def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: int) -> dict[str, Any]:
+def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """What everybody is told, and how many claims wait for an auditor, which would tell nodes what was drawn."""
-    found = explained(connection, config=config, alive_since_ms=alive_since_ms)
+    found = explained(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
     return found | {"backlog": standings.backlog(connection)}
 
 
@@ -128,8 +133,11 @@ def broadcast(connection: sa.Connection, *, alive_since_ms: int) -> dict[str, An
     return {"broadcast": shown, "nodes": broadcasts.by_node(connection, shown["version"]) if shown else []}
 
 
-def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
-    """One row per node, the best earner first."""
+def leaderboard(connection: sa.Connection, others_max: int | None = None) -> list[dict[str, Any]]:
+    """One row per node, the best earner first; with `others_max`, only so many of those that have no claim.
+
+    These are the ones that passed on the most, and then those that were heard of last.
+    """
     earned = {total.node_id: total for total in store.node_totals(connection)}
     moved = {
         row.node_id: row
@@ -146,8 +154,13 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
     )
     ends = _lease_ends(connection)
     accepted = _by_name(connection, sa.select(rollouts.c.node_id, sa.func.count()).group_by(rollouts.c.node_id))
+    every = connection.execute(sa.select(*_OF_NODE)).mappings().all()
+    if others_max is not None:
+        others = (row for row in every if row["node_id"] not in earned)
+        order = itemgetter("uploaded_bytes", "last_seen_ms", "node_id")
+        every = [row for row in every if row["node_id"] in earned] + nlargest(others_max, others, key=order)
     rows = []
-    for row in connection.execute(sa.select(nodes)).mappings():
+    for row in every:
         node_id = row["node_id"]
         total = earned.get(node_id)
         traffic = moved.get(node_id)
@@ -174,6 +187,12 @@ def leaderboard(connection: sa.Connection) -> list[dict[str, Any]]:
         )
     return sorted(rows, key=lambda row: (-row["posted_micros"] - row["pending_micros"], row["node_id"]))
 
+
+_OF_NODE = (
+    *(nodes.c.node_id, nodes.c.name, nodes.c.price_micros_per_mtok, nodes.c.tokens_per_s, nodes.c.phase),
+    *(nodes.c.version, nodes.c.last_seen_ms, nodes.c.uploaded_bytes),
+)
+"""Without their addresses, which take longer to read than all else."""
 
 MOVED = ("from_peers", "from_seeder", "from_http", "to_peers")
 """Counters of chunk bytes, as in `protocol.messages.Transfer`: the node's own word, unlike `uploaded_bytes`."""

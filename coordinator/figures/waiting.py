@@ -3,7 +3,9 @@
 - Pure: from the figures of the status to one sentence, which names the setting to turn.
 - The plainest cause comes first: without a policy, a reward, a node, an auditor or money, nothing else matters.
   What remains, too few nodes or too tight a bound, is told by `health`.
-- Between two batches the learner also saves and publishes; only a share of its time says that it waited.
+- A learner that has ended, or is silent, neither works nor waits: it stands.
+- Between two batches the learner also saves and publishes; only a share of its time says that it waited, or one wait
+  that goes on for far longer than an update, a broadcast and a group take together.
 """
 
 from collections.abc import Mapping
@@ -12,9 +14,20 @@ from typing import Any, Literal
 
 from coordinator.config import Config
 from coordinator.figures.health import IDLE_MAX, UPDATES_LATELY, verifier_alarm
+from coordinator.figures.programs import long
+from coordinator.fleet.activation import WAITS_TOO_LONG
 from coordinator.work.leases import terms_of
 
-State = Literal["starts", "works", "waits", "will wait", "finished"]
+State = Literal["starts", "works", "waits", "will wait", "stands", "finished"]
+
+
+FIRST_WAIT_S = 600.0
+"""While nothing is measured, a batch may take so long before that is called waiting."""
+
+_TOO_FEW = (
+    "Nodes are there, and too little comes of them: see what became of their work below, or hand out the join string "
+    "to more."
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +42,17 @@ def look(told: Mapping[str, Any], config: Config, *, backlog: int) -> Waiting:
     """What the figures of `summary.status` say of the learner while so many claims wait for an auditor."""
     if told["finished"]:
         return Waiting("finished", "The round is finished.")
+    if told["learner_alarm"]:
+        return Waiting("stands", told["learner_alarm"])
     if not told["version"]:
         place = config.round.directory / "logs" / "learner.log"
         return Waiting("starts", f"No version is published yet: {told['phase']}. {place} says how far the learner is.")
     if cause := _nothing_comes(told, config, backlog):
         return Waiting("will wait" if told["batch"] > told["update"] else "waits", cause)
+    waits_s, load = told["learner_waits_s"], told["load"] or {}
+    cycle_s = sum(load.get(part, 0.0) for part in ("train_s", "broadcast_s", "rollout_s"))
+    if waits_s > (WAITS_TOO_LONG * cycle_s + config.fleet.window_s if cycle_s else FIRST_WAIT_S):
+        return Waiting("waits", f"The learner has waited {long(waits_s)} for batch {told['update'] + 1}. {_TOO_FEW}")
     if not told["update"]:
         return Waiting("works", "No update is done yet: the first batch is being sampled, or trained on.")
     lately = told["learner_idle_share_lately"]

@@ -3,6 +3,8 @@
 - Whom the fleet would keep at work: the cheapest nodes that give γ times the least throughput, at their measured rates
   and today's prices. Where all together are not enough, everybody, and how long the learner then waits.
 - A sensitivity is the same with one thing a quarter larger, or with the fastest node gone.
+- A pool that would need a century from one publication to the next moves nothing: nodes claim what they like, and next
+  to no rate would make a time or a cost that no number holds.
 - Costs are micro-units, as nodes ask them; the learner's price is the operator's own to say.
 """
 
@@ -15,6 +17,9 @@ from coordinator.fleet.choice import Candidate, cheapest_cover
 from coordinator.fleet.planning import LARGER, STALENESS_SHOWN
 
 MICROS = 1_000_000
+
+NEVER_S = 100 * 365 * 86_400.0
+"""From here on nobody waits for the next publication."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def advise(now: Live) -> Advice:
     kept = cheapest_cover(now.nodes, now.gamma * least)
     rate, cost = sum(one.rate for one in kept), now.learner_cost + sum(one.cost for one in kept)
     period_s = VISIBLE.period_s(now.load, kappa, rate)
-    moves = period_s < float("inf")
+    moves = period_s < NEVER_S
     return Advice(
         staleness=now.load.staleness,
         kappa=kappa,

@@ -4,7 +4,7 @@
   large, so it is packed instead (see `packing`), and nothing here is ever fed to a model.
 - A padded place has mask 0 and log-probability 0, and no say in any mean. Nor has what an environment said: the model
   is fed it, as it is fed a prompt.
-- A piece is whole samples of similar length, so that attention, which alone is computed in rectangles, wastes little.
+- A piece is whole samples, of groups whose longest are of similar length: attention alone is computed in rectangles.
 """
 
 from bisect import bisect_left

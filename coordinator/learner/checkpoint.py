@@ -93,8 +93,24 @@ def read_beside(path: Path) -> dict[str, Any]:
         raise _unreadable(path, error) from error
 
 
+def require_whole(path: Path) -> None:
+    """Refuse a checkpoint that cannot be read, or lacks a part of what it says it has."""
+    read_beside(path)
+    try:
+        metadata = _Reader(path).read_metadata()
+        parts = [(path / part.relative_path, part.offset + part.length) for part in metadata.storage_data.values()]
+        lost = sorted({file.name for file, end in parts if not file.is_file() or file.stat().st_size < end})
+    except FileNotFoundError as error:
+        raise _lacking(path, Path(error.filename).name) from error
+    except (OSError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+        raise _unreadable(path, error) from error
+    if lost:
+        raise _lacking(path, ", ".join(lost))
+
+
 def read_tensors(path: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> None:
     """Fill these tensors, or each rank's shards of them."""
+    require_whole(path)
     try:
         with _quiet():
             load(tensors, storage_reader=_Reader(path), no_dist=ranks.size == 1)
@@ -126,6 +142,13 @@ class _MetadataUnpickler(pickle.Unpickler):
         if is_dtype or (module, name) in _METADATA_MAY_NAME:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _lacking(path: Path, names: str) -> ConfigInvalid:
+    return ConfigInvalid(
+        f"{path} is no checkpoint that can be read: it lacks {names}, or a part of it.",
+        hint="Bring the whole folder back from a copy of the disk; backups by an older coordinator lack `.metadata`.",
+    )
 
 
 def _unreadable(path: Path, error: BaseException) -> ConfigInvalid:

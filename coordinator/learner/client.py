@@ -1,16 +1,37 @@
-"""The learner's side of the coordinator's API: batches in, reports and versions out."""
+"""The learner's side of the coordinator's API: batches in, reports and versions out.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+    asking ─→ answered
+       └─→ away ─→ asking …      told of once when it begins, and once when it is over
+
+- A coordinator that is away is waited for, as nodes wait for it, and then asked the same again. It may have done it
+  already, and need not say so: a batch is formed once, a report counts once, a version has its number, a file its
+  digest. So no group is trained on twice, and none is lost.
+- Who is away, `coordinator.refusals` says; a refusal is raised by its name, and ends the learner.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from blake3 import blake3
 
+from coordinator.refusals import named, pause_s, refusal
 from protocol import canonical, limits
-from protocol.errors import ChunkMismatch, SwarmError, Unreachable
+from protocol.errors import ChunkMismatch, ManifestInvalid, Unreachable
 from protocol.learning import Batch, LearnerState, Progress, Publication, Report, Upload, Uploads
 from protocol.message import Message
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONNECTING_S = 10.0
+"""A machine that is not there says nothing at all."""
 
 BATCH_WAIT_S = 60.0
 """The coordinator holds a request for a batch open for a while; this is longer."""
@@ -26,7 +47,12 @@ class CoordinatorClient:
     """Blocking calls with the operator's token."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=BATCH_WAIT_S, headers={"Authorization": f"Bearer {token}"})
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
+        self.away_s = 0.0
+        """For how long the coordinator was waited for, in all."""
+
+    def close(self) -> None:
+        self._http.close()
 
     def state(self) -> LearnerState:
         return LearnerState.from_bytes(self._call("GET", "/v1/learner/state"))
@@ -43,53 +69,84 @@ class CoordinatorClient:
     def progress(self, progress: Progress) -> None:
         self._call("POST", "/v1/learner/progress", progress)
 
+    def mention(self, progress: Progress) -> None:
+        """The same in the middle of a step, where nobody waits: a coordinator that is away misses it."""
+        with suppress(Unreachable):
+            self._once("POST", "/v1/learner/progress", progress)
+
     def finish(self) -> None:
         self._call("POST", "/v1/learner/finish")
 
     def publish(self, version: int, update: int, folder: Path) -> None:
         """Upload what the coordinator lacks of a policy folder, then ask for its publication."""
-        entries, held = [], Uploads.from_bytes(self._call("GET", f"/v1/learner/uploads/{version}")).files
-        for path in sorted(folder.iterdir()):
-            digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-            entries.append(entry := Upload(path=path.name, digest=digest))
-            if entry not in held:
-                address = f"/v1/learner/uploads/{version}/{path.name}?digest={digest}"
-                self._call("PUT", address, _pieces(path), timeout_s=PUBLICATION_S)
-        publication = Publication(version=version, update=update, files=tuple(entries))
-        self._call("POST", "/v1/learner/versions", publication, timeout_s=PUBLICATION_S)
+        files = tuple(Upload(path=path.name, digest=_digest(path)) for path in sorted(folder.iterdir()))
+        publication = Publication(version=version, update=update, files=files)
+        try:
+            self._bring(publication, folder)
+        except ManifestInvalid as error:  # uploads are not synced: a power cut may have taken some
+            log.warning("uploading version=%d again: %s", version, error)
+            self._bring(publication, folder)
 
     def fetch(self, version: int, folder: Path) -> None:
         """Write a published version's files into a folder, each only if it is what was signed."""
         for file in Publication.from_bytes(self._call("GET", f"/v1/learner/versions/{version}")).files:
-            hasher = blake3()
-            with (folder / file.path).open("wb") as target, self._answer(version, file.path) as pieces:
-                for piece in pieces.iter_bytes(limits.MIB):
-                    hasher.update(piece)
-                    target.write(piece)
-            if hasher.hexdigest() != file.digest:
+            target = folder / file.path
+            self._patiently(partial(self._download, f"/v1/learner/versions/{version}/{file.path}", target))
+            if _digest(target) != file.digest:
                 raise ChunkMismatch(f"{file.path} of version {version} did not come as it was published.")
 
-    @contextmanager
-    def _answer(self, version: int, name: str) -> Iterator[httpx.Response]:
-        try:
-            with self._http.stream("GET", f"/v1/learner/versions/{version}/{name}") as response:
-                if response.is_error:
-                    raise SwarmError.from_wire(canonical.decode(response.read()))
-                yield response
-        except httpx.HTTPError as error:
-            raise _away(error) from error
+    def _bring(self, publication: Publication, folder: Path) -> None:
+        place = f"/v1/learner/uploads/{publication.version}"
+        held = Uploads.from_bytes(self._call("GET", place)).files
+        for file in publication.files:
+            if file not in held:
+                self._call("PUT", f"{place}/{file.path}?digest={file.digest}", folder / file.path, PUBLICATION_S)
+        self._call("POST", "/v1/learner/versions", publication, PUBLICATION_S)
+
+    def _download(self, address: str, target: Path) -> None:
+        with target.open("wb") as file, self._answer("GET", address, None, BATCH_WAIT_S) as response:
+            for piece in response.iter_bytes(limits.MIB):
+                file.write(piece)
 
     def _call(
-        self, method: str, path: str, body: Message | Iterator[bytes] | None = None, timeout_s: float = BATCH_WAIT_S
+        self, method: str, address: str, body: Message | Path | None = None, wait_s: float = BATCH_WAIT_S
     ) -> bytes:
-        content = body.to_bytes() if isinstance(body, Message) else body
-        try:
-            response = self._http.request(method, path, content=content, timeout=timeout_s)
-        except httpx.HTTPError as error:
-            raise _away(error) from error
-        if response.is_error:
-            raise SwarmError.from_wire(canonical.decode(response.content))
-        return response.content
+        return self._patiently(partial(self._once, method, address, body, wait_s))
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """What comes of an attempt that is made again as long as the coordinator is away."""
+        failures, began = 0, time.monotonic()
+        while True:
+            try:
+                found = attempt()
+            except Unreachable as error:
+                if not failures:
+                    log.warning("waiting for the coordinator: %s", error)
+                time.sleep(pause_s(failures))  # who is away tells nobody of coming back
+                failures += 1
+                continue
+            if failures:
+                self.away_s += (away_s := time.monotonic() - began)
+                log.info("the coordinator answers again after %.1f s", away_s)
+            return found
+
+    def _once(
+        self, method: str, address: str, body: Message | Path | None = None, wait_s: float = BATCH_WAIT_S
+    ) -> bytes:
+        with self._answer(method, address, body, wait_s) as response:
+            return response.read()
+
+    @contextmanager
+    def _answer(
+        self, method: str, address: str, body: Message | Path | None, wait_s: float
+    ) -> Iterator[httpx.Response]:
+        """The answer to one request, if it is no error; `Unreachable` is one that may be none the next time."""
+        content = body.to_bytes() if isinstance(body, Message) else _pieces(body) if body else None
+        timeout = httpx.Timeout(BATCH_WAIT_S, connect=CONNECTING_S, read=wait_s)
+        with named(), self._http.stream(method, address, content=content, timeout=timeout) as response:
+            if not response.is_success:
+                raise refusal(response.status_code, response.read())
+            yield response
 
 
 def read_batch(data: bytes) -> Batch:
@@ -97,8 +154,8 @@ def read_batch(data: bytes) -> Batch:
     return Batch.from_value(canonical.decode(data, max_bytes=BATCH_MAX_BYTES, max_items=BATCH_MAX_BYTES))
 
 
-def _away(error: httpx.HTTPError) -> Unreachable:
-    return Unreachable(f"The coordinator does not answer ({error}).")
+def _digest(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

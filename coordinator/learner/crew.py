@@ -167,6 +167,7 @@ class Crew:
             playing.warm_start(self.policy.model, self._task, self._frame, codec, end, moved)
         if isinstance(self._task, Teaching):
             warm_start(self.policy.model, self._task, self._coder.encode, self.policy.ends[0], moved)
+        self.policy.start_here()
 
     def _accuracy(self) -> float | None:
         if not isinstance(self._task, Exact):

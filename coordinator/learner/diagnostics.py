@@ -43,5 +43,5 @@ def of_clipping(clipped: torch.Tensor, advantages: torch.Tensor, mask: torch.Ten
 
 
 def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Over the tokens that are judged."""
-    return float((values * mask).sum() / mask.sum().clamp(min=1))
+    """Over the tokens that are judged; infinity elsewhere has no say."""
+    return float(torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1))

@@ -10,7 +10,9 @@
 - A version that the operator put in the place of ours is taken before the next update: its weights, and an optimizer
   that remembers nothing. A checkpoint knows which one was taken last; a learner that resumes from an older one takes it
   again, and no version follows it before a newer one is durable.
-- Idle time is the time spent waiting for a batch; everything else is work.
+- A coordinator that is away is waited for (see `client`). One that comes back behind what was seen of the round, out of
+  a backup, is refused.
+- Idle time is the time spent waiting for a batch; everything else is work, but for waiting for the coordinator.
 - When standard input ends, the coordinator is gone and so is this process.
 - Several processes may train one policy (`learner.processes`, or torchrun): rank 0 reads this story, and the others do
   what it tells them (see `crew`).
@@ -22,11 +24,11 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from coordinator.config import Config
+from coordinator.learner import start
 from coordinator.learner.boards import boards
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
@@ -76,8 +78,13 @@ class Learner:
         self._folder = config.round.directory / "learner"
         self._began: float | None = None
         """When the last batch came."""
+        self._away_s = 0.0
+        """For how long the coordinator had been waited for by then."""
+        self._seen = (0, 0)
+        """The newest version and the size of the ledger, as they were known last."""
         if crew.resumed:
-            follows(client.state(), crew.resumed)
+            self._seen = (crew.resumed["version"], crew.resumed["ledger_size"])
+            self._stand()
             log.info("resumed update=%d", self._policy.update)
         self._tracker = self._open_tracker()
         self._version = 0
@@ -99,7 +106,7 @@ class Learner:
         self._progress("evaluating", 1.0, "")
         after = self._crew.accuracy()
         found = _told(self._crew.evaluate())
-        while (state := self._client.state()).evaluating:  # bounded by eval.patience_s
+        while (state := self._stand()).evaluating:  # bounded by eval.patience_s
             time.sleep(EVALUATION_LOOK_S)
         self._tracker.measured(state.evaluated)
         self._progress("finished", 1.0, f"{self._last} updates{found}", accuracy_after=after)
@@ -111,12 +118,11 @@ class Learner:
         """Wait for the next batch, train on it, report."""
         number = self._policy.update + 1
         asked = time.monotonic()
-        busy_s = asked - (self._began or asked)
+        busy_s = asked - self._began - (self._client.away_s - self._away_s) if self._began else 0.0
         batch = self._client.batch(number)
-        self._began = time.monotonic()
+        self._began, self._away_s = time.monotonic(), self._client.away_s
         self._look()
         step = self._crew.train(batch.groups)
-        mismatched = tuple(claim for claim, nats in step.distances.items() if not nats < MISMATCH_NATS)
         metrics = {name: value for name, value in step.metrics.items() if math.isfinite(value)}
         ages = [number - 1 - group.policy_update for group in batch.groups]
         metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
@@ -126,7 +132,7 @@ class Learner:
         self._client.report(
             Report(
                 number=number,
-                mismatched=mismatched,
+                mismatched=mismatched(step.distances),
                 metrics=metrics,
                 idle_s=self._began - asked,
                 busy_s=busy_s,
@@ -139,13 +145,13 @@ class Learner:
     def _open_tracker(self) -> Tracker:
         """The metrics from here on, told to whom the configuration names."""
         update, settings = self._policy.update, self._config.learner
-        run = self._client.state().round_id[:16]
+        run = self._stand().round_id[:16]
         told = boards(self._folder, update=update, tensorboard=settings.tensorboard, wandb=settings.wandb, run=run)
         return Tracker(self._folder, update=update, boards=told)
 
     def _save(self) -> None:
         """A checkpoint, with where the round stood: the batch that comes next is the one after its update."""
-        state = self._client.state()
+        state = self._stand()
         self._crew.save(
             version=state.newest_version,
             ledger_size=state.ledger_size,
@@ -155,7 +161,7 @@ class Learner:
 
     def _look(self) -> LearnerState:
         """Where the round stands; what the operator put in the place of the policy is taken at once."""
-        state = self._client.state()
+        state = self._stand()
         self._version = state.newest_version
         if state.replacement > self._taken:
             folder = self._folder / "taking"
@@ -169,7 +175,7 @@ class Learner:
 
     def _begin(self) -> None:
         """What comes before the first update: the embedded policy's warm start, and the accuracy to start from."""
-        if self._config.model.path == "embedded":
+        if self._config.model.path == start.EMBEDDED:
             self._crew.warm_start(self._warm)
         found = self._crew.evaluate()
         log.info("begins%s", _told(found))
@@ -183,7 +189,7 @@ class Learner:
 
     def _publish(self) -> None:
         """Publish the policy as it stands, unless it is out already."""
-        state = self._client.state()
+        state = self._stand()
         self._tracker.measured(state.evaluated)
         self._version = state.newest_version
         if state.newest_version and state.newest_update >= self._policy.update:
@@ -196,8 +202,16 @@ class Learner:
         self._version = version
         log.info("published version=%d update=%d", version, self._policy.update)
 
+    def _stand(self) -> LearnerState:
+        """Where the round stands, which is not behind what was seen of it."""
+        state = self._client.state()
+        follows(state, *self._seen)
+        self._seen = (state.newest_version, state.ledger_size)
+        return state
+
     def _warm(self, fraction: float, text: str) -> None:
-        self._progress("warm start", fraction, text)
+        """In the middle of a step: all ranks would stand still for a coordinator that is away."""
+        self._client.mention(Progress(phase="warm start", fraction=min(fraction, 1.0), detail=text))
 
     def _progress(
         self,
@@ -219,17 +233,21 @@ class Learner:
         )
 
 
+def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:
+    """Claims whose log-probabilities cannot be those of their tokens; NaN is a fault of our own weights."""
+    return tuple(claim for claim, nats in distances.items() if nats >= MISMATCH_NATS)
+
+
 def _told(scores: Mapping[str, float]) -> str:
     """What an evaluation found, as the rest of a line."""
     return "".join(f", {name.rpartition('/')[2]} {value:.3f}" for name, value in scores.items())
 
 
-def follows(state: LearnerState, checkpoint: dict[str, Any]) -> None:
-    """Refuse a round that is behind the checkpoint: one that was restored from a backup would train batches twice."""
-    behind = state.newest_version < checkpoint["version"] or state.ledger_size < checkpoint["ledger_size"]
-    if behind:
+def follows(state: LearnerState, version: int, ledger_size: int) -> None:
+    """Refuse a round that is behind where it stood: one that was restored from a backup would train batches twice."""
+    if state.newest_version < version or state.ledger_size < ledger_size:
         raise OutOfOrder(
-            f"The checkpoint was made at version {checkpoint['version']} and ledger entry {checkpoint['ledger_size']}, "
-            f"the round stands at {state.newest_version} and {state.ledger_size}.",
+            f"The learner has seen the round at version {version} and ledger entry {ledger_size}, "
+            f"now it stands at {state.newest_version} and {state.ledger_size}.",
             hint="Restore the round and its learner folder from the same moment.",
         )

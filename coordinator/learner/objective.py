@@ -11,6 +11,8 @@ With μ the version that sampled, π_old the policy before the update, π_θ the
 - share_t adds up to one over all tokens of the batch, dropped ones included: otherwise dropping samples would scale the
   others' gradient up. It is known before the first forward pass, so the losses of micro-batches simply add.
 - keep drops a whole sample if the geometric mean of π_old/μ leaves its bounds, or if one ratio is vetoed as absurd.
+- Where nothing is judged all log-probabilities are taken for 0: what an environment said may be impossible to the
+  policy, and infinity times a mask of 0 would be no number.
 - Everything is float32 whatever the model computes in.
 """
 
@@ -69,11 +71,12 @@ def shares(mask: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.T
 def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tuple[torch.Tensor, Metrics]:
     """The loss of these samples, and what to watch about it; current is log π_θ [N, T], with gradient."""
     correction, mask = algorithm.correction, terms.mask
-    old = current.detach() if terms.old is None else terms.old
-    distance = ((old - terms.behaviour) * mask).clamp(-NATS_MAX, NATS_MAX)  # [N, T] log π_old/μ
-    proximal = terms.behaviour if correction.mode == "bypass" else old
+    current, behaviour = _judged(current, mask), _judged(terms.behaviour, mask)
+    old = current.detach() if terms.old is None else _judged(terms.old, mask)
+    distance = (old - behaviour).clamp(-NATS_MAX, NATS_MAX)  # [N, T] log π_old/μ
+    proximal = behaviour if correction.mode == "bypass" else old
     weight = _weights(distance, correction)
-    log_ratio = _at_level((current - proximal) * mask, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1]
+    log_ratio = _at_level(current - proximal, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1]
     gain, clipped = _gain(log_ratio, current, terms.advantages[:, None], algorithm)
     keep = torch.ones_like(mask[:, :1]) if correction.mode == "none" else _kept(distance, mask, correction)
 
@@ -81,11 +84,15 @@ def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tu
     metrics = diagnostics.of_distance(distance, mask, weight, keep)
     metrics |= diagnostics.of_clipping(clipped, terms.advantages[:, None], mask)
     if terms.reference is not None:
-        away = ((terms.reference - current) * mask).clamp(-NATS_MAX, NATS_MAX)
+        away = (_judged(terms.reference, mask) - current).clamp(-NATS_MAX, NATS_MAX)
         divergence = away.expm1() - away
         loss = loss + algorithm.beta * (terms.shares * keep * divergence).sum()
         metrics["kl/ref"] = diagnostics.mean(divergence.detach(), mask)
     return loss, metrics | {"loss": float(loss.detach())}
+
+
+def _judged(logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask > 0, logprobs, 0.0)
 
 
 def _weights(distance: torch.Tensor, correction: Correction) -> torch.Tensor:

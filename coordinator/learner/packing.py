@@ -5,6 +5,8 @@
 - A sample's last token is predicted, never fed; its first one is predicted from the last place of its prompt.
 - Attention alone needs rectangles. A `Rectangle` says where each packed token lies in one; its padding is zero and
   takes no gradient. Prompts see themselves; a sample sees its prompt and itself.
+- Samples whose lengths differ much are cut into bands, each a rectangle of its own: one sample that comes to no end
+  would make all others as long as itself.
 - A model of transformers takes all this as the argument `packing` and hands it to its attention; without it, attention
   is the usual one.
 """
@@ -22,6 +24,9 @@ from coordinator.learner.batch import Tensors
 from protocol.errors import ConfigInvalid
 
 IMPLEMENTATION = "shared_prompts"
+
+PADDED_MAX = 2**13
+"""Places of a rectangle that is not cut, whatever of it is padding: more calls would cost more."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,11 @@ class Rectangle:
     def to(self, device: torch.device) -> "Rectangle":
         return Rectangle(*(getattr(self, field.name).to(device) for field in fields(self)))
 
+    @property
+    def size(self) -> int:
+        """Packed tokens."""
+        return len(self.row)
+
     def spread(self, packed: torch.Tensor) -> torch.Tensor:
         """Packed [L, …] → rectangular [R, W, …], zero at padding."""
         return packed[self.index].masked_fill_(self.padding[:, :, None, None], 0)
@@ -53,15 +63,30 @@ class Rectangle:
 
 
 @dataclass(frozen=True)
+class Band:
+    """Samples of similar length, one after the other."""
+
+    samples: Rectangle
+    owners: torch.Tensor  # [R] the prompt of each
+    visible: torch.Tensor  # [R or 1, 1, W, P + W] bool: what a sample's places see of its prompt and of itself
+
+    @property
+    def prompt_width(self) -> int:
+        """P: the longest of their prompts."""
+        return self.visible.shape[3] - self.visible.shape[2]
+
+    def to(self, device: torch.device) -> "Band":
+        return Band(self.samples.to(device), self.owners.to(device), self.visible.to(device))
+
+
+@dataclass(frozen=True)
 class Packing:
     """A piece of a batch as a model is fed it, and where the completion tokens are predicted."""
 
     tokens: torch.Tensor  # [1, L]
     positions: torch.Tensor  # [1, L]
     prompts: Rectangle
-    samples: Rectangle  # those of more than one token; none has a row for a completion that is never fed
-    owners: torch.Tensor  # [rows] the prompt of each of these
-    visible: torch.Tensor  # [rows, 1, Q, P + Q] bool: what a sample's places see of its prompt and of itself
+    bands: tuple[Band, ...]  # samples of more than one token; none has a row for a completion that is never fed
     rows: torch.Tensor  # [R] the packed places that predict something, in ascending order
     source: torch.Tensor  # [M] which of them predicts each completion token, in ascending order
     targets: torch.Tensor  # [M] the token
@@ -75,9 +100,13 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_tokens])
     lengths = data.lengths[chosen]
     width = int(lengths.max())
-    fed = (lengths > 1).nonzero()[:, 0]
-    prompts, samples = Rectangle.of(prompt_lengths), Rectangle.of(lengths[fed] - 1)
-    row, column = fed[samples.row], samples.column  # of every token that is fed, in the piece's rectangle [n, T]
+    prompts = Rectangle.of(prompt_lengths)
+    fed = [rows for rows in _similar(lengths - 1) if len(rows)]  # each of a band's samples, by its row in the piece
+    bands = [_band(prompts, owners[rows], lengths[rows] - 1) for rows in fed]
+    nowhere = torch.zeros(0, dtype=torch.long)
+    # Of every token that is fed, where it lies in the piece's rectangle [n, T].
+    row = torch.cat([nowhere, *(rows[band.samples.row] for rows, band in zip(fed, bands, strict=True))])
+    column = torch.cat([nowhere, *(band.samples.column for band in bands)])
 
     # First tokens are predicted by the prompts' ends, the others by the places of the tokens before them.
     following = torch.arange(len(row))
@@ -86,24 +115,36 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
         tokens=torch.cat([*prompt_tokens, data.tokens[chosen[row], column]])[None].to(device),
         positions=torch.cat([prompts.column, prompt_lengths[owners[row]] + column])[None].to(device),
         prompts=prompts.to(device),
-        samples=samples.to(device),
-        owners=owners[fed].to(device),
-        visible=_visible(prompts, owners[fed], width - 1).to(device),
-        rows=torch.cat([prompt_lengths.cumsum(0) - 1, len(prompts.row) + following]).to(device),
+        bands=tuple(band.to(device) for band in bands),
+        rows=torch.cat([prompt_lengths.cumsum(0) - 1, prompts.size + following]).to(device),
         source=torch.cat([owners, len(groups) + following]).to(device),
         targets=data.tokens[chosen, :width].flatten()[places].to(device),
         places=places.to(device),
     )
 
 
-def _visible(prompts: Rectangle, owners: torch.Tensor, width: int) -> torch.Tensor:
+def _similar(lengths: torch.Tensor) -> list[torch.Tensor]:
+    """Those that have a length, in parts: all longer than half of the longest, until the rest's rectangle is small."""
+    left = (lengths > 0).nonzero()[:, 0]
+    parts = []
+    while len(left) and len(left) * int(lengths[left].max()) > PADDED_MAX:
+        long = lengths[left] > lengths[left].max() // 2
+        parts.append(left[long])
+        left = left[~long]
+    return [*parts, left]
+
+
+def _band(prompts: Rectangle, owners: torch.Tensor, lengths: torch.Tensor) -> Band:
     """Every token of the prompt, and of the sample those before: padding comes last and is seen by padding alone."""
-    itself = torch.ones(width, width, dtype=torch.bool).tril()
-    prompt = ~prompts.padding
+    samples = Rectangle.of(lengths)
+    prompt = ~prompts.padding[owners]  # [R, P]
+    prompt = prompt[:, : int(prompt.sum(1).max())]
     if bool(prompt.all()):
-        return torch.cat([torch.ones(width, prompt.shape[1], dtype=torch.bool), itself], dim=1)[None, None]
-    seen = prompt[owners][:, None].expand(-1, width, -1)  # [rows, Q, P]
-    return torch.cat([seen, itself.expand(len(owners), -1, -1)], dim=2)[:, None]
+        prompt = prompt[:1]
+    width = samples.index.shape[1]
+    itself = torch.ones(width, width, dtype=torch.bool).tril().expand(len(prompt), -1, -1)
+    visible = torch.cat([prompt[:, None].expand(-1, width, -1), itself], dim=2)
+    return Band(samples, owners, visible[:, None])
 
 
 class _Spread(torch.autograd.Function):
@@ -174,15 +215,17 @@ def _shared_prompt_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     if others.get("sliding_window") is not None:
         raise ConfigInvalid("The learner cannot train a model whose attention slides.", hint="Take one that sees all.")
-    ends = len(packing.prompts.row)  # where the prompts end and the samples begin
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
-    asked, keys, values = (_spread(part[:ends], packing.prompts) for part in packed)
+    end = packing.prompts.size
+    asked, keys, values = (_spread(part[:end], packing.prompts) for part in packed)
     answers = [_gather(_attend(asked, keys, values, scaling, None), packing.prompts)]
-    if len(packing.owners):
-        q, k, v = (_spread(part[ends:], packing.samples) for part in packed)
-        k = torch.cat([keys.index_select(0, packing.owners), k], dim=1)
-        v = torch.cat([values.index_select(0, packing.owners), v], dim=1)
-        answers.append(_gather(_attend(q, k, v, scaling, packing.visible), packing.samples))
+    for band in packing.bands:
+        start, end = end, end + band.samples.size
+        q, k, v = (_spread(part[start:end], band.samples) for part in packed)
+        before = slice(0, band.prompt_width)
+        k = torch.cat([keys[:, before].index_select(0, band.owners), k], dim=1)
+        v = torch.cat([values[:, before].index_select(0, band.owners), v], dim=1)
+        answers.append(_gather(_attend(q, k, v, scaling, band.visible), band.samples))
     return torch.cat(answers)[None], None
 
 

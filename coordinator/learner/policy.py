@@ -24,10 +24,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from coordinator.files import sync
 from coordinator.learner import checkpoint
 from coordinator.learner.advantages import judged, of_batch, varied
 from coordinator.learner.batch import Tensors, collate, pieces
-from coordinator.learner.diagnostics import Metrics
+from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.forward import completion_logprobs, prepare
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
@@ -80,6 +81,11 @@ class Policy:
         self.update = 0
         """Updates made so far."""
 
+    @property
+    def _steps(self) -> int:
+        """Those that the optimizer remembers."""
+        return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
+
     def _load(self, folder: Path | None = None) -> Any:
         source = folder or self._folder
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True)
@@ -92,7 +98,7 @@ class Policy:
     def take(self, folder: Path) -> None:
         """Go on from a published version's weights, at the same update.
 
-        What the optimizer remembers was measured on the way that is left, and goes with it.
+        What the optimizer remembers was measured on the way that is left, and goes with it: its steps are small again.
         """
         if self._adapters:
             self._adapters.take(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
@@ -103,13 +109,30 @@ class Policy:
                     here.copy_(there)
         self._optimizer.state.clear()
 
+    def start_here(self) -> None:
+        """Have the policy as it stands be the one that it started from, and stays near: after a resume, too."""
+        draft = self._folder.with_name(f"{self._folder.name}.new")
+        if self._ranks.first:
+            shutil.rmtree(draft, ignore_errors=True)
+        self.save_hub(draft)
+        if self._ranks.first:
+            (draft / canary.FILE_NAME).unlink()
+            for path in draft.iterdir():
+                sync(path)
+            shutil.rmtree(self._folder)
+            draft.rename(self._folder)
+            sync(self._folder.parent)
+        self._ranks.meet()
+        if self._reference is not None:
+            self._reference = self._load().requires_grad_(False)
+
     def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
         """One update on these groups."""
         data = collate(groups)
         terms = self._terms(data)
         entropy = torch.zeros_like(data.mask)
         before = table = torch.zeros_like(data.mask)  # [N, T] log π_old, log π_θ
-        rate = self._settings.rate(self.update)
+        rate = self._settings.rate(self.update, self._steps)
         norm, skipped = 0.0, 0
         for iteration in range(self._settings.num_iterations):
             self._optimizer.zero_grad()
@@ -130,7 +153,7 @@ class Policy:
             "learner/grad_norm": norm,
             "learner/skipped": float(skipped),
             "learner/learning_rate": rate,
-            "entropy": float((entropy * data.mask).sum() / data.mask.sum()),
+            "entropy": mean(entropy, data.mask),
             "reward/mean": float(data.rewards.mean()),
             "reward/std": float(data.rewards.std(correction=0)),
             "reward/signal": float(varied(data.rewards, data.owners, len(groups)).float().mean()),
@@ -226,6 +249,7 @@ class Policy:
         self.model.save_pretrained(folder, state_dict=weights)
         config = copy.copy(self.model.config)
         config.dtype = self._published_dtype  # transformers writes that of the weights in training
+        vars(config).pop("auto_map", None)  # it names code, which nobody runs, and so nodes refuse it
         config.save_pretrained(folder)
         for source in self._folder.iterdir():
             if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
@@ -266,9 +290,7 @@ class Policy:
 
     def save(self, folder: Path, **beside: Any) -> None:
         """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""
-        states = self._optimizer.state
-        steps = {int(state["step"]) for state in states.values()}
-        beside |= {"update": self.update, "steps": max(steps, default=0)}
+        beside |= {"update": self.update, "steps": self._steps}
         checkpoint.write(folder, self.update, self._tensors(), beside, self._ranks)
 
     def restore(self, path: Path) -> dict[str, Any]:
@@ -302,7 +324,7 @@ def _write_canary(folder: Path, said: canary.Canary, ranks: Ranks) -> None:
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:
-    gap = (current - data.behaviour).abs() * data.mask  # [N, T]
+    gap = (current - data.behaviour).abs()  # [N, T]
     places = torch.arange(gap.shape[1])
     found: dict[str, float] = {}
     for number, group in enumerate(groups):
@@ -311,6 +333,6 @@ def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Te
         for claim_id, ends in [(one.claim_id, one.ends) for one in group.earlier] + [(group.claim_id, None)]:
             end = torch.tensor(ends or [gap.shape[1]] * len(group.samples))[:, None]
             own = data.mask[rows] * ((places >= start) & (places < end))  # [samples, T]
-            found[claim_id] = float((gap[rows] * own).sum() / own.sum().clamp(min=1))
+            found[claim_id] = mean(gap[rows], own)
             start = end
     return found

@@ -28,7 +28,7 @@ class TrainSettings:
 
     learning_rate: float
     warmup_updates: int = 20
-    """The first updates are smaller: until Adam has seen some gradients, it takes each for a typical one."""
+    """An optimizer's first updates are smaller: until Adam has seen some gradients, it takes each for a typical one."""
     schedule: Schedule = "constant"
     max_updates: int = 1000
     """Where a schedule that falls reaches zero."""
@@ -52,9 +52,9 @@ class TrainSettings:
     """What is drawn in an update follows from it and the update's number."""
     algorithm: Algorithm = field(default_factory=Algorithm)
 
-    def rate(self, update: int) -> float:
-        """The learning rate of the update that follows this many."""
-        warm = min(1.0, (update + 1) / max(1, self.warmup_updates))
+    def rate(self, update: int, steps: int) -> float:
+        """The learning rate of the update that follows this many, by an optimizer that has made so many steps."""
+        warm = min(1.0, (steps // self.num_iterations + 1) / max(1, self.warmup_updates))
         done = min(1.0, update / self.max_updates)
         fall = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * cos(pi * done)}[self.schedule]
         return self.learning_rate * warm * fall

@@ -11,8 +11,9 @@ from pathlib import Path
 from coordinator.config import ModelSection
 from protocol import adapter
 from protocol.errors import ConfigInvalid
+from protocol.manifest import POLICY_SUFFIXES
 
-HUB = "hf://"
+HUB, EMBEDDED = "hf://", "embedded"
 
 WANTED = (
     "*.safetensors",
@@ -27,7 +28,7 @@ WANTED = (
 def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] = ()) -> None:
     """Put the starting policy into a folder that is made for it; an embedded one is to know these words."""
     shutil.rmtree(target, ignore_errors=True)
-    if model.path == "embedded":
+    if model.path == EMBEDDED:
         from coordinator.learner.embedded import make_policy
 
         make_policy(target, seed=seed, words=words)
@@ -36,7 +37,8 @@ def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] 
     require(source, f"model.path {model.path}")
     target.mkdir(parents=True)
     for path in sorted({path for pattern in WANTED for path in source.glob(pattern)}):
-        shutil.copyfile(path, target / path.name)
+        if path.suffix in POLICY_SUFFIXES:
+            shutil.copyfile(path, target / path.name)
 
 
 def _downloaded(model: ModelSection) -> Path:
@@ -55,6 +57,12 @@ def _downloaded(model: ModelSection) -> Path:
             hint="Gated models need HF_TOKEN; with HF_HUB_OFFLINE=1 only the cache is looked at.",
         ) from error
     return Path(found)
+
+
+def require_here(model: ModelSection) -> None:
+    """Say what the starting policy lacks, as far as that is known without fetching or making it."""
+    if model.path != EMBEDDED and not model.path.startswith(HUB):
+        require(Path(model.path), f"model.path {model.path}")
 
 
 def require(source: Path, name: str) -> None:

@@ -32,7 +32,7 @@ from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
 from coordinator.people import standings
 from coordinator.store.state import get_fact
-from coordinator.store.tables import IS_OPEN, WAITS, audits, leases, nodes, rollouts
+from coordinator.store.tables import WAITS, audits, leases, nodes, rollouts
 from coordinator.store.tables import trust as trust_table
 from coordinator.work import continuation, evaluations, marks
 from coordinator.work import leases as lease_table
@@ -44,7 +44,7 @@ from ledger.tables import claims_table
 from protocol import chunks
 from protocol.errors import OwnerBanned
 from protocol.ids import NodeId
-from protocol.lease import Event, Lease
+from protocol.lease import Lease
 
 log = logging.getLogger(__name__)
 
@@ -95,28 +95,30 @@ def admit(
     now_ms: int,
 ) -> None:
     """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
-    owner = standings.owner_of(connection, node)
-    rate = _rate_ppm(connection, owner, worth_micros, terms)
-    epoch, drawn = lottery.draw(connection, claim_id, rate, terms)
+    owner, place, before = standings.enter(connection, node, groups)
+    rate = _rate_ppm(connection, owner, before, worth_micros, terms)
+    epoch, drawn, is_last = lottery.draw(connection, claim_id, rate, terms)
     claimed = {
         "claim_id": claim_id,
         "lease_id": lease.lease_id,
         "node_id": node,
         "owner": owner,
         "groups": groups,
-        "place": standings.count(connection, owner, groups),
+        "place": place,
         "version": lease.version,
         "epoch": epoch,
         "rate_ppm": rate,
         "why": "drawn" if drawn else "",
     }
     _admit(connection, **claimed)
-    lottery.turn(connection, terms, now_ms)
+    if is_last:
+        lottery.end(connection, terms, now_ms)
 
 
-def _rate_ppm(connection: sa.Connection, owner: str, worth_micros: int, terms: AuditTerms) -> int:
+def _rate_ppm(
+    connection: sa.Connection, owner: str, standing: trust.Standing, worth_micros: int, terms: AuditTerms
+) -> int:
     """How likely the owner's next claim is audited, if it is worth so much."""
-    standing = standings.of(connection, owner)
     if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
         return rate  # whatever is held
     window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules))
@@ -271,11 +273,7 @@ def _ban(connection: sa.Connection, owner: str, now_ms: int) -> set[str]:
     log.warning("owner=%s banned", owner)
     touched = _forfeit(connection, owner, now_ms)
     theirs = sa.select(nodes.c.node_id).where((nodes.c.owner == owner) | (nodes.c.node_id == owner))
-    held = IS_OPEN & leases.c.node_id.in_(theirs)
-    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
-    for row in connection.execute(sa.select(*columns).where(held)).all():
-        if lease_table.end_unanswered(connection, row, Event.REJECT, None, now_ms):
-            connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=OwnerBanned.code))
+    lease_table.take_away(connection, leases.c.node_id.in_(theirs), OwnerBanned.code, now_ms)
     return touched
 
 

@@ -3,7 +3,8 @@
 1. `create`, one transaction: who is owed enough and has an address that counts gets a place in a batch; their nodes'
    balances go from payable to paying. Nothing of it can be in another batch from here on.
 2. `export` writes CSV and JSON; any number of times the same bytes.
-3. `settle`: the rail sends (idempotent by the batch's key), its reference is stored, the rail says what became of it,
+3. `prove` shows a payee their own line, with the proof that the log has it.
+4. `settle`: the rail sends (idempotent by the batch's key), its reference is stored, the rail says what became of it,
    and the balances go from paying to paid, one transaction. Whatever is interrupted is done again.
 
 - Only what a signed checkpoint covers is paid out: everybody can check it before the money moves.
@@ -27,12 +28,14 @@ from coordinator.money.rails import Batch, Rail, Status
 from coordinator.people import owners
 from coordinator.store.payout_tables import payees, payout_batches
 from coordinator.store.state import Database
+from coordinator.store.tables import nodes
 from ledger import payees as tree_of
 from ledger import store
 from ledger.accounts import AccountKind
 from ledger.book import ClaimState, Outcome
 from ledger.entry import Paid, Payout, PayoutBatch, Post, Reinstate
 from ledger.payees import Payee
+from ledger.payout_proof import PayoutProof, PayoutReply
 from ledger.tables import balances_table, checkpoint_table, claims_table
 from protocol.errors import NotFound, PayoutFailed
 from protocol.ids import NodeId
@@ -108,10 +111,7 @@ def load(connection: sa.Connection, number: int, round_id: str) -> tuple[Row, Ba
     row = next((row for row in listed(connection) if row.number == number), None)
     if row is None:
         raise NotFound(f"There is no batch {number}.", hint="See `swarm-coordinator payout list`.")
-    here = payees.c
-    columns = sa.select(here.owner, here.address, here.amount_micros)
-    found = connection.execute(columns.where(here.batch == number).order_by(here.place))
-    return row, Batch(round_id, number, tuple(Payee(*payee) for payee in found))
+    return row, Batch(round_id, number, _payees_of(connection, number))
 
 
 def export(batch: Batch, folder: Path) -> tuple[Path, Path]:
@@ -121,8 +121,8 @@ def export(batch: Batch, folder: Path) -> tuple[Path, Path]:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(("place", *Payee._fields))
     writer.writerows((place, *payee) for place, payee in enumerate(batch.payees))
-    write_durably(path.with_suffix(".csv"), table.getvalue().encode(), private=True)
-    write_durably(path.with_suffix(".json"), json.dumps(as_json(batch), indent=1).encode(), private=True)
+    write_durably(path.with_suffix(".csv"), table.getvalue().encode())
+    write_durably(path.with_suffix(".json"), json.dumps(as_json(batch), indent=1).encode())
     return path.with_suffix(".csv"), path.with_suffix(".json")
 
 
@@ -140,6 +140,31 @@ def as_json(batch: Batch) -> dict[str, object]:
             for place, (payee, proof) in enumerate(zip(batch.payees, proofs, strict=True))
         ],
     }
+
+
+def prove(connection: sa.Connection, node: NodeId, number: int, roots: tuple[bytes, ...]) -> PayoutReply:
+    """What the owner of a node gets in a batch, by a published entry."""
+    batches = connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0
+    owner = owners.owner_of(connection, node)
+    mine = (payees.c.batch == number) & (payees.c.owner == owner)
+    place = connection.execute(sa.select(payees.c.place).where(mine)).scalar()
+    if place is None:
+        return PayoutReply(batches=batches, payout=None)
+    effects = [f"payout_batch:{number}"]
+    if (claim_id := _share_of(connection, owner, node, number)) is not None:
+        effects += [f"payout:{claim_id}", f"paid:{claim_id}"]
+    note, entries = store.prove(connection, effects, about=f"batch {number}")
+    everybody = _payees_of(connection, number)
+    shown = PayoutProof(
+        roots=roots,
+        checkpoint=note,
+        entries=tuple(entries),
+        place=place,
+        address=everybody[place].address,
+        amount_micros=everybody[place].amount_micros,
+        proof=tuple(tree_of.proof(everybody, place)),
+    )
+    return PayoutReply(batches=batches, payout=shown)
 
 
 def settle(database: Database, row: Row, batch: Batch, rail: Rail, *, now_ms: int) -> Status:
@@ -172,6 +197,21 @@ def _payable(
             found.append(Payee(owner, address, amount))
             moves += mine
     return found, moves
+
+
+def _payees_of(connection: sa.Connection, number: int) -> tuple[Payee, ...]:
+    here = payees.c
+    columns = sa.select(here.owner, here.address, here.amount_micros)
+    rows = connection.execute(columns.where(here.batch == number).order_by(here.place))
+    return tuple(Payee(*row) for row in rows)
+
+
+def _share_of(connection: sa.Connection, owner: str, node: NodeId, number: int) -> str | None:
+    """The payout of one of an owner's nodes in a batch; of this node, if it has one."""
+    of_node = claims_table.c.claim_id == sa.literal(f"{number}:") + nodes.c.node_id
+    shares = sa.select(claims_table.c.claim_id).join(nodes, of_node).where(nodes.c.owner == owner)
+    found: str | None = connection.execute(shares.order_by(nodes.c.node_id != node, nodes.c.node_id).limit(1)).scalar()
+    return found
 
 
 def _published(connection: sa.Connection, size: int) -> dict[NodeId, int]:
@@ -219,8 +259,8 @@ def _paid(connection: sa.Connection, number: int, reference: str, now_ms: int) -
         return
     prefix = f"{number}:"
     under_way = claims_table.c.claim_id.startswith(prefix) & (claims_table.c.state == ClaimState.PAYING.value)
-    nodes = connection.execute(sa.select(claims_table.c.node_id).where(under_way).order_by("node_id")).scalars()
-    moves = [Paid(batch=number, node_id=NodeId(node), reference=reference) for node in nodes]
+    shares = connection.execute(sa.select(claims_table.c.node_id).where(under_way).order_by("node_id")).scalars()
+    moves = [Paid(batch=number, node_id=NodeId(node), reference=reference) for node in shares]
     outcomes = store.append_all(connection, moves, now_ms)
     if any(outcome is not Outcome.APPLIED for outcome in outcomes):
         raise PayoutFailed(f"The ledger refuses to settle batch {number}: {', '.join(sorted(set(outcomes)))}.")

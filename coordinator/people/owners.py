@@ -3,6 +3,8 @@
 - A node belongs to itself until it sends a delegation; then to that owner for ever. Its earlier earnings go with it.
 - A ban stays with the key that it fell on: a node that was its own goes to an owner with it, and gets no work there.
   What was found right of its work the owner can have paid, the rest is void; nobody else of theirs is banned.
+- A revoked key may be a thief's, so its word ends with it: its leases end, and nobody goes on from what it told of
+  groups that nobody has finished. What it has submitted stays its owner's, to be audited and paid as any other.
 - An owner is known here by the first node that works for them; before that, nothing they say costs a row.
 - A new address counts after a delay. A newer statement restarts the delay, and until one has passed, the last address
   that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
@@ -15,7 +17,8 @@ from collections import defaultdict
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import nodes, statements
+from coordinator.store.tables import leases, nodes, statements
+from coordinator.work import leases as lease_table
 from ledger import store
 from ledger.accounts import OF_A_NODE, AccountKind
 from ledger.book import Outcome
@@ -23,6 +26,7 @@ from ledger.entry import OwnerAct
 from ledger.tables import balances_table
 from protocol import chunks, limits
 from protocol.errors import (
+    KeyRevoked,
     MalformedMessage,
     MessageTooLarge,
     OwnerConflict,
@@ -50,7 +54,7 @@ def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms
     owner, said = open_statement(envelope)
     if not isinstance(said, Delegation) or said.node_id != node:
         raise OwnerConflict("The delegation is for another node.", hint="Ask the owner for one with this node's id.")
-    known = _owner_of(connection, node)
+    known = owner_of(connection, node)
     if known == owner:
         return
     if known != node:
@@ -77,6 +81,7 @@ def take(
             if (revoked_ms := _revoked_ms(connection, owner, said.node_id)) is not None:
                 return StatementReply(outcome="already_recorded", counts_from_ms=revoked_ms)
             connection.execute(sa.update(nodes).where(nodes.c.node_id == said.node_id).values(revoked_ms=now_ms))
+            lease_table.take_away(connection, leases.c.node_id == said.node_id, KeyRevoked.code, now_ms)
             counts_from_ms = now_ms
         case PayoutAddress():
             counts_from_ms = _change_address(connection, owner, said, round_id, scheme, now_ms, delay_ms)
@@ -102,7 +107,7 @@ def owners_of(connection: sa.Connection) -> dict[str, str]:
 
 def earnings(connection: sa.Connection, node: NodeId, *, now_ms: int) -> Earnings:
     """What a node's owner has earned by all nodes, and is paid where."""
-    owner = _owner_of(connection, node)
+    owner = owner_of(connection, node)
     earned = _earned(connection, owner)
     rows = [
         NodeEarnings(
@@ -150,7 +155,7 @@ def _earned(connection: sa.Connection, owner: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def _owner_of(connection: sa.Connection, node: NodeId) -> NodeId:
+def owner_of(connection: sa.Connection, node: NodeId) -> NodeId:
     return NodeId(connection.execute(sa.select(nodes.c.owner).where(nodes.c.node_id == node)).scalar_one())
 
 

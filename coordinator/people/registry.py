@@ -1,11 +1,13 @@
 """Who takes part: registration, heartbeats and single-use nonces, as effects."""
 
 from collections.abc import Sequence, Set
+from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.people import owners
-from coordinator.store.tables import blames, fleet, nodes, nonces, transfers
+from coordinator.people import owners, standings
+from coordinator.people.dialable import dialable
+from coordinator.store.tables import blames, fleet, nodes, nonces, transfers, trust
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.breach import different
@@ -22,17 +24,21 @@ BLAMES_MAX = 100
 
 # Built once: making a statement costs more than running it, and these run for every request.
 _spend = Prepared(sa.insert(nonces))
-_price = Prepared(
-    sa.select(nodes.c.price_micros_per_mtok, nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node"))
-)
-_works = Prepared(
-    sa.select(fleet.c.works, nodes.c.paused_ms)
+_revoked = Prepared(sa.select(nodes.c.revoked_ms).where(nodes.c.node_id == sa.bindparam("node")))
+_worker = Prepared(
+    sa.select(
+        *(nodes.c.node_id, nodes.c.owner, nodes.c.price_micros_per_mtok, nodes.c.revoked_ms),
+        nodes.c.paused_ms,
+        fleet.c.works.is_not(sa.false()).label("works"),  # before anything was decided, a node may
+        sa.exists().where(standings.ANSWERS, trust.c.banned_ms.is_not(None)).label("is_banned"),
+        standings.IS_KNOWN.label("is_known"),
+    )
     .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
     .where(nodes.c.node_id == sa.bindparam("node"))
 )
 _beat = Prepared(
     sa.update(nodes)
-    .where(nodes.c.node_id == sa.bindparam("node"))
+    .where(nodes.c.node_id == sa.bindparam("node"), nodes.c.revoked_ms.is_(None))
     .values({name: sa.bindparam(f"new_{name}") for name in ("last_seen_ms", "version", "phase", "tokens_per_s")})
 )
 _moved = Prepared(
@@ -70,9 +76,13 @@ def register(
     *,
     max_price: int,
     invited: Set[NodeId] | None = None,
+    caller: str = "",
     now_ms: int,
 ) -> None:
-    """Add a node, or take over its new name, price and addresses; open leases keep the price they were given at."""
+    """Add a node, or take over its new name, price and addresses; open leases keep the price they were given at.
+
+    `caller` is the address that it called from, where that is known.
+    """
     if invited is not None and node not in invited:
         raise NotInvited("This round samples on its own machine only.", hint="Look for another round to join.")
     if message.price_micros_per_mtok > max_price:
@@ -83,7 +93,7 @@ def register(
     values = {
         "name": message.name,
         "price_micros_per_mtok": message.price_micros_per_mtok,
-        "addresses": list(message.addresses),
+        "addresses": dialable(message.addresses, caller),
         "shares": message.shares,
         "last_seen_ms": now_ms,
     }
@@ -94,9 +104,24 @@ def register(
         owners.delegate(connection, node, message.delegation, now_ms=now_ms)
 
 
-def require_node(connection: sa.Connection, node: NodeId) -> int:
-    """The price of a registered node whose key was not revoked."""
-    row = _price(connection, node=node).first()
+def require_node(connection: sa.Connection, node: NodeId) -> None:
+    """Refuse a node that has not registered, or whose key was revoked."""
+    _require(_revoked(connection, node=node).first(), node)
+
+
+def require_worker(connection: sa.Connection, node: NodeId) -> Any:
+    """The same of one that asks for work: its owner and price, whether it is wanted, stands by or is paused.
+
+    Refused as well are the nodes of a banned owner.
+    """
+    row = _worker(connection, node=node).first()
+    _require(row, node)
+    if row.is_banned:
+        standings.require_allowed(connection, node)
+    return row
+
+
+def _require(row: Any, node: NodeId) -> None:
     if row is None:
         raise UnknownNode(
             "This node has not registered in this round.",
@@ -109,13 +134,14 @@ def require_node(connection: sa.Connection, node: NodeId) -> int:
             hint="Make a new one with `swarm-node keys rotate`.",
             breach=different("signer", "a key that its owner has not revoked", node),
         )
-    return int(row.price_micros_per_mtok)
 
 
-def works(connection: sa.Connection, node: NodeId) -> bool:
-    """Whether the node is wanted for work, or stands by or is paused; before anything was decided, it may work."""
-    row = _works(connection, node=node).first()
-    return row is None or (row.works is not False and row.paused_ms is None)
+def is_any_revoked(connection: sa.Connection, working: Sequence[NodeId]) -> bool:
+    """Whether the key of any of these nodes was revoked."""
+    if not working:
+        return False
+    here = nodes.c.node_id.in_(working) & nodes.c.revoked_ms.is_not(None)
+    return connection.execute(sa.select(nodes.c.node_id).where(here).limit(1)).first() is not None
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:

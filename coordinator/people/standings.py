@@ -47,9 +47,17 @@ _put = Prepared(
     .where(trust.c.owner == sa.bindparam("of"))
     .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(Standing)})
 )
+_enter = Prepared(
+    sa.update(trust)
+    .where(trust.c.owner == sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")).scalar_subquery())
+    .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
+    .returning(trust)
+)
 _begin = Prepared(sa.insert(trust))
 ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
 """Who answers for a node: its owner, and for what it did as its own owner, it itself."""
+IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
+"""Whether a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
 _banned = Prepared(_barred.where(nodes.c.node_id == sa.bindparam("node")).order_by(trust.c.owner).limit(1))
 _leased = IS_OPEN & (leases.c.group_no >= 0)
@@ -84,7 +92,8 @@ _owners_at_work = Prepared(
         sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer)).subquery()
     )
 )
-_backlog = Prepared(sa.select(sa.func.count()).select_from(audits).where(WAITS))
+BACKLOG = sa.select(sa.func.count()).select_from(audits).where(WAITS)
+_backlog = Prepared(BACKLOG)
 
 
 def owner_of(connection: sa.Connection, node: NodeId) -> str:
@@ -107,6 +116,15 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
     if place is None:
         _begin(connection, owner=owner, accepted=1, **asdict(Standing(claims=groups)))
     return int(place or 1)
+
+
+def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, Standing]:
+    """A node's next claim counts: for which owner, at which place, and how they stood before it."""
+    row = _enter(connection, node=node, more=groups).first()
+    if row is None:
+        owner = owner_of(connection, node)
+        return owner, count(connection, owner, groups), Standing()
+    return row.owner, row.accepted, Standing(row.claims - groups, row.groups, row.soft, row.hard)
 
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 from tuf.api.metadata import Metadata, Snapshot, Targets, Timestamp
 
-from coordinator.files import write_durably
+from coordinator.files import make_folder, write_durably
 from coordinator.publishing.s3 import Bucket, Target, target
 from protocol.origin import document_path
 
@@ -42,10 +42,9 @@ CHUNKS = "chunks/"
 
 def make_public(folder: Path) -> Path:
     """The folder that anybody may copy, made if it is not there."""
-    public = folder / "public"
-    public.mkdir(exist_ok=True)
+    public = make_folder(folder / "public", public=True)
     for name, real in (("metadata", "metadata"), ("chunks", "blobs")):
-        (folder / real).mkdir(exist_ok=True)
+        make_folder(folder / real, public=True)
         with suppress(FileExistsError):
             (public / name).symlink_to(Path("..") / real)
     return public

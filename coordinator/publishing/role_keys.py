@@ -33,7 +33,7 @@ class RoleKeys:
         """A new key for a role, on the disk before anybody relies on it."""
         signer = CryptoSigner.generate_ed25519()
         name = name or f"{role}-{signer.public_key.keyid[:8]}"
-        write_durably(self.folder / f"{name}.pem", signer.private_bytes, private=True)
+        write_durably(self.folder / f"{name}.pem", signer.private_bytes)
         return signer
 
     def all(self) -> dict[str, CryptoSigner]:

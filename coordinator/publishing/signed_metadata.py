@@ -43,7 +43,7 @@ class SignedMetadata:
         document = Metadata(root)
         for signer in self._keys.signers(root, "root"):
             document.sign(signer)
-        write_durably(folder / "1.root.json", document.to_bytes())
+        write_durably(folder / "1.root.json", document.to_bytes(), public=True)
         self._publish(Targets(), Snapshot(), Timestamp(), now)
         return self
 
@@ -79,7 +79,7 @@ class SignedMetadata:
 
     def install_root(self, document: Metadata[Root], now: datetime) -> None:
         """Publish a root whose signatures were checked, and sign anew what it no longer vouches for."""
-        write_durably(self._folder / f"{document.signed.version}.root.json", document.to_bytes())
+        write_durably(self._folder / f"{document.signed.version}.root.json", document.to_bytes(), public=True)
         self.mend(now)
 
     def mend(self, now: datetime) -> None:
@@ -114,7 +114,7 @@ class SignedMetadata:
 
     def add_manifest(self, version: int, manifest: bytes, keep: int, now: datetime) -> None:
         """Make a manifest the newest target; the oldest beyond `keep` leave the list."""
-        write_durably(self._folder / target_path(version), manifest)
+        write_durably(self._folder / target_path(version), manifest, public=True)
         timestamp, snapshot, targets = self._current()
         path = target_path(version)
         targets.targets[path] = TargetFile.from_data(path, manifest, ["sha256"])
@@ -168,7 +168,7 @@ class SignedMetadata:
         for signer in self._keys.signers(self.root(), role):
             document.sign(signer, append=True)
         data = document.to_bytes()
-        write_durably(self._folder / name, data)
+        write_durably(self._folder / name, data, public=True)
         return data
 
 

@@ -91,7 +91,7 @@ class Node:
     @property
     def free(self) -> int:
         """Groups that it would take: none while what it samples keeps a newer version out of its engine."""
-        return 0 if self.fetched > self.update else min(self.hands, self.allowance) - len(self.out)
+        return 0 if self.fetched > self.update else min(self.hands, max(1, self.allowance)) - len(self.out)
 
     @property
     def claimed(self) -> float:

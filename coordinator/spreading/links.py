@@ -149,9 +149,9 @@ def _take_dials(connection: sa.Connection, node: NodeId, receipt: Receipt) -> No
         connection.execute(sa.insert(dials), rows)
 
 
-def measured(connection: sa.Connection) -> Measured:
-    """The links of everybody that a receipt speaks of."""
-    up, down = _rates(connection)
+def measured(connection: sa.Connection, *, rates: bool = True) -> Measured:
+    """The links of everybody that a receipt speaks of; without `rates`, only who can be dialled, for a plan in hand."""
+    up, down = _rates(connection) if rates else ({}, {})
     said_yes = sa.func.sum(sa.cast(dials.c.answered, sa.Integer))
     unreachable = sa.select(dials.c.node).group_by(dials.c.node).having(2 * said_yes < sa.func.count())
     selfish = sa.select(nodes.c.node_id).where(nodes.c.shares.is_(False))

@@ -1,7 +1,8 @@
 """The plan of the newest version, as nodes ask for their parts of it.
 
 - Planned once per version, from the nodes that are alive then and their measured links; whoever comes later is fitted
-  in, and who has fallen silent is left out, without moving anybody else.
+  in, and who has fallen silent is left out, without moving anybody else. The live nodes are looked up every few seconds
+  at most, however many newcomers ask: one that asks in between feeds nobody until the next version.
 - A node that cannot be dialled is told whom to call; its children are told to wait for that. With every version another
   node is told to try and dial it all the same (`probe`).
 - Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
@@ -32,10 +33,18 @@ class Plans:
         self._probes: dict[NodeId, NodeId] = {}
         self._looked_ms = 0
 
-    def is_stale(self, version: int, node: NodeId, now_ms: int) -> bool:
+    def has(self, version: int) -> bool:
+        """Whether a version is planned: `update` needs no rates then."""
+        return self._version == version and self._topology is not None
+
+    def is_stale(self, version: int, now_ms: int) -> bool:
         """Whether the live nodes must be looked up before `part` can answer."""
-        planned = self._version == version and node in self._addresses
-        return not planned or now_ms >= self._looked_ms + PLANNED_FOR_MS
+        return not self.has(version) or now_ms >= self._looked_ms + PLANNED_FOR_MS
+
+    def fit_in(self, node: NodeId) -> None:
+        """Give a node its part that has come since the live ones were looked up."""
+        if self._topology is not None and node not in self._topology.parents:
+            topology.join(self._topology, [NodeLinks(node, 0.0, 0.0, dialable=False)])
 
     def update(
         self,
@@ -49,21 +58,19 @@ class Plans:
     ) -> None:
         """Take note of who is alive: plan a new version, or fit changes into the plan there is."""
         self._addresses, self._also, self._looked_ms = live, also or {}, now_ms
-        if self._topology is None or self._version != version:
+        if self._topology is None or not self.has(version):
             self._version, self._topology = version, topology.plan(source_up, nodes)
             self._probes = _deal_probes(version, live, self._topology.dialable)
             return
-        for gone in self._topology.parents.keys() - live.keys():
-            topology.leave(self._topology, gone)
-        for node in nodes:
-            if node.name not in self._topology.parents:
-                topology.join(self._topology, node)
+        topology.leave(self._topology, self._topology.parents.keys() - live.keys())
+        topology.join(self._topology, [node for node in nodes if node.name not in self._topology.parents])
 
     def part(self, node: NodeId, seeder: Peer | None) -> Plan:
         """From whom this node fetches which stripe, and whom it calls and tries to dial."""
         plan = self._topology
         if plan is None or node not in plan.parents:
             raise UnknownNode("This node is not part of the plan.", hint="Register, and ask again.")
+        topology.renew_spares(plan, node)
         peers = []
         for name, stripes in plan.upstreams(node).items():
             if name == SOURCE:

@@ -14,10 +14,10 @@
   that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
   / S`.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
-- `join` gives a newcomer its parents without moving anybody; who leaves takes only its edges along, and its parents
-  have those slots again.
+- `join` gives newcomers their parents without moving anybody; who leaves takes only its edges along, and its parents
+  have those slots again. Neither looks at others' edges: thousands may come and go in the middle of a version.
 
-The proof sketch, and how far real runs are from the bound, is in docs/broadcast.md.
+The proof sketch is in docs/broadcast.md; how far real runs are from the bound, in docs/performance.md.
 """
 
 from collections import Counter, deque
@@ -77,7 +77,11 @@ class Topology:
     spares: dict[str, list[str]] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     """Children that each node could still take, over all stripes."""
+    room: deque[str] = field(default_factory=deque)
+    """Who has such slots and can be dialled, whose turn it is first; who has left is passed over."""
     dialable: set[str] = field(default_factory=set)
+    fed: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Whom each node feeds, in any stripe: `parents`, seen from above."""
 
     def upstreams(self, name: str) -> dict[str, list[int]]:
         """Every upstream of a node, with the stripes that it is asked for first."""
@@ -85,13 +89,14 @@ class Topology:
         for stripe, parent in enumerate(self.parents[name]):
             found.setdefault(parent, []).append(stripe)
         for spare in self.spares[name]:
-            found.setdefault(spare, [])
+            if spare in self.dialable:  # it may have left
+                found.setdefault(spare, [])
         found.setdefault(SOURCE, [])
         return found
 
     def children(self, name: str) -> list[str]:
         """Whom a node feeds, in any stripe."""
-        return [child for child, parents in self.parents.items() if name in parents]
+        return list(self.fed.get(name, ()))
 
     def hops(self, name: str) -> int:
         """From the source to a node, in the stripe in which it is farthest away."""
@@ -139,42 +144,69 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
                 used[parent] += 1
     whole = {node.name: min(int(stripes * node.up / rate), FAN_OUT_MAX) for node in relays}
     topology.slots = {name: whole[name] - used[name] for name in whole}
+    with_room = (name for name in topology.dialable if topology.slots.get(name, 0) > 0)
+    topology.room.extend(sorted(with_room, key=lambda name: (-topology.slots[name], name)))
     names = [node.name for node in nodes]
     topology.spares = {name: _spares(topology, names, position) for position, name in enumerate(names)}
+    for name in names:
+        _note_edges(topology, name)
     return topology
 
 
-def join(topology: Topology, node: NodeLinks) -> None:
-    """Give a newcomer its parents: whoever has slots left, else the source."""
-    free = deque(sorted((n for n in topology.slots if n in topology.dialable), key=lambda n: -topology.slots[n]))
-    parents = []
-    for _ in range(topology.stripes):
-        while free and topology.slots[free[0]] <= 0:
-            free.popleft()
-        parents.append(free[0] if free else SOURCE)
-        if free:
-            topology.slots[free[0]] -= 1
-            free.rotate(-1)
-    topology.parents[node.name] = parents
+def join(topology: Topology, nodes: Sequence[NodeLinks]) -> None:
+    """Give newcomers their parents: whoever has slots left, else the source."""
     names = list(topology.parents)
-    topology.spares[node.name] = _spares(topology, names, len(names) - 1)
-    topology.slots[node.name] = 0
-    if node.dialable:
-        topology.dialable.add(node.name)
+    for node in nodes:
+        topology.parents[node.name] = [_take_slot(topology) for _ in range(topology.stripes)]
+        names.append(node.name)
+        topology.spares[node.name] = _spares(topology, names, len(names) - 1)
+        topology.slots[node.name] = 0
+        if node.dialable:
+            topology.dialable.add(node.name)
+        _note_edges(topology, node.name)
 
 
-def leave(topology: Topology, name: str) -> None:
-    """Forget a node: its children ask their other upstreams until the next version's plan."""
-    for parent in topology.parents.get(name, ()):
-        if parent in topology.slots:
-            topology.slots[parent] += 1
-    for known in (topology.parents, topology.spares, topology.slots):
-        known.pop(name, None)
-    topology.dialable.discard(name)
-    for parents in topology.parents.values():
-        parents[:] = [SOURCE if parent == name else parent for parent in parents]
-    for spares in topology.spares.values():
-        spares[:] = [spare for spare in spares if spare != name]
+def _take_slot(topology: Topology) -> str:
+    """A slot of whoever's turn it is, or else of the source."""
+    room, slots = topology.room, topology.slots
+    while room:
+        name = room.popleft()
+        if slots.get(name, 0) > 0:
+            slots[name] -= 1
+            if slots[name]:
+                room.append(name)
+            return name
+    return SOURCE
+
+
+def leave(topology: Topology, names: Iterable[str]) -> None:
+    """Forget nodes: their children ask their other upstreams until the next version's plan."""
+    for name in names:
+        for parent in topology.parents.pop(name):
+            if parent in topology.slots:
+                if not topology.slots[parent] and parent in topology.dialable:
+                    topology.room.append(parent)
+                topology.slots[parent] += 1
+            topology.fed.get(parent, {}).pop(name, None)
+        for child in topology.fed.pop(name, ()):
+            parents = topology.parents[child]
+            parents[:] = [SOURCE if parent == name else parent for parent in parents]
+        topology.spares.pop(name)
+        topology.slots.pop(name, None)
+        topology.dialable.discard(name)
+
+
+def renew_spares(topology: Topology, name: str) -> None:
+    """Others to turn to, in the place of those who have left."""
+    if not topology.dialable.issuperset(topology.spares[name]):
+        names = list(topology.parents)
+        topology.spares[name] = _spares(topology, names, names.index(name))
+
+
+def _note_edges(topology: Topology, name: str) -> None:
+    for parent in topology.parents[name]:
+        if parent != SOURCE:
+            topology.fed.setdefault(parent, {})[name] = None
 
 
 def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, list[NodeLinks]]:

@@ -3,7 +3,8 @@
 - An *effect* is a plain function `(connection, …) → outcome`. It happens wholly, and is durable when `Database.run`
   returns, or not at all.
 - Effects that wait together are committed together: each in a savepoint of its own, so that one that fails leaves the
-  others alone, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
+  others as they are, and all of them share one transaction and one sync of the disk. Each is answered after the commit.
+  One that is alone needs no savepoint.
 - Writers follow each other, on SQLite as on PostgreSQL, where they may be several processes (ADR 0028): an effect
   never sees another half done, and what it has counted stays counted.
 - Whoever pays is `alone` over many effects, since rails are asked between them.
@@ -28,6 +29,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
+from coordinator.files import open_private
 from coordinator.store import schema
 from coordinator.store.tables import facts
 from ledger.prepared import Prepared, say
@@ -48,10 +50,11 @@ READS_WAITING_MAX = 256
 
 DURABLE = ("journal_mode=WAL", "synchronous=FULL")
 
-ROOMY = ("cache_size=-16384", "wal_autocheckpoint=4000")
+ROOMY = ("cache_size=-16384", "wal_autocheckpoint=4000", "temp_store=MEMORY")
 """Pages in memory (KiB) and in the log (of 4 KiB): names are hashes, so each batch of entries touches pages all over an
 index. With SQLite's own 2 MiB and 1,000 pages, they leave the cache before the commit, and each commit copies its whole
-log into the file. Neither takes part in what survives a power cut."""
+log into the file. What a savepoint would bring back stays in memory, too: an effect changes more pages than fit into
+64 KiB, and what is beyond would go to a temporary file. None of these takes part in what survives a power cut."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,11 @@ class Dialect:
     end_reading: tuple[str, ...]
 
 
-SQLITE = Dialect(("BEGIN IMMEDIATE",), ("PRAGMA query_only=ON", "BEGIN"), ("ROLLBACK", "PRAGMA query_only=OFF"))
+SQLITE = Dialect(
+    ("BEGIN IMMEDIATE",),
+    ("PRAGMA temp_store=DEFAULT", "PRAGMA query_only=ON", "BEGIN"),  # what takes long may have much to sort
+    ("ROLLBACK", "PRAGMA query_only=OFF", "PRAGMA temp_store=MEMORY"),
+)
 POSTGRESQL = Dialect(
     # A stricter level, which the server may be set to, would show the store as it was before the lock was granted.
     ("BEGIN ISOLATION LEVEL READ COMMITTED", "SELECT pg_advisory_xact_lock(1)"),
@@ -163,7 +170,7 @@ class Database:
     @contextmanager
     def _hand(self) -> Iterator[bool]:
         if isinstance(self._where, Path):
-            with self._where.with_name("payouts.lock").open("w") as lock:
+            with open_private(self._where.with_name("payouts.lock")) as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -221,7 +228,7 @@ class Database:
         try:
             with self._transaction() as connection:
                 for call in group:
-                    _do(connection, call)
+                    _do(connection, call, alone=len(group) == 1)
         except BaseException as failure:  # the thread goes on; each caller is told
             for call in group:
                 call.failure = failure
@@ -230,7 +237,7 @@ class Database:
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._engine.connect() as connection:
             try:
-                say(connection, *self._dialect.begin)
+                say(connection, *self._dialect.begin, waits=True)
                 yield connection
                 say(connection, "COMMIT")
             except BaseException:  # raised again
@@ -240,17 +247,32 @@ class Database:
 
     def _read_now(self, effect: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._engine.connect() as connection:
-            say(connection, *self._dialect.begin_reading)
             try:
+                say(connection, *self._dialect.begin_reading, waits=True)
                 return effect(connection, *args, **kwargs)
             finally:
-                say(connection, *self._dialect.end_reading)
+                self._end_reading(connection)
+
+    def _end_reading(self, connection: sa.Connection) -> None:
+        """Leave a connection that may write again; one that cannot be brought there is never drawn from the pool again.
+
+        SQLite has rolled back by itself where the disk failed the read, and refuses to do so again.
+        """
+        try:
+            say(connection, *self._dialect.end_reading)
+        except BaseException as error:  # whatever it is, the next to draw this connection might be the writer
+            connection.invalidate()
+            if not isinstance(error, sa.exc.DBAPIError):
+                raise
 
 
-def _do(connection: sa.Connection, call: _Call) -> None:
+def _do(connection: sa.Connection, call: _Call, *, alone: bool) -> None:
     """One effect of a group; if it fails, it has not happened, and the others go on."""
     if call.answer.done():
         return  # whoever asked has gone
+    if alone:
+        call.outcome = call.effect(connection)  # what fails takes the transaction with it
+        return
     say(connection, "SAVEPOINT effect")
     try:
         call.outcome = call.effect(connection)
@@ -283,6 +305,8 @@ def engine(where: Path | str) -> sa.Engine:
         except ModuleNotFoundError:
             raise ConfigInvalid("PostgreSQL needs its driver.", hint="pip install 'echo-swarm[postgres]'") from None
         return postgresql.engine(where)
+    if not where.exists():
+        open_private(where).close()  # SQLite makes its other files as open as this one
     made = sa.create_engine(f"sqlite:///{where}", isolation_level="AUTOCOMMIT")
     sa.event.listen(made, "connect", _tune_sqlite)
     return made

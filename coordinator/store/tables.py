@@ -25,7 +25,7 @@ nodes = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("phase", sa.String, nullable=False, default="offline"),
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
-    sa.Column("lease_allowance", sa.Integer, nullable=True),  # leases it may hold; none has ended yet if NULL
+    sa.Column("lease_allowance", sa.Integer, nullable=True),  # of leases; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
 )
 
@@ -290,14 +290,14 @@ audits = sa.Table(
     sa.Column("settled", sa.Boolean, nullable=False, default=False),
     sa.Column("taken_by", sa.String, nullable=False, default=""),  # the auditor that has it
     sa.Column("taken_until_ms", sa.BigInteger, nullable=False, default=0),
-    sa.Column("tries", sa.Integer, nullable=False, default=0),
+    sa.Column("tries", sa.Integer, nullable=False, default=0),  # auditors that were lost with it
     sa.Column("judged_ms", sa.BigInteger, nullable=True),
     sa.Column("report", sa.LargeBinary, nullable=True),  # the evidence, as JSON
     sa.Column("fault", sa.String, nullable=True),  # the claim whose hard fault took it out of escrow
     sa.Column("ban_ms", sa.BigInteger, nullable=True),  # the ban that took it, by its time
 )
-WAITS = (audits.c.why != "") & audits.c.finding.is_(None) & ~audits.c.settled
-"""The claims that auditors have to look at."""
+WAITS = (audits.c.why != sa.text("''")) & audits.c.finding.is_(None) & ~audits.c.settled
+"""The claims that auditors have to look at. Written out: SQLite would look at a value anew to find the index by it."""
 # Almost every claim is settled, and almost none waits for an auditor.
 sa.Index("audits_open", audits.c.owner, audits.c.place, sqlite_where=~audits.c.settled)
 sa.Index("audits_waiting", audits.c.version, sqlite_where=WAITS)

@@ -13,6 +13,9 @@ from coordinator.web.html import Markup, el
 WIDTH, HEIGHT = 640, 200
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 26
 
+SERIES = 2
+"""Lines in a chart that the style sheet can tell apart."""
+
 Point = tuple[float, float]
 Tell = Callable[[float | None], str]
 
@@ -25,31 +28,37 @@ def lines(
     *,
     tell: Tell = words.figure,
     from_zero: bool = False,
+    interval: tuple[str, str] | None = None,
 ) -> Markup:
-    """One line per series over a common axis."""
+    """One line per series over a common axis; two of the curves may be the bounds of an interval, drawn as a band."""
+    assert len(curves) - 2 * bool(interval) <= SERIES, "the style sheet has no more"
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return _nothing(title)
     scale = _Scale(points, from_zero)
-    drawn = [
-        el(
-            "polyline",
-            points=" ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in curve),
-            class_=f"series s{number}",
-        )
-        for number, curve in enumerate(curves.values())
+    low, high = interval or ("", "")
+    plain = {title: curve for title, curve in curves.items() if title not in (low, high)}
+    drawn = []
+    if interval:
+        around = [*curves[low], *reversed(curves[high])]
+        drawn.append(el("polygon", points=scale.places(around), class_="band"))
+    drawn += [
+        el("polyline", points=scale.places(curve), class_=f"series s{number}")
+        for number, curve in enumerate(plain.values())
         if len(curve) > 1
     ]
     drawn += [
         el("circle", cx=f"{scale.x(x):.1f}", cy=f"{scale.y(y):.1f}", r=3, class_=f"dot s{number}")
-        for number, curve in enumerate(curves.values())
+        for number, curve in enumerate(plain.values())
         for x, y in curve[-1:]
     ]
     by_x = {x: [tell(dict(curve).get(x)) for curve in curves.values()] for x, _ in sorted(points)}
     rows = [[words.figure(x), *values] for x, values in by_x.items()]
     legend = None
     if len(curves) > 1:
-        keys = (el("li", text, class_=f"key s{number}") for number, text in enumerate(curves))
+        keys = [el("li", text, class_=f"key s{number}") for number, text in enumerate(plain)]
+        if interval:
+            keys.append(el("li", f"{low} to {high}", class_="key band"))
         legend = el("ul", keys, class_="legend")
     return _figure(name, title, across, scale, tell, drawn, legend, [across, *curves], rows)
 
@@ -87,6 +96,10 @@ class _Scale:
 
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.bottom) / (self.top - self.bottom)
+
+    def places(self, curve: Sequence[Point]) -> str:
+        """As SVG wants them."""
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in curve)
 
 
 def _figure(

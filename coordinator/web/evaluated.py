@@ -43,7 +43,14 @@ def _curve(number: int, split: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     low, high = ([(row["update"], row["result"]["interval"][place]) for row in done] for place in (0, 1))
     curves = {"average": [(row["update"], row["result"]["average"]) for row in done], "low": low, "high": high}
     drawn = {name: thinned(points) for name, points in curves.items()} if done else {}
-    return charts.lines(f"eval-{number}", f"{split.replace('_', '-')} average", "update", drawn, from_zero=True)
+    return charts.lines(
+        f"eval-{number}",
+        f"{split.replace('_', '-')} average, and its interval of 95 %",
+        "update",
+        drawn,
+        from_zero=True,
+        interval=("low", "high"),
+    )
 
 
 def _row(row: Mapping[str, Any]) -> list[Any]:

@@ -85,6 +85,7 @@ def strip(status: Mapping[str, Any], now_ms: int) -> Markup:
         "version": status["version"],
         "published": words.ago(now_ms - status["published_ms"]) if status["published_ms"] else words.DASH,
         "update": f"{status['update']} / {status['max_updates']}",
+        "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age)),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
         "groups waiting": words.whole(buffered),
         "learner idle": words.percent(status["learner_idle_share_lately"]),

@@ -3,20 +3,23 @@
 - The staleness bound counts by the version that the node holds (`coordinator.work.dispatch`).
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
+- Newcomers share a part of what may be under way (`coordinator.work.newcomers`): keys are free.
 - A node that stands by (`coordinator.fleet.activation`) gets none; nor does anybody while auditors are too far behind.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 
-from coordinator.people import registry, standings
-from coordinator.store.state import get_fact
-from coordinator.store.tables import IS_OPEN, leases, nodes, parts, rollouts, versions
-from coordinator.work import sizing, tally
+from coordinator.people import standings
+from coordinator.store.tables import IS_OPEN, batches, facts, leases, nodes, parts, rollouts, versions
+from coordinator.store.tables import tally as tally_table
+from coordinator.work import newcomers, sizing, tally
 from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
-from coordinator.work.leases import Terms, is_held_up, latest_batch
-from ledger import store
+from coordinator.work.leases import Terms, is_held_up, last_expired_ms, latest_batch
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
+from ledger.tables import balances_table
 from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
 from protocol.lease import State
@@ -24,13 +27,41 @@ from protocol.messages import LeaseRequest, Reason
 
 HOUR_MS = 3_600_000
 
-# Built once: making a statement costs more than running it, and these run for every lease.
-_policy_update = Prepared(sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version")))
-_newest_update = Prepared(sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
-_held_by = Prepared(
-    sa.select(sa.func.count()).select_from(leases).where(IS_OPEN, leases.c.node_id == sa.bindparam("node"))
+# Built once: making a statement costs more than running it, and these run for every lease. What can be read together
+# is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
+_free_micros = sa.select(balances_table.c.micros).where(balances_table.c.account == str(BUDGET)).scalar_subquery()
+_stands = Prepared(
+    sa.select(
+        sa.select(facts.c.value).where(facts.c.name == "finished").scalar_subquery().label("finished"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.OTHERS).scalar_subquery().label("others_ms"),
+        standings.BACKLOG.scalar_subquery().label("backlog"),
+        sa.select(sa.func.max(versions.c.version)).scalar_subquery().label("newest"),
+        sa.select(versions.c.policy_update)
+        .where(versions.c.version == sa.bindparam("version"))
+        .scalar_subquery()
+        .label("visible_update"),
+        sa.select(sa.func.max(batches.c.batch)).scalar_subquery().label("learner_update"),
+        sa.select(tally_table.c.unfinished).scalar_subquery().label("unfinished"),
+    )
 )
-_allowance = Prepared(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node")))
+"""Where the round stands, for a node that holds this version."""
+_newest_update = Prepared(sa.select(versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
+_hands = Prepared(
+    sa.select(
+        nodes.c.lease_allowance,
+        sa.select(sa.func.count())
+        .select_from(leases)
+        .where(IS_OPEN, leases.c.node_id == nodes.c.node_id)
+        .scalar_subquery()
+        .label("held"),
+    ).where(nodes.c.node_id == sa.bindparam("node"))
+)
+_money = Prepared(
+    sa.select(
+        _free_micros.label("free_micros"),
+        sa.select(tally_table.c.reserved_micros).scalar_subquery().label("reserved_micros"),
+    )
+)
 _lately = Prepared(
     sa.select(leases.c.issued_ms, leases.c.ended_ms)
     .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.ACCEPTED.value)
@@ -49,38 +80,49 @@ def require_plays(message: LeaseRequest, environment: str) -> None:
 
 
 def how_many(
-    connection: sa.Connection, node: NodeId, message: LeaseRequest, newest: int, price: int, terms: Terms, now_ms: int
-) -> tuple[int, Reason]:
-    """The number of groups a node may take now, or why it may take none."""
-    if get_fact(connection, "finished", False):
-        return 0, "finished"
-    if terms.classes and message.numerics not in terms.classes:
-        return 0, "numerics"
-    if not registry.works(connection, node):
-        return 0, "standby"
-    if standings.backlog(connection) >= terms.audit_backlog_max:
-        return 0, "audits"
-    visible_update = _policy_update(connection, version=message.version).scalar()
-    learner_update = latest_batch(connection)
-    if visible_update is None or is_stale(
-        staleness=terms.staleness, policy_update=visible_update, learner_update=learner_update
-    ):
-        return 0, "old_version"
-    unfinished = tally.read(connection).unfinished
-    window = _window(terms, visible_update, learner_update, 0)
+    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: Terms, now_ms: int
+) -> tuple[int, Reason, int]:
+    """The number of groups a node may take now, or why it may take none; and the newest version."""
+    stands = _stands(connection, version=message.version).one()
+    reason = _refusal(stands, worker, message, terms)
+    if reason:
+        return 0, reason, stands.newest or 0
+    updates = (stands.visible_update, stands.learner_update or 0)
+    unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
+    window, left = _window(terms, *updates, 0), _window(terms, *updates, unfinished)
     admissible = min(
-        _window(terms, visible_update, learner_update, unfinished),
-        _share_left(connection, node, window, terms, now_ms),
+        newcomers.part(connection, worker, stands.others_ms, window, left, terms, now_ms),
+        _share_left(connection, worker.owner, window, terms, now_ms),
     )
     if not admissible:
-        return 0, "ahead" if message.version >= newest else "old_version"
-    hands = free_hands(connection, node, terms)
+        return 0, "ahead" if message.version >= stands.newest else "old_version", stands.newest
+    hands = free_hands(connection, worker.node_id, terms, now_ms)
     if not hands:
-        return 0, "busy"
-    payable = affordable(connection, terms, price, now_ms)
+        return 0, "busy", stands.newest
+    payable = affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
     if not payable:
-        return 0, "budget"
-    return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
+        return 0, "budget", stands.newest
+    return min(message.groups, terms.groups_per_request, admissible, payable, hands), "", stands.newest
+
+
+def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: Terms) -> Reason:
+    """Why a node gets nothing, however little is under way; nothing if it may."""
+    if stands.finished:
+        return "finished"
+    if terms.classes and message.numerics not in terms.classes:
+        return "numerics"
+    if worker.paused_ms is not None:
+        return "paused"
+    if not worker.works:
+        return "standby"
+    if stands.backlog >= terms.audit_backlog_max:
+        return "audits"
+    learner_update = stands.learner_update or 0
+    if stands.visible_update is None or is_stale(
+        staleness=terms.staleness, policy_update=stands.visible_update, learner_update=learner_update
+    ):
+        return "old_version"
+    return ""
 
 
 def room(connection: sa.Connection, terms: Terms) -> int:
@@ -105,20 +147,17 @@ def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: 
     )
 
 
-def _held(connection: sa.Connection, node: NodeId) -> int:
-    """How many leases the node has not answered yet."""
-    return int(_held_by(connection, node=node).scalar_one())
+def free_hands(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> int:
+    """How many leases more the node may hold by what became of those that it had."""
+    allowance, held = _hands(connection, node=node).one()
+    return max(0, _may_hold(connection, node, allowance, terms, now_ms) - int(held))
 
 
-def free_hands(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
-    return max(0, _may_hold(connection, node, terms) - _held(connection, node))
-
-
-def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
-    """How many leases the node may hold by what became of those that it had."""
-    allowance = _allowance(connection, node=node).scalar()
-    lately = _lately(connection, node=node)
-    in_time = sizing.groups_in_time(lately, timeout_ms=terms.timeout_ms)
+def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, terms: Terms, now_ms: int) -> int:
+    if allowance is not None and allowance < 1:
+        wait_ms = sizing.wait_ms(-allowance, timeout_ms=terms.timeout_ms)
+        return int(not wait_ms or last_expired_ms(connection, node) <= now_ms - wait_ms)
+    in_time = sizing.groups_in_time(_lately(connection, node=node), timeout_ms=terms.timeout_ms)
     return min(
         terms.held_max,
         terms.newcomer_leases if allowance is None else allowance,
@@ -126,12 +165,12 @@ def _may_hold(connection: sa.Connection, node: NodeId, terms: Terms) -> int:
     )
 
 
-def _share_left(connection: sa.Connection, node: NodeId, window: int, terms: Terms, now_ms: int) -> int:
+def _share_left(connection: sa.Connection, owner: str, window: int, terms: Terms, now_ms: int) -> int:
     """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
     if terms.max_owner_share >= 1:
         return window
     most = standings.share_of(connection, window, terms.max_owner_share)
-    left = max(0, most - standings.at_work(connection, standings.owner_of(connection, node)))
+    left = max(0, most - standings.at_work(connection, owner))
     return left or (window if is_held_up(connection, terms, now_ms) else 0)
 
 
@@ -140,11 +179,12 @@ def affordable(connection: sa.Connection, terms: Terms, price: int, now_ms: int,
     max_cost = terms.max_cost_micros(price, samples)
     if not max_cost:
         return 2**31
-    free = store.balance(connection, BUDGET)
+    free, reserved = _money(connection).one()
+    free, reserved = free or 0, tally.read(connection).reserved_micros if reserved is None else reserved
     if terms.hourly_budget_micros:
         free = min(free, terms.hourly_budget_micros - _spent_since(connection, now_ms - HOUR_MS))
     # Below zero after a restart with dearer terms; a negative count would take every open group.
-    return max(0, (free - tally.read(connection).reserved_micros) // max_cost)
+    return max(0, (free - reserved) // max_cost)
 
 
 def _spent_since(connection: sa.Connection, since_ms: int) -> int:

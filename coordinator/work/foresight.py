@@ -24,13 +24,14 @@ from protocol.rollout import pack_tokens
 
 # Built once: making a statement costs more than running it, and these run for every lease.
 _known = Prepared(sa.select(lengths).where(lengths.c.prompts.in_(sa.bindparam("names", expanding=True))))
-_newest = Prepared(sa.select(sa.func.max(groups.c.group_no)).where(groups.c.group_no >= 0))
+_made = groups.alias("made")
+_newest = sa.select(sa.func.max(_made.c.group_no)).where(_made.c.group_no >= 0).scalar_subquery()
 _unbegun = Prepared(
-    sa.select(groups.c.group_no, groups.c.expected)
+    sa.select(groups.c.group_no, groups.c.expected, groups.c.begun, groups.c.begun_version)
     .where(
         groups.c.state == "open",
         groups.c.group_no >= 0,
-        groups.c.begun.is_(None) | (groups.c.group_no < sa.bindparam("overtaken", type_=sa.Integer)),
+        groups.c.begun.is_(None) | (groups.c.group_no < _newest - sa.bindparam("newer", type_=sa.Integer)),
     )
     .order_by(groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
@@ -44,7 +45,7 @@ _begin = Prepared(sa.insert(lengths))
 _make = Prepared(sa.insert(groups))
 
 
-def _lately(*of: sa.ColumnElement[bool]) -> Prepared:
+def _lately(*of: sa.ColumnElement[bool]) -> sa.Subquery:
     """How long the last accepted answers took, and their tokens."""
     last = (
         sa.select((leases.c.ended_ms - leases.c.issued_ms).label("ms"), rollouts.c.tokens)
@@ -54,22 +55,26 @@ def _lately(*of: sa.ColumnElement[bool]) -> Prepared:
         .limit(MEASURED_MAX)
         .subquery()
     )
-    return Prepared(sa.select(sa.func.sum(last.c.ms), sa.func.sum(last.c.tokens)))
+    return sa.select(sa.func.sum(last.c.ms).label("ms"), sa.func.sum(last.c.tokens).label("tokens")).subquery()
 
 
-_pace_of_all, _pace_of_one = _lately(), _lately(leases.c.node_id == sa.bindparam("node"))
+_of_all, _of_one = _lately(), _lately(leases.c.node_id == sa.bindparam("node"))
+_paces = Prepared(sa.select(_of_all, _of_one.c.ms, _of_one.c.tokens).join_from(_of_all, _of_one, sa.true()))
 
 
 def note(connection: sa.Connection, prompt: bytes, longest: int) -> None:
     """A group of this prompt was sampled."""
     names = _names(prompt)
     known = _seen(connection, names)
-    for name in names:
-        after = known.get(name, Seen()).after(longest)
-        if name in known:
-            _change(connection, name=name, new_mean=after.mean, new_groups=after.groups)
-        else:
-            _begin(connection, prompts=name, mean=after.mean, groups=after.groups)
+    after = {name: known.get(name, Seen()).after(longest) for name in names}
+    changed = [
+        {"name": name, "new_mean": seen.mean, "new_groups": seen.groups}
+        for name, seen in after.items()
+        if name in known
+    ]
+    _change.each(connection, changed)
+    new = [{"prompts": name, "mean": seen.mean, "groups": seen.groups} for name, seen in after.items()]
+    _begin.each(connection, [row for row in new if row["prompts"] not in known])
 
 
 def foreseen(connection: sa.Connection, prompt: bytes) -> float | None:
@@ -84,10 +89,8 @@ def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Promp
 
     What one node has begun is left for whoever can go on, until many newer groups have overtaken it.
     """
-    newest = _newest(connection).scalar()
-    newest = -1 if newest is None else newest
-    found = {"overtaken": newest - OVERTAKEN_MAX * least, "count": least}
-    waiting = [Waiting(row.group_no, row.expected or 0.0) for row in _unbegun(connection, **found)]
+    found = _unbegun(connection, newer=OVERTAKEN_MAX * least, count=least)
+    waiting = [Waiting(row.group_no, row.expected or 0.0, row.begun, row.begun_version) for row in found]
     if len(waiting) >= least:
         return waiting
     fresh = curriculum.come_up(connection, least - len(waiting), rules, prompt)
@@ -102,14 +105,8 @@ def window_of(connection: sa.Connection, least: int, rules: Rules, prompt: Promp
 
 def speed(connection: sa.Connection, node: NodeId) -> float:
     """How many times as fast as nodes are lately; 1 before anything is known."""
-    everybody, own = _pace(connection, None), _pace(connection, node)
-    return everybody / own if everybody and own else 1.0
-
-
-def _pace(connection: sa.Connection, node: NodeId | None) -> float | None:
-    """Milliseconds for a token of the last accepted answers, of one node or of all."""
-    took_ms, tokens = (_pace_of_all(connection) if node is None else _pace_of_one(connection, node=node)).one()
-    return float(took_ms) / float(tokens) if took_ms and tokens else None
+    took_ms, tokens, own_ms, own_tokens = map(float, (count or 0 for count in _paces(connection, node=node).one()))
+    return (took_ms / tokens) / (own_ms / own_tokens) if took_ms and tokens and own_ms and own_tokens else 1.0
 
 
 def _names(prompt: bytes) -> tuple[str, str]:

@@ -14,6 +14,7 @@ acceptance (`coordinator.work.scoring`), which is what a node is paid for.
 - The same rollout again is `already_accepted`, with what it earned the first time; nothing is counted twice.
 - A rejection ends the lease and is stored with its code: there is no silent punishment. Its evidence goes to the node.
   Where the budget does not cover what was well done, the lease is cancelled, and nobody is blamed.
+  One that is only too late ends it as silence does: what was told of it before stays, and is gone on with.
 - A rollout for another's lease is refused without touching that lease.
 """
 
@@ -27,17 +28,27 @@ import sqlalchemy as sa
 
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
-from coordinator.store.tables import IS_OPEN, leases, rejections, rollouts, versions
-from coordinator.work import continuation, curriculum, evaluations, foresight, marks, prompts
+from coordinator.store.tables import (
+    IS_OPEN,
+    batches,
+    fragments,
+    groups,
+    leases,
+    nodes,
+    rejections,
+    rollouts,
+    versions,
+)
+from coordinator.work import continuation, curriculum, evaluations, foresight, marks
 from coordinator.work import leases as lease_table
 from coordinator.work.continuation import Told
 from coordinator.work.dispatch import is_stale
 from coordinator.work.leases import Terms
 from coordinator.work.prompts import Source
-from ledger import store
 from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
+from ledger.tables import balances_table
 from protocol import chunks, evidence
 from protocol.breach import Breach, different
 from protocol.errors import (
@@ -84,15 +95,39 @@ class _Sound:
     stored: dict[str, Any]
 
 
-# Built once: making a statement costs more than running it, and these run for every rollout.
-_lease = Prepared(sa.select(leases).where(leases.c.lease_id == sa.bindparam("lease")))
-_answer = Prepared(
-    sa.select(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros).where(
-        rollouts.c.lease_id == sa.bindparam("lease")
+# Built once: making a statement costs more than running it, and these run for every rollout. What can be read together
+# is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
+_own = ("lease_id", "group_no", "node_id", "continues", "state", "surplus", "max_cost_micros", "offer", "expires_ms")
+_other = leases.alias("other")
+_lease = Prepared(
+    sa.select(
+        *(leases.c[name] for name in _own),
+        *(groups.c.split, groups.c.prompt, nodes.c.lease_allowance),
+        *(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros),
+        sa.exists()
+        .where(_other.c.group_no == leases.c.group_no, _other.c.lease_id != leases.c.lease_id)
+        .where(_other.c.ended_ms.is_(None))
+        .label("is_shared"),
+        sa.exists().where(fragments.c.lease_id == leases.c.lease_id).label("has_told"),
     )
+    .join_from(leases, groups, groups.c.group_no == leases.c.group_no)
+    .join(nodes, nodes.c.node_id == leases.c.node_id)
+    .outerjoin(rollouts, rollouts.c.lease_id == leases.c.lease_id)
+    .where(leases.c.lease_id == sa.bindparam("lease"))
 )
+"""A lease, its group's problem, its node's allowance, its answer if there is one, and who else works on the group."""
+_stands = Prepared(
+    sa.select(
+        versions.c.policy_update,
+        sa.select(sa.func.coalesce(sa.func.max(batches.c.batch), 0)).scalar_subquery().label("learner_update"),
+        sa.select(balances_table.c.micros)
+        .where(balances_table.c.account == str(BUDGET))
+        .scalar_subquery()
+        .label("free_micros"),
+    ).where(versions.c.version == sa.bindparam("version"))
+)
+"""The update of a version, the one that the learner stands at, and what may still be spent."""
 _accepted = Prepared(sa.insert(rollouts))
-_policy_update = Prepared(sa.select(versions.c.policy_update).where(versions.c.version == sa.bindparam("version")))
 
 
 def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
@@ -121,12 +156,11 @@ def _check(
 ) -> _Sound | Verdict:
     """Steps 3 to 9, which only read; what was said before, if it was answered before."""
     row = _own_lease(connection, node, claim.lease_id)  # (3)
-    before = _answer(connection, lease=claim.lease_id).first()
-    if before is not None:  # (4)
-        if before.claim_id != claim_id:
-            seen = different("claim", f"claim {before.claim_id}", f"claim {claim_id}")
+    if row.claim_id is not None:  # (4)
+        if row.claim_id != claim_id:
+            seen = different("claim", f"claim {row.claim_id}", f"claim {claim_id}")
             raise LeaseConflict("This lease was already answered, with another rollout.", breach=seen)
-        return _verdict("already_accepted", claim.lease_id, before.tokens, before.credit_micros)
+        return _verdict("already_accepted", claim.lease_id, row.tokens, row.credit_micros)
     if row.state not in OPEN or row.expires_ms <= now_ms:  # (5)
         raise LeaseClosed(
             "This lease has ended; its prompt went to another node.",
@@ -134,21 +168,19 @@ def _check(
             breach=different("lease_id", f"open, before {row.expires_ms} ms", f"{row.state}, at {now_ms} ms"),
         )
     lease = Lease.from_bytes(row.offer)
-    policy_update = _policy_update(connection, version=lease.version).scalar_one()
-    learner_update = lease_table.latest_batch(connection)
+    policy_update, learner_update, free_micros = _stands(connection, version=lease.version).one()
     bound = judge.terms.staleness
     is_extra = row.surplus or row.group_no < 0  # the learner does not wait for it
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
     if late and not is_extra:  # (6)
         raise _stale(lease.version, policy_update, learner_update, bound)
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
-    whole, source = whole_tokens(lease, completions), prompts.source_of(connection, row.group_no)
+    whole, source = whole_tokens(lease, completions), Source(row.split, row.prompt)
     rewards = _rewards(completions, whole, source, judge)  # (9)
     told = continuation.chain(connection, row.continues)
     pending = _worth(node, claim_id, lease, sum(item.paid_tokens for item in completions))
     owed = pending.amount_micros + sum(one.pending.amount_micros for one in told)
-    left = store.balance(connection, BUDGET)
-    if left < owed:
+    if (left := free_micros or 0) < owed:
         seen = different("credit", f"at most {left} micro-units", owed)
         raise BudgetExhausted("The round's budget does not cover this rollout.", breach=seen)
     sampled = b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None
@@ -227,10 +259,11 @@ def _store(connection: sa.Connection, lease: Any, accepted: dict[str, Any], judg
     scored = evaluations.MEASURED if lease.group_no < 0 else "buffered"
     state = "surplus" if surplus else scored if judge.reward else marks.UNSCORED
     _accepted(connection, state=state, **place, **accepted)
-    lease_table.move(connection, lease_id, Event.ACCEPT, judge.terms, now_ms)
-    continuation.forget(connection, [lease_id])
+    lease_table.advance(connection, lease, Event.ACCEPT, judge.terms, now_ms)
+    if lease.has_told:
+        continuation.forget(connection, [lease_id])
     if not surplus:
-        lease_table.answered(connection, lease_id, lease.group_no)
+        lease_table.answered(connection, lease)
 
 
 def _remember(
@@ -308,7 +341,8 @@ def _reject(
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
     ours = isinstance(error, BudgetExhausted)  # the node has done what it was asked for
-    event = Event.CANCEL if ours else Event.REJECT
+    late = isinstance(error, LeaseClosed)  # it costs no more than no answer, if nobody has swept it up yet
+    event = Event.CANCEL if ours else Event.EXPIRE if late else Event.REJECT
     if row is not None and lease_table.end_unanswered(connection, row, event, judge.terms, now_ms):
         connection.execute(sa.update(leases).where(mine).values(code=error.code, said=said))
 

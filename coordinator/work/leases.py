@@ -40,9 +40,9 @@ _over = Prepared(
     )
 )
 _where = Prepared(
-    sa.select(leases.c.state, leases.c.node_id, leases.c.max_cost_micros).where(
-        leases.c.lease_id == sa.bindparam("lease")
-    )
+    sa.select(leases.c.lease_id, leases.c.state, leases.c.node_id, leases.c.max_cost_micros, nodes.c.lease_allowance)
+    .outerjoin_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
+    .where(leases.c.lease_id == sa.bindparam("lease"))
 )
 _move = Prepared(
     sa.update(leases)
@@ -51,17 +51,22 @@ _move = Prepared(
 )
 _is_unfinished = groups.c.state.in_(tally.UNFINISHED)
 _this = groups.c.group_no == sa.bindparam("group")
-_begin_group = Prepared(sa.update(groups).where(_this, ~_is_unfinished).values(state=sa.bindparam("new")))
-_end_group = Prepared(sa.update(groups).where(_this, _is_unfinished).values(state=sa.bindparam("new")))
+_of_others = Prepared(sa.update(groups).where(_this, ~_is_unfinished).values(state=sa.bindparam("new")))
+_of_unfinished = Prepared(sa.update(groups).where(_this, _is_unfinished).values(state=sa.bindparam("new")))
 _set_group = Prepared(sa.update(groups).where(_this).values(state=sa.bindparam("new")))
 _leave_to = Prepared(
     sa.update(groups).where(_this).values(begun=sa.bindparam("by"), begun_version=sa.bindparam("of_version"))
 )
 _others = (leases.c.group_no == sa.bindparam("group")) & (leases.c.lease_id != sa.bindparam("lease"))
 _in_vain = Prepared(sa.update(leases).where(_others, IS_OPEN).values(surplus=sa.true()))
-_allowance = Prepared(sa.select(nodes.c.lease_allowance).where(nodes.c.node_id == sa.bindparam("node")))
 _allow = Prepared(
     sa.update(nodes).where(nodes.c.node_id == sa.bindparam("node")).values(lease_allowance=sa.bindparam("leases"))
+)
+_expired = Prepared(
+    sa.select(leases.c.ended_ms)
+    .where(leases.c.node_id == sa.bindparam("node"), leases.c.state == State.EXPIRED.value)
+    .order_by(leases.c.ended_ms.desc())
+    .limit(1)
 )
 _latest_batch = Prepared(sa.select(sa.func.max(batches.c.batch)))
 _last_batch = Prepared(sa.select(batches.c.reported_ms).order_by(batches.c.batch.desc()).limit(1))
@@ -117,16 +122,21 @@ class Terms:
 def move(connection: sa.Connection, lease_id: str, event: Event, terms: Terms | None, now_ms: int) -> bool:
     """Move a lease by one event; False if it is not possible in the state it is in. Without terms, nobody learns."""
     row = _where(connection, lease=lease_id).first()
-    after = TRANSITIONS.get((State(row.state), event)) if row else None
-    if row is None or after is None:
+    return row is not None and advance(connection, row, event, terms, now_ms)
+
+
+def advance(connection: sa.Connection, row: Any, event: Event, terms: Terms | None, now_ms: int) -> bool:
+    """The same where the lease was read before, with what its node may hold."""
+    after = TRANSITIONS.get((State(row.state), event))
+    if after is None:
         return False
-    change = {"lease": lease_id, "before": row.state, "after": after.value, "ended": None if after in OPEN else now_ms}
-    if not _move(connection, **change).rowcount:
+    ended_ms = None if after in OPEN else now_ms
+    if not _move(connection, lease=row.lease_id, before=row.state, after=after.value, ended=ended_ms).rowcount:
         return False
     if after not in OPEN:
         tally.change(connection, micros=-row.max_cost_micros)
         if terms is not None:
-            _learn(connection, row.node_id, event, terms)
+            _learn(connection, row, event, terms)
     return True
 
 
@@ -201,10 +211,19 @@ def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Ter
     return True
 
 
-def answered(connection: sa.Connection, lease_id: str, group_no: int) -> None:
+def take_away(connection: sa.Connection, whose: sa.ColumnElement[bool], code: str, now_ms: int) -> None:
+    """End the open leases of those who may not work any more; nobody goes on from what they told."""
+    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+    for row in connection.execute(sa.select(*columns).where(IS_OPEN, whose)).all():
+        if end_unanswered(connection, row, Event.REJECT, None, now_ms):
+            connection.execute(sa.update(leases).where(leases.c.lease_id == row.lease_id).values(code=code))
+
+
+def answered(connection: sa.Connection, row: Any) -> None:
     """The group of this lease is whole: who else works on it does so in vain, and what they told is not needed."""
-    _in_vain(connection, group=group_no, lease=lease_id)
-    set_group(connection, group_no, "accepted")
+    if row.is_shared:
+        _in_vain(connection, group=row.group_no, lease=row.lease_id)
+    set_group(connection, row.group_no, "accepted")
 
 
 def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -> None:
@@ -217,8 +236,10 @@ def reopen(connection: sa.Connection, group_no: int, begun: str | None = None) -
 
 def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
     """Change a group's state, whatever it was."""
+    if state == "accepted" and _of_unfinished(connection, group=group_no, new=state).rowcount:
+        return  # it was leased, as almost always: unfinished before and after
     counts = state in tally.UNFINISHED
-    if (_begin_group if counts else _end_group)(connection, group=group_no, new=state).rowcount:
+    if (_of_others if counts else _of_unfinished)(connection, group=group_no, new=state).rowcount:
         tally.change(connection, groups=(1 if counts else -1) if group_no >= 0 else 0)
     else:
         _set_group(connection, group=group_no, new=state)
@@ -227,6 +248,11 @@ def set_group(connection: sa.Connection, group_no: int, state: str) -> None:
 def latest_batch(connection: sa.Connection) -> int:
     """The update that the newest batch leads to: where the learner stands or is about to stand."""
     return _latest_batch(connection).scalar() or 0
+
+
+def last_expired_ms(connection: sa.Connection, node: NodeId) -> int:
+    """When a node last let a lease expire; 0 if it never did."""
+    return _expired(connection, node=node).scalar() or 0
 
 
 def oldest_in_vain(connection: sa.Connection) -> int | None:
@@ -249,10 +275,9 @@ def is_held_up(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
     return came_ms is not None and bool(came_ms <= since_ms)
 
 
-def _learn(connection: sa.Connection, node: NodeId, event: Event, terms: Terms) -> None:
+def _learn(connection: sa.Connection, row: Any, event: Event, terms: Terms) -> None:
     """A lease ended: its node may hold more from now on, or fewer."""
-    allowance = _allowance(connection, node=node).scalar()
-    before = terms.newcomer_leases if allowance is None else allowance
+    before = terms.newcomer_leases if row.lease_allowance is None else row.lease_allowance
     after = sizing.allowance_after(before, event, most=terms.held_max)
-    if after != allowance:
-        _allow(connection, node=node, leases=after)
+    if after != row.lease_allowance:
+        _allow(connection, node=row.node_id, leases=after)

@@ -30,6 +30,9 @@ class Waiting:
 
     group_no: int
     expected: float
+    begun: str | None = None
+    """The ended lease from which its next node may go on."""
+    begun_version: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from coordinator.people import registry, standings
-from coordinator.publishing import publish
 from coordinator.store.tables import groups, leases
 from coordinator.work import (
     admission,
@@ -43,6 +42,7 @@ RETRY_S: dict[Reason, float] = {
     "busy": 0.25,
     "old_version": 1.0,
     "numerics": 10.0,
+    "paused": 5.0,
     "standby": 5.0,
     "budget": 10.0,
     "audits": 1.0,
@@ -61,13 +61,8 @@ _waiting = Prepared(
     .order_by(_fits, groups.c.group_no)
     .limit(sa.bindparam("count", type_=sa.Integer))
 )
-_these = Prepared(
-    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version).where(
-        groups.c.group_no.in_(sa.bindparam("numbers", expanding=True))
-    )
-)
 _begun_here = Prepared(
-    sa.select(groups.c.group_no)
+    sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
     .where(
         groups.c.state == "open", _is_trained_on, groups.c.begun_version == sa.bindparam("version", type_=sa.Integer)
     )
@@ -95,12 +90,11 @@ def offer(
     connection: sa.Connection, node: NodeId, message: LeaseRequest, *, terms: Terms, draw: Draw, now_ms: int
 ) -> LeaseReply:
     """Give a node as many groups as the staleness bound, the budget and its request allow."""
-    price = registry.require_node(connection, node)
-    standings.require_allowed(connection, node)
+    worker = registry.require_worker(connection, node)
+    price = worker.price_micros_per_mtok
     admission.require_plays(message, draw.environment)
     expire(connection, terms=terms, now_ms=now_ms)
-    newest, _ = publish.newest_version(connection)
-    count, reason = admission.how_many(connection, node, message, newest, price, terms, now_ms)
+    count, reason, newest = admission.how_many(connection, worker, message, terms, now_ms)
     measured, stays, alone = _measure(connection, node, message, reason, price, terms, draw, now_ms)
     if measured:
         message = message.model_copy(update={"groups": message.groups - len(measured)})
@@ -112,7 +106,7 @@ def offer(
         )
         hands = min(
             message.groups,
-            admission.free_hands(connection, node, terms),
+            admission.free_hands(connection, node, terms, now_ms),
             admission.affordable(connection, terms, price, now_ms),
         )
         groups = [(group_no, None, None) for group_no in late[:hands]]
@@ -140,7 +134,7 @@ def _measure(
     if part is None:
         return [], False, False
     affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
-    hands = min(part.most, admission.free_hands(connection, node, terms), affordable)
+    hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
     taken = measuring.take(connection, part.evaluation, hands, message.version if message.continues else None)
     given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
     return given, part.stays and bool(given) and measuring.is_left(connection, part.evaluation), part.alone
@@ -163,7 +157,8 @@ def _give(
     version = message.version
     for group_no, begun, begun_version in taken:
         told = continuation.chain(connection, begun)
-        barred = standings.banned_among(connection, [one.node_id for one in told])
+        tellers = [one.node_id for one in told]
+        barred = standings.banned_among(connection, tellers) or registry.is_any_revoked(connection, tellers)
         fits = message.continues and begun_version == version and not barred
         lease = _go_on(told, draw, price, terms, now_ms) if fits else None
         if lease is None:
@@ -191,11 +186,9 @@ def _take_groups(
     if not count:
         return []
     if terms.lookahead:
-        numbers = _fitting(connection, count, version, node, terms, draw)
-        found = _these(connection, numbers=numbers)
+        taken = _fitting(connection, count, version, node, terms, draw)
     else:
-        found = _waiting(connection, version=version, count=count)
-    taken = [(row.group_no, row.begun, row.begun_version) for row in found]
+        taken = [tuple(row) for row in _waiting(connection, version=version, count=count)]
     for group_no, _, _ in taken:
         set_group(connection, group_no, "leased")
     fresh = curriculum.make(connection, count - len(taken), terms.selection, draw.prompt)
@@ -204,16 +197,19 @@ def _take_groups(
 
 def _fitting(
     connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw
-) -> list[int]:
+) -> list[tuple[int, str | None, int | None]]:
     """So many open groups: those that this node can go on with, then those that suit its pace."""
-    begun = _begun_here(connection, version=version, count=count).scalars()
+    begun = [tuple(row) for row in _begun_here(connection, version=version, count=count)]
     left = count - len(begun)
     if not left:
         return begun
     window = foresight.window_of(connection, max(left, terms.lookahead), terms.selection, draw.prompt)
+    waiting = {one.group_no: one for one in window}
+    for group_no, _, _ in begun:
+        waiting.pop(group_no, None)
     speed = foresight.speed(connection, node)
-    waiting = [one for one in window if one.group_no not in begun]
-    return begun + lengths.pick(waiting, left, speed=speed, window=terms.lookahead)
+    picked = lengths.pick(list(waiting.values()), left, speed=speed, window=terms.lookahead)
+    return begun + [(number, waiting[number].begun, waiting[number].begun_version) for number in picked]
 
 
 def _begin(source: Source, samples: int, version: int, draw: Draw, price: int, terms: Terms, now_ms: int) -> Lease:

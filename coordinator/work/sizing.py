@@ -2,6 +2,8 @@
 
 - An allowance doubles with every lease that its node answers and falls by one with every lease that it does not. So a
   node that claims and lets expire is soon at one, and one that answers is soon at the most.
+- Who lets them expire falls further: below 0 it is given one to try, after a wait that doubles with each. All that a
+  node held may expire at once, as in an outage, and it need not wait.
 - What was measured bounds it besides: a node holds no more than it gives in a part of a lease's time.
 - A lease that the coordinator took back counts for nothing.
 """
@@ -20,6 +22,9 @@ MEASURED_MAX = 16
 IN_TIME = 0.5
 """The part of a lease's time that its node is counted on to need: lengths vary."""
 
+MISSED_MAX = 6
+"""The longest wait is that of so many: half an hour where a lease lasts a minute."""
+
 
 class Answered(Protocol):
     """A lease whose answer was accepted."""
@@ -33,10 +38,17 @@ class Answered(Protocol):
 def allowance_after(allowance: int, event: Event, *, most: int) -> int:
     """How many leases a node may hold after one of its leases ended so."""
     if event is Event.ACCEPT:
-        return min(most, 2 * allowance)
-    if event in (Event.REJECT, Event.EXPIRE, Event.SKIP):
-        return max(1, min(most, allowance) - 1)
+        return min(most, 2 * max(1, allowance))
+    if event is Event.EXPIRE:
+        return max(-MISSED_MAX, min(most, allowance) - 1)
+    if event in (Event.REJECT, Event.SKIP):
+        return max(min(1, allowance), min(most, allowance) - 1)
     return allowance
+
+
+def wait_ms(misses: int, *, timeout_ms: int) -> int:
+    """How long a node gets nothing after it let the last of so many leases expire."""
+    return int(timeout_ms * 2 ** (min(misses, MISSED_MAX) - 1)) if misses > 0 else 0
 
 
 def groups_in_time(answered: Sequence[Answered], *, timeout_ms: int) -> int | None:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -40,10 +41,13 @@ class Governor:
         *,
         price: int = 0,
         given: dict[str, Any] | None = None,
+        threads: int = 1,
         look_at_cards: Callable[[], gpu.Seen] = gpu.look,
+        look_at_load: Callable[[int], float | None] = use.others_load,
     ) -> None:
         self._home, self._uploads, self._price, self._given = home, uploads, price, given or {}
         self._look_at_cards = look_at_cards
+        self._look_at_load = partial(look_at_load, threads)
         self._paused = self._finishing = False
         self._mean_watts: float | None = None
         self._measured_at = -math.inf
@@ -144,7 +148,7 @@ class Governor:
         looked: dict[str, Any] = {}
         if self.limits.idle_minutes:
             looked["idle_s"] = await trio.to_thread.run_sync(use.idle_s)
-            looked["others_load"] = use.others_load(self.limits.threads or 1)
+            looked["others_load"] = self._look_at_load()
         if not self.limits.on_battery:
             looked["on_battery"] = await trio.to_thread.run_sync(use.on_battery)
         if watch_cards or self.limits.power_watts:

@@ -5,6 +5,7 @@
 - A running agent reads the file again when it has changed; a file that became wrong changes nothing and is told of.
 """
 
+import os
 import re
 import tomllib
 from datetime import time
@@ -37,7 +38,7 @@ class Limits(BaseModel):
     on_battery: bool = Field(False, description="work on battery, too")
     power_watts: float = Field(0.0, ge=0, le=100_000, description="mean power of the GPU, kept by breaks; 0: no cap")
     vram_share: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory that the engine may take")
-    threads: int = Field(0, ge=0, le=4096, description="CPU threads of the engine; 0: as --threads says")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads of the engine; 0: as `join --threads` says")
     upload_gb: float = Field(0.0, ge=0, le=1e6, description="GB passed on to other nodes in a month; 0: no cap")
     price_floor: int = Field(
         0, ge=0, le=bounds.PRICE_MAX_MICROS_PER_MTOK, description="leases that pay less per million tokens are declined"
@@ -100,7 +101,7 @@ def changed(home: Path, given: dict[str, Any]) -> Limits:
 
 
 def write(home: Path, limits: Limits) -> Path:
-    """Write the limits that differ from the defaults, each with what it means."""
+    """Write the limits that differ from the defaults, each with what it means; for whose home it is, if root does."""
     home.mkdir(parents=True, exist_ok=True)
     lines = ["# What this node may do. A running agent takes a change over within seconds.\n"]
     for name, field in Limits.model_fields.items():
@@ -109,6 +110,8 @@ def write(home: Path, limits: Limits) -> Path:
         lines.append(f"{mark}{name} = {_toml(value)}  # {field.description}\n")
     path = home / FILE
     write_durably(path, "".join(lines).encode(), temp_folder=home)
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # the service's agent is another user, and has to read it
+        os.chown(path, home.stat().st_uid, home.stat().st_gid)
     return path
 
 

@@ -73,12 +73,13 @@ def limits(
     on_battery: BatteryOption = None,
     power_watts: PowerOption = None,
     vram_share: VramOption = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine; 0: as --threads says.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine; 0: as `join --threads` says.")] = None,
     upload_gb: UploadOption = None,
     price_floor: FloorOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what this node may do, or set what is named; a running agent takes it over within seconds."""
+    from swarm_node import identity
     from swarm_node.allowance import settings
 
     named = given(
@@ -101,6 +102,10 @@ def limits(
     for name, field in settings.Limits.model_fields.items():
         typer.echo(f"{name:<14} {json.dumps(getattr(found, name)):<16} {field.description}")
     typer.echo(str(home / settings.FILE))
+    if not (home / identity.FILE).exists():
+        typer.echo(
+            f"There is no node in {home} yet: it is the next `join` there that keeps to this. --home names another."
+        )
     if found.power_watts:
         typer.echo(
             "The cap is kept by breaks, by the mean of minutes. A cap at every moment needs root: "

@@ -4,8 +4,9 @@
 - Only a digest of the words goes into the public log; the operator reads them.
 """
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,12 +14,15 @@ from protocol.errors import ConfigInvalid, MalformedMessage
 from swarm_node.commands.keys import PassphraseFd, PassphraseFile, unlocked
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
+if TYPE_CHECKING:
+    from protocol.appeal import AppealReply
+
 EXIT_CODES = "Exit codes: 0 recorded, now or before; 1 failed or nothing was taken, 2 wrong usage."
 
 
 def appeal(
     join_string: JoinText,
-    lease: Annotated[str, typer.Argument(help="The lease or claim; `swarm-node why` lists them.")],
+    lease: Annotated[str, typer.Argument(metavar="LEASE", help="The lease or claim; `swarm-node why` lists them.")],
     reason: Annotated[str, typer.Option(help="What the operator should know; the evidence they have.")] = "",
     home: Annotated[Path, typer.Option(help="The node's folder, whose key signs.")] = DEFAULT_HOME,
     owner_key: Annotated[Path | None, typer.Option(help="Sign with this owner's key in place of the node's.")] = None,
@@ -29,8 +33,7 @@ def appeal(
     """Appeal against what a fault or a ban took from this node: once, for all that it took; the operator rules."""
     import trio
 
-    from protocol.appeal import Appeal, AppealReply, seal_appeal
-    from protocol.plain import one_line
+    from protocol.appeal import Appeal, seal_appeal
     from swarm_node import identity
     from swarm_node import join_string as joining
     from swarm_node.api_client import Coordinator
@@ -42,16 +45,22 @@ def appeal(
         raise ConfigInvalid(error.message, hint="Name a lease or claim as `swarm-node why` shows it.") from None
     key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.of(home).key
 
-    async def send() -> AppealReply:
+    async def send() -> "AppealReply":
         coordinator = Coordinator(join.url, join.round_id, key)
         try:
             return await coordinator.appeal(seal_appeal(key, said))
         finally:
             await coordinator.close()
 
-    reply = trio.run(send)
+    show(trio.run(send), as_json=as_json)
+
+
+def show(reply: "AppealReply", *, as_json: bool) -> None:
+    """What became of an appeal, in which the ruling is the operator's words."""
+    from protocol.plain import one_line
+
     if as_json:
-        typer.echo(reply.model_dump_json())
+        typer.echo(json.dumps(reply.model_dump()))
         return
     ruling = f", {reply.standing}: {reply.ruling}" if reply.ruling else ", and waits for the operator's ruling"
     typer.echo(one_line(f"{reply.outcome}: appeal {reply.number} about claim {reply.claim_id}{ruling}"))

@@ -24,10 +24,12 @@ EXIT_CODES = "Exit codes: 0 a node can work here, 1 something would keep it from
 
 
 def doctor(
-    join_string: Annotated[str, typer.Argument(help="A round's join string; without, the machine alone.")] = "",
+    join_string: Annotated[
+        str, typer.Argument(metavar="JOIN_STRING", help="A round's join string; without, the machine alone.")
+    ] = "",
     home: Home = DEFAULT_HOME,
     listen: ListenOption = "127.0.0.1:0",
-    threads: ThreadsOption = 1,
+    threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,
     vllm_python: VllmPythonOption = "",
@@ -50,7 +52,8 @@ def doctor(
     if bundle is not None and bundle.exists():
         raise ConfigInvalid(f"{bundle} exists already.", hint="Name another file.")
     join = joining.parse(join_string) if join_string else None
-    options = Options(threads, device.value, dtype.value, -1, vllm_python, settings.read(home).vram_share)
+    kept = settings.read(home)
+    options = Options(kept.threads or threads, device.value, dtype.value, -1, vllm_python, kept.vram_share)
     patient = Patient(home, join, listen, options, engines)
 
     def tell(finding: report.Finding) -> None:

@@ -59,7 +59,7 @@ def join(
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
     engine: EngineOption = Engine.AUTO,
-    threads: ThreadsOption = 1,
+    threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,
     gpu_layers: GpuLayersOption = -1,
@@ -84,7 +84,7 @@ def join(
 
     from swarm_node import app as agent
     from swarm_node.allowance.settings import changed
-    from swarm_node.engine.choose import Options, choose, for_folder, this_machine
+    from swarm_node.engine.choose import Options, choose, for_folder, this_machine, threads_of
 
     logs.to_stderr(quiet)
     if child:
@@ -93,7 +93,8 @@ def join(
     typed |= given(vram_share=vram_share, upload_gb=upload_gb, price_floor=price_floor)
     kept = changed(home, typed)
     options = Options(kept.threads or threads, device.value, dtype.value, gpu_layers, vllm_python, kept.vram_share)
-    choose(engine.value, options, this_machine())  # refused at once, not when the first version has been fetched
+    machine = this_machine()
+    choose(engine.value, options, machine)  # refused at once, not when the first version has been fetched
     trusted = witnesses_of(witness, quorum)
     me = _member(join_string, home, name, listen, advertise, typed, price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
@@ -104,6 +105,7 @@ def join(
         member=me,
         groups_per_request=groups,
         engine_command=partial(for_folder, engine.value, options),
+        threads=threads_of(options, machine),
         show=_live_view(wanted=not (plain or quiet or as_json or logs.are_objects())),
     )
     _say(trio.run(agent.run, settings), as_json)

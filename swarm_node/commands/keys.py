@@ -27,7 +27,7 @@ app.add_typer(owner_app, name="owner")
 
 DEFAULT_OWNER_KEY = Path.home() / ".config" / "echo-swarm" / "owner.key"
 
-NodeText = Annotated[str, typer.Argument(help="The node's id, as `keys show` prints it there.")]
+NodeText = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, as `keys show` prints it there.")]
 OwnerKey = Annotated[Path, typer.Option(help="File of the owner's key.")]
 PassphraseFile = Annotated[Path | None, typer.Option(help="Read the passphrase from this file's first line.")]
 PassphraseFd = Annotated[int | None, typer.Option(min=0, help="Read it from this file descriptor.")]
@@ -81,7 +81,7 @@ def rotate(
     ),
 )
 def backup_node(
-    target: Annotated[Path, typer.Argument(help="A new file, on another disk.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, on another disk.")],
     home: Home = DEFAULT_HOME,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -105,7 +105,7 @@ def backup_node(
     ),
 )
 def restore_node(
-    source: Annotated[Path, typer.Argument(help="A backup of a node's key.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A backup of a node's key.")],
     home: Home = DEFAULT_HOME,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -229,7 +229,7 @@ def show_owner(owner_key: OwnerKey = DEFAULT_OWNER_KEY) -> None:
     )
 )
 def backup(
-    target: Annotated[Path, typer.Argument(help="A new file, on another disk.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, on another disk.")],
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -244,7 +244,7 @@ def backup(
     )
 )
 def restore(
-    source: Annotated[Path, typer.Argument(help="A backup.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A backup.")],
     owner_key: OwnerKey = DEFAULT_OWNER_KEY,
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
@@ -259,15 +259,14 @@ def earnings(join_string: JoinText, home: Home = DEFAULT_HOME, as_json: AsJson =
 
     from swarm_node import join_string as joining
 
-    found = trio.run(_earnings, joining.parse(join_string), home)
+    show_earnings(trio.run(_earnings, joining.parse(join_string), home), as_json=as_json)
+
+
+def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
+    """As a table or JSON, in which names are the words of others."""
     if as_json:
-        typer.echo(found.model_dump_json())
-    else:
-        show_earnings(found)
-
-
-def show_earnings(found: "Earnings") -> None:
-    """As a table, in which names are the words of others."""
+        typer.echo(json.dumps(found.model_dump()))
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -19,6 +19,7 @@ from swarm_node import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
 if TYPE_CHECKING:
+    from ledger.payout_proof import Line
     from ledger.witness import Witnesses
     from swarm_node.join_string import JoinString
     from swarm_node.log_reader import Files
@@ -110,6 +111,43 @@ def receipts(
 
 @app.command(
     epilog=lesson(
+        "swarm-node ledger payouts JOIN_STRING",
+        "`ledger check` proves one of these files to anybody; a contract of rail evm takes its proof.",
+        EXIT_CODES,
+    )
+)
+def payouts(
+    join_string: JoinText,
+    home: Annotated[Path, typer.Option(help="The node's folder; proofs are kept below it.")] = DEFAULT_HOME,
+    offline: Annotated[bool, typer.Option("--offline", help="Check those that are kept, and fetch none.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch and check what this node's owner gets in each batch of payouts, with the proof that the log has it."""
+    import trio
+
+    from protocol.plain import one_line
+    from swarm_node import join_string as joining
+
+    join = joining.parse(join_string)
+    found = trio.run(_payouts, join, home, offline)
+    if as_json:
+        rows = [_as_json(join.round_id, line) for _, line in found if line]
+        missing = [number for number, line in found if line is None]
+        typer.echo(json.dumps({"payouts": rows, "missing": missing}))
+        return
+    for number, line in found:
+        if line is None:
+            typer.echo(f"batch {number}: not published yet")
+            continue
+        how = f"paid, reference {line.paid.reference}" if line.paid else line.state
+        where = one_line(line.address)
+        typer.echo(f"batch {number}: {line.amount_micros} micro-units to {where}, proved; {how}")
+    if not found:
+        typer.echo("no batch of payouts has this node's owner")
+
+
+@app.command(
+    epilog=lesson(
         "swarm-node ledger check JOIN_STRING RECEIPT",
         "if it is the proof of a fork, publish it: no honest coordinator signs two histories.",
         EXIT_CODES,
@@ -117,14 +155,25 @@ def receipts(
 )
 def check(
     join_string: JoinText,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A receipt, or the proof of a fork.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", exists=True, dir_okay=False, help="A receipt, or the proof of a payout or fork."
+        ),
+    ],
 ) -> None:
-    """Check a proof that somebody shows, without asking anybody: a receipt, or two histories that were both signed."""
-    from ledger import proof
+    """Check a proof that somebody shows, without asking anybody: of a claim, a payout, or two signed histories."""
+    from ledger import payout_proof, proof
     from swarm_node import join_string as joining
 
     round_id, data = joining.parse(join_string).round_id, file.read_bytes()
-    if proof.is_fork(data):
+    kind = proof.kind_of(data)
+    if kind == payout_proof.KIND:
+        line = payout_proof.check(data, round_id)
+        typer.echo(f"Proved: under the signed root of {line.checkpoint.size} entries stands")
+        typer.echo(json.dumps(_as_json(round_id, line)))
+        return
+    if kind == proof.FORK:
         earlier, later = proof.check_fork(data, round_id)
         typer.echo(f"Proved: the ledger's key has signed {earlier.size} and {later.size} entries of two histories.")
         return
@@ -207,6 +256,39 @@ async def _verify(
             return await log_verify.verify(
                 reader, join.round_id, witnesses, lambda done, total: bar.update(task, completed=done, total=total)
             )
+
+
+def _as_json(round_id: str, line: "Line") -> dict[str, object]:
+    """A line as programs take it, and a contract: its batch by `key`, its place there, and the proof."""
+    from ledger import payees
+
+    return {
+        "batch": line.batch.batch,
+        "key": payees.key(round_id, line.batch.batch).hex(),
+        "root": line.batch.payees_root,
+        "payees": line.batch.payees,
+        "place": line.place,
+        "address": line.address,
+        "amount_micros": line.amount_micros,
+        "proof": [item.hex() for item in line.proof],
+        "state": line.state,
+        "reference": line.paid.reference if line.paid else None,
+    }
+
+
+async def _payouts(join: "JoinString", home: Path, offline: bool) -> "list[tuple[int, Line | None]]":
+    from swarm_node import identity
+    from swarm_node import payouts as keeping
+    from swarm_node.api_client import Coordinator
+    from swarm_node.join_string import round_folder
+
+    folder = round_folder(home, join) / keeping.PAYOUTS
+    coordinator = Coordinator(join.url, join.round_id, identity.of(home).key)
+    try:
+        ask = None if offline else coordinator.payout
+        return [found async for found in keeping.fetch(ask, join.round_id, folder)]
+    finally:
+        await coordinator.close()
 
 
 async def _receipts(join: "JoinString", home: Path, offline: bool) -> tuple[list[dict[str, str | int]], list[str]]:

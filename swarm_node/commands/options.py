@@ -1,5 +1,6 @@
 """Options that several commands of `swarm-node` share, and what all of them do with addresses."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,17 +37,22 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
-DEFAULT_HOME = Path.home() / ".local" / "share" / "echo-swarm"
+DEFAULT_HOME = Path(os.environ.get("SWARM_HOME") or Path.home() / ".local" / "share" / "echo-swarm")
+"""Of this user; the installer, run by root, names the service's."""
 
 EngineOption = Annotated[Engine, typer.Option(help="What samples; auto: the best that is installed and fits.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads of the engine.")]
+ThreadsOption = Annotated[
+    int, typer.Option(min=0, help="CPU threads of the engine; 0: half of the cores, four at most, one beside a GPU.")
+]
 DeviceOption = Annotated[Device, typer.Option(help="Where to sample.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; auto: float32 on a CPU and in llama.")]
 GpuLayersOption = Annotated[int, typer.Option(min=-1, help="llama: layers on the GPU; -1: all, if it has one.")]
 VllmPythonOption = Annotated[
     str, typer.Option(envvar="SWARM_VLLM_PYTHON", help="vllm: the Python of the environment that holds it.")
 ]
-JoinText = Annotated[str, typer.Argument(help="The round's join string: http://host:port#fingerprint.")]
+JoinText = Annotated[
+    str, typer.Argument(metavar="JOIN_STRING", help="The round's join string: http://host:port#fingerprint.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
 ListenOption = Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")]

@@ -1,14 +1,16 @@
 """Why the last agent of a home ended, for an owner who comes back to a machine that is idle.
 
-- Written when an agent ends, whatever the reason; removed when one starts. A kill leaves nothing, which is told, too.
+- Written when an agent ends, whatever the reason; removed when one starts. A kill leaves nothing, which is told, too,
+  and so does a disk that takes no more: what ends the agent is worth more than a note of it.
 """
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import SwarmError
+from protocol.errors import DiskFull, SwarmError
 from swarm_node.disk import write_durably
 
 FILE = "stopped.json"
@@ -19,7 +21,8 @@ def note(home: Path, error: SwarmError | None, said: str = "") -> None:
     told: dict[str, Any] = {"at_ms": time.time_ns() // 1_000_000, "said": said}
     if error is not None:
         told |= error.to_wire()
-    write_durably(home / FILE, json.dumps(told).encode(), temp_folder=home)
+    with suppress(DiskFull):
+        write_durably(home / FILE, json.dumps(told).encode(), temp_folder=home)
 
 
 def forget(home: Path) -> None:

@@ -15,9 +15,10 @@ from protocol.errors import ConfigInvalid, SwarmError
 from protocol.rollout import pack_tokens
 from swarm_node.doctor.report import Finding, State, fail, ok, skip
 from swarm_node.doctor.tiny_model import make_tiny_model
-from swarm_node.engine.choose import ENGINES, Machine, Options, choose
+from swarm_node.engine.choose import ENGINES, Machine, Options, choose, threads_of
 from swarm_node.engine.client import open_engine
 from swarm_node.engine.messages import GroupFailed, Request
+from swarm_node.machine import cores
 
 TRIED_S = 120.0
 """For one engine: imports take 15 s on a good machine."""
@@ -45,6 +46,14 @@ async def engines(options: Options, machine: Callable[[], Machine]) -> list[Find
         step = "`pip install 'echo-swarm[torch]'` or `'echo-swarm[llama]'`; a GPU's build is in docs/commands.md."
         findings.append(fail("engine", "No engine works here, so this node cannot sample.", "", step))
     return findings
+
+
+def processor(options: Options, machine: Machine) -> Finding:
+    """How much of it an engine takes."""
+    count = threads_of(options, machine)
+    said = f"An engine takes {count} thread{'s' * (count != 1)} of this machine's processor."
+    whose = "as you said" if options.threads else "`--threads` says otherwise"
+    return ok("cpu", said, f"{cores.usable()} cores, {whose}")
 
 
 async def engine(name: str, options: Options, machine: Machine, model: Path) -> Finding:

@@ -52,6 +52,7 @@ async def examine(patient: Patient, tell: Tell) -> list[Finding]:
 
     note(await _try("home", lambda: house.home(patient.home)), await _try("key", lambda: house.key(patient.home)))
     note(house.agent(patient.home))
+    note(await _try("cpu", lambda: engines.processor(patient.options, this_machine())))
     seen = await trio.to_thread.run_sync(gpu.look)
     note(cards.card(seen))
     async with _open_line(patient, note) as found:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import trio
 
 from protocol import limits
-from protocol.errors import SwarmError, named
+from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
+from protocol.places import host_and_port
 from protocol.probe import Dial
 from swarm_node.api_client import Coordinator
 from swarm_node.doctor.report import Finding, fail, ok, skip, warn
@@ -102,12 +103,12 @@ async def up(line: Line) -> Finding:
 
 async def reach(line: Line, listen: str) -> Finding:
     """Listen where the node would, and have the coordinator dial it."""
-    host, _, port = listen.rpartition(":")
     step = "The node calls others then. To be dialled: --listen 0.0.0.0:PORT, and forward that port in the router."
     word = secrets.token_hex(16)
     try:
-        (listener,) = await trio.open_tcp_listeners(int(port), host=host.strip("[]"))
-    except (OSError, ValueError) as error:
+        host, port = host_and_port(listen)
+        (listener,) = await trio.open_tcp_listeners(port, host=host)
+    except (OSError, ValueError, ConfigInvalid) as error:  # a name of several addresses is a ValueError here
         return fail(
             "reach", f"Nothing can listen at {listen}.", str(error), "Choose another port with --listen; 0 takes any."
         )
@@ -142,6 +143,6 @@ async def _say_word(listener: trio.SocketListener, word: str) -> None:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"

@@ -6,6 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from swarm_node.disk import existing
 from swarm_node.doctor.report import Finding, fail, ok, skip, warn
 
 VERSIONS_KEPT = 3.5
@@ -73,8 +74,3 @@ def speed(folder: Path, *, tried_bytes: int = TRIED_BYTES) -> Finding:
         said = "The disk is slow: new versions will be late here, and work with old ones is lost."
         return warn("disk speed", said, evidence, "Put the node's folder on another disk with --home.")
     return ok("disk speed", "The disk is fast enough.", evidence)
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

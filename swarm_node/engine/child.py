@@ -18,7 +18,7 @@ from protocol import limits
 from protocol.errors import EngineFailed, MalformedMessage
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, Failed, Ready, Said, frame
 from swarm_node.engine.session import AnyEngine, Session
-from swarm_node.engine.vllm_command import environment
+from swarm_node.engine.vllm_command import OFFLINE, environment
 
 COMMANDS_WAITING_MAX = 16
 """Commands read ahead; they are taken up between any two steps."""
@@ -100,7 +100,13 @@ def _write(pipe: BinaryIO, answers: "queue.Queue[bytes]") -> None:
         os._exit(0)
 
 
+def stay_offline() -> None:
+    """Have transformers fetch nothing; said before it is imported."""
+    os.environ.update(OFFLINE)
+
+
 def _torch(options: argparse.Namespace) -> AnyEngine:
+    stay_offline()
     import torch
 
     from swarm_node.engine.torch_engine import TorchEngine

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from protocol.errors import ConfigInvalid
 from swarm_node.engine import qwen3_shape, vllm_command
 from swarm_node.engine.policy_files import read_config
+from swarm_node.machine import cores
 
 AUTO = "auto"
 
@@ -29,6 +30,7 @@ class Options(NamedTuple):
     """What the owner wants of an engine."""
 
     threads: int = 1
+    """Of the processor; 0: as many as `Machine.threads`, and one beside a GPU."""
     device: str = AUTO
     dtype: str = AUTO
     gpu_layers: int = -1
@@ -49,6 +51,8 @@ class Machine(NamedTuple):
     """Whether llama.cpp was built for a GPU."""
     find_vllm: Callable[[str], vllm_command.Found | str]
     """What vLLM an interpreter has, or why none; takes 15 s."""
+    threads: int = 1
+    """How many threads an engine takes where it computes on the processor."""
 
 
 class Candidate(NamedTuple):
@@ -96,7 +100,8 @@ def choose(
         if not lacks:
             why = "it was asked for" if wanted == name else candidate.because(machine)
             others = "".join(f"; not {other}: {reason}" for other, reason in refused.items())
-            return Choice(name, f"{name}: {why}{others}", candidate.command(options))
+            told = options._replace(threads=threads_of(options, machine))
+            return Choice(name, f"{name}: {why}{others}", candidate.command(told))
         refused[name] = lacks
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     hint = ", or ".join(ENGINES[name].install for name in refused)
@@ -117,10 +122,17 @@ def for_folder(
     return choose(wanted, options._replace(plays=plays), this_machine(), config, unfit)
 
 
+def threads_of(options: Options, machine: Machine) -> int:
+    """As many as were asked for; else some on the processor, and one where a GPU computes."""
+    on_gpu = options.device != "cpu" and options.gpu_layers != 0 and (machine.nvidia or machine.llama_offloads)
+    return options.threads or (1 if on_gpu else machine.threads)
+
+
 def this_machine() -> Machine:
     """What can be seen without importing anything."""
     packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
-    return Machine(Path("/proc/driver/nvidia/version").exists(), packages, _llama_offloads(), _find_vllm)
+    nvidia = Path("/proc/driver/nvidia/version").exists()
+    return Machine(nvidia, packages, _llama_offloads(), _find_vllm, cores.by_default(cores.usable()))
 
 
 @cache  # the node asks at every version, and an environment stays as it is

@@ -34,7 +34,7 @@ from swarm_node.engine import canary
 from swarm_node.engine.decoder import Decoder, Logits
 from swarm_node.engine.groups import Group, Running, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, Measured, Request
-from swarm_node.engine.policy_files import read_config, read_generation_config
+from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
 
 PREFILL_TOKENS_MAX = 8192
 """Prompt tokens computed at once, padding included: what they need in between stays far below the weights' size."""
@@ -77,6 +77,7 @@ class Engine(ABC):
         decoder, self._decoder = self._decoder, None
         try:
             config = read_config(folder)
+            require_layers(folder, config)
             ends = end_tokens(config, read_generation_config(folder))
             rebuilt = decoder is None or config != self._config or not decoder.swap(folder)
             if decoder is None or rebuilt:

@@ -3,17 +3,20 @@
 - Prompts are padded on the left, so the newest token of every row stands in the last column; the mask hides the padding
   and positions count from each prompt's own first token. New rows would shift the others, so none join midway.
 - No network, and no code from the folder, whatever its configuration says.
+- What the configuration promises is compared with the files before it takes memory: tensors that are not there, or are
+  of another size, `transformers` would make up first, and complain then.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm_node.engine import weights
-from swarm_node.engine.policy_files import read_adapter, without_adapter
+from swarm_node.engine.policy_files import read_adapter, require_borne_out, without_adapter
 from swarm_node.engine.sampler import TorchLogits
 
 
@@ -24,6 +27,7 @@ class Generic:
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         with without_adapter(folder) as base:
+            require_borne_out(base, _promised(base))
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 base,
                 dtype=dtype,
@@ -99,3 +103,11 @@ class Generic:
     def _logits(self, out: Any) -> torch.Tensor:
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
+
+
+def _promised(base: Path) -> int:
+    """How many numbers the model has that a folder's configuration describes; nothing is allocated for them."""
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # transformers annotates half
+    return sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))

@@ -1,4 +1,9 @@
-"""The small files of a policy folder, which say what its tensors are; read without torch."""
+"""The small files of a policy folder, which say what its tensors are; read without torch.
+
+- A folder with a file of an unknown kind, or a configuration that names code, is refused before any library sees it:
+  that none of it is run is then not for their defaults to decide.
+- So is a configuration that promises more than the folder's tensors bear out (`protocol.policy_config`).
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,12 +12,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from protocol import adapter
+from protocol import adapter, limits, policy_config, tensors
+from protocol.errors import PatchInvalid
+from protocol.manifest import POLICY_SUFFIXES
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says."""
-    return _read_object(folder / "config.json")
+    """What config.json says, in a folder of numbers and text."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix not in POLICY_SUFFIXES:
+            raise ValueError(f"{file.name} is neither numbers nor text")
+    config = _read_object(folder / "config.json")
+    policy_config.require_plain(config)
+    return config
+
+
+def require_layers(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse a configuration of more layers than the folder has tensors for."""
+    policy_config.require_layers(config, sum(map(_count, tensor_files(folder))))
+
+
+def require_borne_out(folder: Path, parameters: int) -> None:
+    """Refuse a model of more numbers than the folder's tensors can hold."""
+    policy_config.require_borne_out(parameters, sum(file.stat().st_size for file in tensor_files(folder)))
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
@@ -48,8 +70,26 @@ def tensor_files(folder: Path) -> list[Path]:
     return parts
 
 
+def _count(file: Path) -> int:
+    """How many tensors a file has, by its header."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened:
+            prefix = opened.read(tensors.PREFIX_BYTES)
+            length = min(int.from_bytes(prefix, "little"), limits.TENSORS_HEADER_MAX_BYTES)
+            header = tensors.header_of(memoryview(prefix + opened.read(length)))
+        return len(tensors.layout(header, size))
+    except PatchInvalid as error:
+        raise ValueError(f"{file.name}: {error.message}") from None
+
+
 def _read_object(file: Path) -> dict[str, Any]:
-    value = json.loads(file.read_bytes())
+    if file.stat().st_size > limits.POLICY_CONFIG_MAX_BYTES:
+        raise ValueError(f"{file.name} is larger than {limits.POLICY_CONFIG_MAX_BYTES} bytes")
+    try:
+        value = json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError(f"{file.name} is nested without end") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file.name} is no object")
     return value

@@ -19,6 +19,9 @@ from swarm_node.engine import foreign
 PROBE_TIMEOUT_S = 300.0
 """Importing vLLM takes 15 s of CPU, and more from a cold disk."""
 
+OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
+"""No weights, code or kernels come from anywhere but the policy's folder and what is installed."""
+
 INSTALL = "`pip install vllm msgpack base58` in an environment of its own, which `--vllm-python` names"
 
 
@@ -44,8 +47,8 @@ def environment(threads: int) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
+        **OFFLINE,
     }
 
 

@@ -22,7 +22,7 @@ from protocol.errors import EngineFailed
 from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine import canary
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
-from swarm_node.engine.policy_files import read_config, read_generation_config
+from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
 from swarm_node.engine.vllm_model import ROWS_MAX, Drawn, VllmModel
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class VllmEngine:
         model, self._model = self._model, None
         try:
             config = read_config(folder)
+            require_layers(folder, config)
             ends = end_tokens(config, read_generation_config(folder))
             rebuilt = model is None or config != self._config or not model.swap(folder)
             if model is None or rebuilt:

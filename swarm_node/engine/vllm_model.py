@@ -143,6 +143,8 @@ def _start(folder: Path, dtype: str, rows: int, vram_share: float) -> Any:
         EngineArgs(
             model=str(folder),
             dtype=_published(folder) if dtype == "auto" else dtype,
+            load_format="safetensors",
+            trust_remote_code=False,
             skip_tokenizer_init=True,
             generation_config="vllm",
             logits_processors=[SeedBound],

@@ -55,6 +55,8 @@ def doing(told: dict[str, Any]) -> str:
         return f"resting: {told['resting']}"
     if told["distrust"]:
         return f"stopped: {told['distrust']}"
+    if told["trouble"]:
+        return f"{told['phase']}, in trouble for {ago(_since_s(told, told['trouble_ms']))}: {told['trouble']}"
     if told["download"]:
         load = told["download"]
         share = load["bytes_done"] / load["bytes"] if load["bytes"] else 0.0
@@ -135,7 +137,7 @@ def machine(told: dict[str, Any]) -> str:
 
 def size(count: float) -> str:
     """Bytes as people say them."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"

@@ -30,7 +30,7 @@ def panel(told: dict[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(ratio=1)
-    calm = not told["resting"] and not told["distrust"]
+    calm = not (told["resting"] or told["distrust"] or told["trouble"])
     table.add_row("doing", Text(one_line(lines.doing(told)), style="green" if calm else "yellow"))
     if told["download"]:
         load = told["download"]

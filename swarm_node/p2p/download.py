@@ -5,6 +5,8 @@
 - The sources of the plan are connected at once, so that they can say what they hold, and again after a pause when that
   fails or ends. Not so, in a large swarm, a seeder that feeds this node nothing: its connections are for its children,
   and it holds everything; it is called when it is needed, and may be full for a while.
+- While nobody of the plan can be reached, another plan is asked for beside all else (`another_plan`), and gone by from
+  then on: what is on its way, and what is known of who is in both, stays.
 - Chunks that are stored already are not fetched: an interrupted download resumes by itself.
 - The origin is a function of the caller; its bytes are verified like anybody's.
 - Cancelling is safe at any time and leaves only whole chunks behind.
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import trio
@@ -21,9 +24,10 @@ import trio
 from protocol.errors import DiskFull, SwarmError, named
 from protocol.frames import Reason
 from protocol.ids import ChunkId
-from protocol.messages import Blame, Plan
+from protocol.messages import Blame, Peer, Plan
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
+from swarm_node.p2p.another_plan import ask_while_alone
 from swarm_node.p2p.fetch import Began, Broke, Deadlines, Delivered, Had, Lied, Outcome, Parted, Refused, Upstream
 from swarm_node.p2p.host import Host
 from swarm_node.picker import Ask, Picker, TakeBack
@@ -32,6 +36,8 @@ from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import ORIGIN, Source
 
 Origin = Callable[[ChunkId], Awaitable[bytes]]
+AnotherPlan = Callable[[], Awaitable[Plan | None]]
+"""Asks for the plan as it is by now; None if there is no answer."""
 
 NEWS_MAX = 64
 """News that may wait for the next round of decisions; beyond, those who bring it wait."""
@@ -53,6 +59,13 @@ class Progress:
     bytes: int
 
 
+@dataclass(frozen=True)
+class _Replanned:
+    """There is another plan."""
+
+    plan: Plan
+
+
 @dataclass
 class FetchReport:
     """Where a version came from, and who is to blame for what went wrong."""
@@ -67,6 +80,8 @@ class FetchReport:
     """Needed, but stored already."""
     bytes_twice: int = 0
     """Asked of a second source because the first was late, and then delivered by both."""
+    plans: list[Plan] = field(default_factory=list)
+    """Those that it went by, one after the other."""
     blames: list[Blame] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -91,6 +106,7 @@ async def fetch_chunks(
     arrivals: Arrivals,
     rng: Random,
     origin: Origin | None = None,
+    another_plan: AnotherPlan | None = None,
     blames: Mapping[str, int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     rules: FetchRules | None = None,
@@ -101,11 +117,9 @@ async def fetch_chunks(
     `order` has all chunks of the version's manifest, which says what belongs to which stripe; without it, `sizes` has.
     A given report is filled even on failure.
     """
-    download = _Download(
-        sizes, list(order or sizes), plan, host, blobs, arrivals, origin, on_progress, rules or FetchRules()
-    )
+    download = _Download(sizes, list(order or sizes), host, blobs, arrivals, origin, on_progress, rules or FetchRules())
     download.report = report or download.report
-    await download.run(rng, blames or {})
+    await download.run(plan, another_plan, rng, blames or {})
     return download.report
 
 
@@ -116,7 +130,6 @@ class _Download:
         self,
         sizes: Mapping[ChunkId, int],
         order: Sequence[ChunkId],
-        plan: Plan,
         host: Host,
         blobs: BlobStore,
         arrivals: Arrivals,
@@ -124,22 +137,23 @@ class _Download:
         on_progress: Callable[[Progress], None] | None,
         rules: FetchRules,
     ) -> None:
-        self._sizes, self._order = sizes, order
-        self._plan = plan
-        self._peers = {peer.peer_id: peer for peer in plan.peers if peer.peer_id != host.node_id}
-        self._kinds = {peer.peer_id: peer.kind for peer in plan.peers} | {ORIGIN: ORIGIN}
+        self._sizes, self._order, self._size_bytes = sizes, order, sum(sizes.values())
+        self._plan: Plan
+        self._peers: dict[str, Peer] = {}
+        self._kinds = {ORIGIN: ORIGIN}
         self._host, self._blobs, self._arrivals, self._origin = host, blobs, arrivals, origin
         self._on_progress, self._rules = on_progress, rules
         self._upstreams: dict[str, Upstream] = {}
-        self._news_in, self._news = trio.open_memory_channel[Outcome](NEWS_MAX)
+        self._news_in, self._news = trio.open_memory_channel[Outcome | _Replanned](NEWS_MAX)
         self._bytes_done = self._chunks_done = 0
         self._broke: SwarmError | None = None
         self.report = FetchReport()
 
-    async def run(self, rng: Random, blames: Mapping[str, int]) -> None:
+    async def run(self, plan: Plan, another_plan: AnotherPlan | None, rng: Random, blames: Mapping[str, int]) -> None:
         started = trio.current_time()
+        self._go_by(plan)
         missing = await trio.to_thread.run_sync(self._missing)
-        self._progressed(sum(self._sizes.values()) - sum(self._sizes[chunk] for chunk in missing), len(missing))
+        self._progressed(self._size_bytes - sum(self._sizes[chunk] for chunk in missing), len(missing))
         self.report.bytes_on_disk = self._bytes_done
         picker = Picker(
             self._order,
@@ -155,6 +169,8 @@ class _Download:
         error: SwarmError | None = None
         held = self._sizes.keys() - missing
         async with trio.open_nursery() as nursery:
+            if another_plan is not None:
+                nursery.start_soon(ask_while_alone, self._is_alone, partial(self._ask_for_plan, another_plan), rng)
             with self._arrivals.expecting(missing, held):
                 error = await self._drive(picker, nursery)
             self._news.close()
@@ -163,6 +179,25 @@ class _Download:
         self.report.busy_s = {name: picker.busy_s(name) for name in self.report.bytes_from_node}
         if error is not None:
             raise error
+
+    def _go_by(self, plan: Plan) -> None:
+        """From now on this plan counts; of who is not in it any more, those stay with whom an exchange is under way."""
+        self.report.plans.append(plan)
+        self._plan = plan
+        named = {peer.peer_id: peer for peer in plan.peers if peer.peer_id != self._host.node_id}
+        self._peers = {name: self._peers[name].model_copy(update={"stripes": ()}) for name in self._upstreams} | named
+        self._kinds |= {name: peer.kind for name, peer in named.items()}
+        for name, upstream in self._upstreams.items():
+            upstream.peer = self._peers[name]
+
+    def _is_alone(self) -> bool:
+        return not any(upstream.is_open for upstream in self._upstreams.values())
+
+    async def _ask_for_plan(self, another_plan: AnotherPlan) -> None:
+        plan = await another_plan()
+        if plan is not None:
+            with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
+                await self._news_in.send(_Replanned(plan))
 
     def _pace(self) -> PlanPace:
         plan, chunk_bytes = self._plan, max(self._sizes.values(), default=0)
@@ -229,9 +264,13 @@ class _Download:
         self._upstreams[name] = upstream
         nursery.start_soon(upstream.run)
 
-    def _take(self, news: Outcome, picker: Picker) -> bool:
+    def _take(self, news: Outcome | _Replanned, picker: Picker) -> bool:
         """Pass the news on; says whether it calls for decisions at once."""
         now = trio.current_time()
+        if isinstance(news, _Replanned):
+            self._go_by(news.plan)
+            picker.follow(self._sources(), stripes=self._plan.stripes, pace=self._pace())
+            return True
         if isinstance(news, Had):
             return picker.had(news.source, news.chunks, now)
         if isinstance(news, Began):
@@ -284,12 +323,11 @@ class _Download:
         self._bytes_done += size_bytes
         self._chunks_done = len(self._sizes) - missing
         if self._on_progress is not None:
-            total = sum(self._sizes.values())
-            self._on_progress(Progress(self._chunks_done, len(self._sizes), self._bytes_done, total))
+            self._on_progress(Progress(self._chunks_done, len(self._sizes), self._bytes_done, self._size_bytes))
 
     def _note(self, failure: str) -> None:
-        if len(self.report.failures) < self._rules.failures_kept:
-            self.report.failures.append(failure)
+        self.report.failures.append(failure)
+        del self.report.failures[: -self._rules.failures_kept]
 
     def _no_source(self, picker: Picker) -> NoSource:
         tried = "; ".join(self.report.failures[-3:]) or "no source is known"

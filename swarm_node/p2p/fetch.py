@@ -9,10 +9,12 @@
 - The first thing that goes wrong ends the upstream, with exactly one last word: `Failed`, `Lied` or `Broke`. Another is
   `Parted`: a peer hangs up when it was asked for nothing for a while, which is nothing wrong.
 - Reading never waits for the disk: chunks are stored beside, at most as many as may be asked for.
+- What has arrived is verified and stored before the last word, whatever ended the exchange, but no longer than for
+  `store_s`. So who sends wrong bytes and hangs up has lied: that outranks any end, and this node's failure a peer's.
 """
 
 import math
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -43,6 +45,8 @@ class Deadlines:
     longer than a WANT may wait there. As long it is knocked at a closed door, and an origin may take for a chunk."""
     stall_s: float = 20.0
     """For a WANT to be taken."""
+    store_s: float = 10.0
+    """For what has arrived to be verified and stored, once the exchange is over."""
     knock_s: float = 0.5
     """Before a second try at a door that was closed; doubled with each further one."""
 
@@ -138,11 +142,17 @@ class Upstream:
         *,
         patient: bool = False,
     ) -> None:
-        self._host, self._peer, self._blobs, self._sizes = host, peer, blobs, sizes
+        self.peer = peer
+        """As a later plan may name it elsewhere, it may change."""
+        self.is_open = False
+        """There is a stream to the peer, or was until the last word."""
+        self._host, self._blobs, self._sizes = host, blobs, sizes
         self._outcomes, self._deadlines, self._is_patient = outcomes, deadlines, patient
         self._orders_in, self._orders = trio.open_memory_channel[Want | Cancel](2 * limits.EXCHANGE_WANTS_MAX)
         self._requester = Requester()
         self._patience = trio.CancelScope()
+        self._stores: set[trio.CancelScope] = set()
+        self._stored_by = math.inf
         self._failure: Exception | None = None
 
     def ask(self, chunk: ChunkId, *, is_behind: bool = False) -> None:
@@ -156,13 +166,15 @@ class Upstream:
     async def run(self) -> None:
         """Serve `ask` until the first failure, which is reported and not raised; cancelled, it says goodbye."""
         try:
-            await self._use(await self._reach())
+            link = await self._reach()
+            self.is_open = True
+            await self._use(link)
         except _Liar as liar:
-            await self._report(Lied(self._peer.peer_id, liar.chunk, liar.got))
+            await self._report(Lied(self.peer.peer_id, liar.chunk, liar.got))
         except _Idle:
-            await self._report(Parted(self._peer.peer_id))
+            await self._report(Parted(self.peer.peer_id))
         except PeerFault as error:
-            await self._report(Failed(self._peer.peer_id, error))
+            await self._report(Failed(self.peer.peer_id, error))
         except SwarmError as error:
             await self._report(Broke(error))
 
@@ -171,7 +183,7 @@ class Upstream:
         while True:
             try:
                 return await self._host.connect(
-                    self._peer,
+                    self.peer,
                     dial_s=self._deadlines.dial_s,
                     chunk_max_bytes=max(self._sizes.values(), default=0),
                 )
@@ -183,9 +195,17 @@ class Upstream:
 
     async def _use(self, link: Link) -> None:
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._or_end, nursery, self._send_orders(link))
-                nursery.start_soon(self._or_end, nursery, self._be_answered(link, nursery))
+            async with trio.open_nursery() as storing:
+                try:
+                    async with trio.open_nursery() as talking:
+
+                        def store(answer: Chunk) -> None:
+                            storing.start_soon(self._or_end, talking, self._store(answer))
+
+                        talking.start_soon(self._or_end, talking, self._send_orders(link))
+                        talking.start_soon(self._or_end, talking, self._be_answered(link, store))
+                finally:
+                    self._store_until(trio.current_time() + self._deadlines.store_s)
         finally:
             if isinstance(self._failure, PeerVanished | _Idle):
                 await link.abort()
@@ -194,13 +214,14 @@ class Upstream:
         if self._failure is not None:
             raise self._failure
 
-    async def _or_end(self, nursery: trio.Nursery, step: Coroutine[None, None, None]) -> None:
-        """Run one part of the conversation; the first failure of any part ends all of them."""
+    async def _or_end(self, talking: trio.Nursery, step: Coroutine[None, None, None]) -> None:
+        """Run a part of the conversation, or store what came of it; any failure ends the conversation."""
         try:
             await step
         except (SwarmError, _Liar, _Idle) as error:
-            self._failure = self._failure or error
-            nursery.cancel_scope.cancel()
+            if self._failure is None or _weight(error) > _weight(self._failure):
+                self._failure = error
+            talking.cancel_scope.cancel()
 
     async def _send_orders(self, link: Link) -> None:
         async for order in self._orders:
@@ -216,12 +237,12 @@ class Upstream:
             if message is not None:
                 await link.send(message, stall_s=self._deadlines.stall_s)
 
-    async def _be_answered(self, link: Link, nursery: trio.Nursery) -> None:
+    async def _be_answered(self, link: Link, store: Callable[[Chunk], None]) -> None:
         with self._patience:
-            await self._take_answers(link, nursery)
+            await self._take_answers(link, store)
         raise PeerStalled(f"Peer {link.peer} left {self._requester.unanswered} chunks unanswered.")
 
-    async def _take_answers(self, link: Link, nursery: trio.Nursery) -> None:
+    async def _take_answers(self, link: Link, store: Callable[[Chunk], None]) -> None:
         arriving: ChunkId | None = None
         while True:
             for message in await link.receive():
@@ -237,7 +258,7 @@ class Upstream:
                 if isinstance(answer, Reject):
                     await self._report(Refused(link.peer, answer.chunk, answer.reason))
                 else:
-                    nursery.start_soon(self._or_end, nursery, self._store(answer))
+                    store(answer)
             if link.arriving != arriving:
                 arriving = link.arriving
                 if arriving and self._requester.awaits(arriving):
@@ -245,11 +266,23 @@ class Upstream:
                     await self._report(Began(link.peer, arriving))
 
     async def _store(self, answer: Chunk) -> None:
-        try:
-            await trio.to_thread.run_sync(self._blobs.write, answer.chunk, answer.data)
-        except ChunkMismatch:
-            raise _Liar(answer.chunk, chunk_id(answer.data)) from None
-        await self._report(Delivered(self._peer.peer_id, answer.chunk, answer.data))
+        """Verify a chunk and write it; a disk that hangs is left behind when time is up, and the chunk with it."""
+        with trio.CancelScope(shield=True, deadline=self._stored_by) as scope:
+            self._stores.add(scope)
+            try:
+                await trio.to_thread.run_sync(self._blobs.write, answer.chunk, answer.data, abandon_on_cancel=True)
+            except ChunkMismatch:
+                raise _Liar(answer.chunk, chunk_id(answer.data)) from None
+            finally:
+                self._stores.discard(scope)
+        if not scope.cancelled_caught:
+            await self._report(Delivered(self.peer.peer_id, answer.chunk, answer.data))
+
+    def _store_until(self, time_s: float) -> None:
+        """The conversation is over: so long may it take to store what came of it."""
+        self._stored_by = time_s
+        for scope in self._stores:
+            scope.deadline = time_s
 
     async def _report(self, news: Outcome) -> None:
         with suppress(trio.BrokenResourceError):  # the download has ended meanwhile
@@ -262,3 +295,8 @@ class Upstream:
         """It is alive: from now on it has the whole time again."""
         patience_s = self._deadlines.patience_s if self._requester.unanswered else math.inf
         self._patience.deadline = trio.current_time() + patience_s
+
+
+def _weight(failure: Exception) -> int:
+    """Of two failures the heavier is told: a lie above all, then what this node itself cannot do."""
+    return 2 if isinstance(failure, _Liar) else int(not isinstance(failure, PeerFault | _Idle))

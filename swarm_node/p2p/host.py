@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -38,6 +38,7 @@ from protocol.errors import ConfigInvalid, PeerFault, named
 from protocol.frames import Farewell
 from protocol.ids import NodeId
 from protocol.messages import Peer
+from protocol.places import host_and_port, neighbourhood
 from swarm_node.addresses import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials, race
@@ -71,6 +72,8 @@ class HostSettings:
 
     connections_max: int = 256
     """Each costs about 70 kB and six tasks."""
+    connections_inbound_max: int = 192
+    """Three quarters: however many call us, there is room for those whom we dial. Who dials nobody needs none."""
     connections_per_address: int = 64
     """From one address: a stranger takes a quarter of all at the most; behind one, many honest nodes may live."""
     streams_max: int = 1024
@@ -235,9 +238,10 @@ class Host:
         """Every address that may be dialled, both families in turn: where one leads nowhere, the other is near."""
         found: list[tuple[str, str]] = []
         for address in dict.fromkeys((peer.address, *peer.also)):
-            host, _, port = address.rpartition(":")
-            for ip in await allowed(host.strip("[]"), own_network=self.own_network):
-                found.append((ip, f"[{ip}]:{port}"))
+            with suppress(ConfigInvalid):  # a stranger named it; the others may be better
+                host, port = host_and_port(address)
+                for ip in await allowed(host, own_network=self.own_network):
+                    found.append((ip, f"[{ip}]:{port}"))
         if not found:
             raise PeerVanished(f"{peer.address} leads to no address that may be dialled.")
         newer, older = ([target for ip, target in found if (":" in ip) is wanted] for wanted in (True, False))
@@ -271,7 +275,9 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     basic = _basic_host(key_seed, settings)
     workarounds.ask_nobody(basic)
     workarounds.guard_streams(basic)
-    workarounds.free_inbound_slots(basic, per_address=settings.connections_per_address)
+    workarounds.free_inbound_slots(
+        basic, inbound_max=settings.connections_inbound_max, per_address=settings.connections_per_address
+    )
     budget = Budget(settings.receive_max_bytes)
     workarounds.use_muxer(basic, _muxer(settings, budget))
     failure: Exception | None = None
@@ -302,7 +308,7 @@ def _muxer(settings: HostSettings, budget: Budget) -> Callable[[ISecureConn, ID]
         share, remote = budget, conn.get_remote_address()
         if not conn.is_initiator and remote is not None:
             share = Budget(settings.receive_per_address_bytes, budget)
-            share = shares.setdefault(workarounds.neighbourhood(remote[0]), share)
+            share = shares.setdefault(neighbourhood(remote[0]), share)
         return YamuxConnection(conn, peer_id, host_budget=share, mux_limits=settings.mux, tick_s=settings.tick_s)
 
     return make

@@ -15,6 +15,7 @@ from protocol import limits
 from protocol.errors import PeerFault, named
 from protocol.frames import Bye, Chunk, Farewell, FrameReader, Message, encode
 from protocol.ids import ChunkId, NodeId
+from protocol.places import neighbourhood
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.yamux_frames import PeerSilent
 
@@ -48,7 +49,7 @@ class Link:
         self.moved_at = -math.inf
         """When its turn or a slice of a chunk began, the last time; nothing small counts, which anybody takes."""
         remote = self._bytes.get_remote_address()
-        self.neighbourhood = workarounds.neighbourhood(remote[0]) if remote else ""
+        self.neighbourhood = neighbourhood(remote[0]) if remote else ""
         """Where the peer is."""
 
     async def send(self, message: Message, *, stall_s: float) -> None:
@@ -75,7 +76,7 @@ class Link:
         A frame that has begun is waited for in large pieces: each packet of a slow link would wake us in vain.
         """
         try:
-            data = await self._bytes.read(READ_BYTES)
+            data = b"" if self._frames.fault else await self._bytes.read(READ_BYTES)
         except Exception as error:  # as above
             raise self._lost(error) from error
         messages = self._frames.feed(data)

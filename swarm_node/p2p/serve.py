@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import trio
 
 from protocol import limits
-from protocol.errors import PeerFault, UnknownChunk
+from protocol.errors import DiskFull, PeerFault, UnknownChunk
 from protocol.exchange import Responder
 from protocol.frames import Chunk, Farewell, Have, Reason, Reject, Want
 from protocol.ids import ChunkId, NodeId
@@ -42,7 +42,7 @@ class ServeLimits:
     streams: int = 512
     """Those of all connections that a host takes: who got a connection is not kept out by the streams of others."""
     turns: int = 32
-    """Chunks in memory at once: 128 MiB at the largest chunk size."""
+    """Chunks in memory at once, each twice: as it was read, and in its frame. 256 MiB at the largest chunk size."""
     turn_s: float = 5.0
     """Waiting for a turn; after that the peer is told to come back, if all are taken. Who takes no slice (1 MiB, or
     what is left of a chunk) in that time keeps its turn only while nobody waits for one."""
@@ -104,6 +104,13 @@ class ChunkServer:
             self._streams[link.peer] -= 1
             if not self._streams[link.peer]:
                 del self._streams[link.peer]
+
+    async def has(self, chunk: ChunkId) -> bool:
+        """Whether a chunk is on the disk; the event loop does not wait for that."""
+        try:
+            return await trio.to_thread.run_sync(self.blobs.has, chunk, abandon_on_cancel=True)
+        except DiskFull:
+            return False
 
     def ask_for_turn(self, link: Link, *, is_behind: bool, wake: Callable[[], None]) -> None:
         """This stream has a chunk to send: `wake` is called when it may."""
@@ -181,7 +188,7 @@ class _Conversation:
                         self._forget(rejected.chunk)
                     if isinstance(message, Want):
                         self._is_behind = message.is_behind
-                        self._place(message.chunk)
+                        await self._place(message.chunk)
                     self._changed.set()
                 while len(self._replies) > limits.EXCHANGE_WANTS_MAX:  # it asks and takes back faster than it reads
                     self._sent = trio.Event()
@@ -198,12 +205,18 @@ class _Conversation:
             self._failure = error  # even after the reader's: a peer that stalls a writer ends as a torn stream there
         conversation.cancel()
 
-    def _place(self, chunk: ChunkId) -> None:
-        """Decide about a new WANT: answer, or wait."""
-        if self._server.blobs.has(chunk):
+    async def _place(self, chunk: ChunkId) -> None:
+        """Decide about a new WANT: answer, or wait. Its time begins before the disk is asked, which may be slow."""
+        arrivals = self._server.arrivals
+        if chunk in arrivals.held:
             self._ready[chunk] = None
-        else:
-            self._waiting[chunk] = trio.current_time()
+            return
+        self._waiting[chunk] = trio.current_time()
+        if not arrivals.expects(chunk):
+            self._changed.set()
+            if await self._server.has(chunk) and chunk in self._waiting:  # not, if it came or was rejected meanwhile
+                del self._waiting[chunk]
+                self._ready[chunk] = None
 
     def _absent_at(self, chunk: ChunkId) -> float:
         """When to say that an owed chunk is not here."""
@@ -312,7 +325,7 @@ class _Conversation:
             data = self._server.arrivals.fresh(chunk)
             if data is None:
                 data = await trio.to_thread.run_sync(self._server.blobs.read, chunk)
-        except UnknownChunk:
+        except (UnknownChunk, DiskFull):
             await self._send(self._responder.reject(chunk, Reason.ABSENT))
             return
         if not await self._server.meter(len(data)):

@@ -7,7 +7,6 @@
 - What Noise session and muxer got wrong is not patched but replaced: `noise`, `yamux` (ADR 0012).
 """
 
-import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -43,6 +42,7 @@ from multiaddr import Multiaddr
 
 from protocol import limits
 from protocol.errors import SwarmError, named
+from protocol.places import neighbourhood
 from swarm_node.p2p.noise import Noise
 from swarm_node.p2p.yamux import YamuxStream
 
@@ -107,10 +107,13 @@ def _silence_logging() -> None:
     swarm_connection.logging = root  # type: ignore[attr-defined, assignment]  # has what it calls
 
 
-def free_inbound_slots(host: BasicHost, *, per_address: int) -> None:
+def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -> None:
     """The accept task waits for the end of the *swarm*, so 250 inbound connections in a lifetime use up every slot:
-    end it with its connection, which frees slot and task. And one address may hold only some of them."""
+    end it with its connection, which frees slot and task. And one address may hold only some of them. Those who call
+    may fill all slots, since what is kept from them are the connections that the swarm shall dial unasked: let in no
+    more than some of them."""
     swarm: Any = host.get_network()
+    swarm._inbound_limiter.total_tokens = inbound_max
     held: Counter[str] = Counter()
 
     async def serve(read_write_closer: ReadWriteCloser, maddr: Multiaddr, _failure_event: object) -> None:
@@ -133,12 +136,6 @@ def free_inbound_slots(host: BasicHost, *, per_address: int) -> None:
                 await raw_conn.close()
 
     swarm._do_handle_inbound_connection = serve
-
-
-def neighbourhood(address: str) -> str:
-    """What one stranger has for the price of one address: an IPv6 network of 64 bits."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:

@@ -360,7 +360,8 @@ class YamuxConnection(IMuxedConn):
                 stream.news.unpark_all()
             case Reset(stream_id):
                 stream = self.streams.pop(stream_id)
-                stream.inbox.clear()
+                if self.is_initiator != bool(stream_id % 2):  # on one that we opened comes what we asked for
+                    stream.inbox.clear()
                 stream.break_off(MuxedStreamReset("The peer reset the stream."))
                 if stream in self._backlog:
                     self._backlog.remove(stream)

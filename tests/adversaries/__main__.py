@@ -1,12 +1,15 @@
-"""`make adversaries`: every attack on a trained policy as a table, and a training among hostile nodes.
+"""`make adversaries`: every attack as a row of two tables, and a training among hostile nodes.
 
+- The first table has what a node can play alone, on a trained policy; the second what peers, origins and others play,
+  as tests with real programs (`tests.adversaries.outsiders`).
 - `--groups N` that each attacker is given; `--secrets N` lotteries in which those play who wait; `--updates N` of the
-  training; `--only NAME …` plays some attacks; `--skip-training` leaves the training out.
+  training; `--only NAME …` plays some attacks of either table; `--skip-training` leaves the training out.
 - `--keep FOLDER` keeps what was played: the same command goes on after it was killed, several at once share the work,
   and `--show` prints what there is.
-- `QUICK=1` plays a few groups on a tiny policy that nobody trained, and leaves out the training and those who wait.
-- The exit status is 0 if everything that was asked for was played, nobody gained, no honest node had a hard fault, and
-  the training reached its goal.
+- `QUICK=1` plays a few groups on a tiny policy that nobody trained, and leaves out the training and those who wait; the
+  second table is the same.
+- The exit status is 0 if everything that was asked for was played, nobody gained, no honest node had a hard fault, the
+  second table was withstood, and the training reached its goal.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from coordinator.audit.trust import Rules
 from coordinator.config import Config, load
 from coordinator.files import write_durably
 from coordinator.learner.embedded import make_policy
-from tests.adversaries import patience, tournament
+from tests.adversaries import outsiders, patience, tournament, trials
 from tests.adversaries.arena import SHIPPED_SETTINGS, UPDATES_PER_VERSION, Stage
 from tests.adversaries.campaign import Result
 from tests.adversaries.catalogue import AT_ONCE, PATIENT
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--skip-training", action="store_true")
     options = parser.parse_args(arguments)
-    known = sorted(attack.__name__ for attack in (*AT_ONCE, *PATIENT))
+    known = sorted([attack.__name__ for attack in (*AT_ONCE, *PATIENT)] + [one.name for one in outsiders.OUTSIDERS])
     if unknown := sorted(set(options.only).difference(known)):
         parser.error(f"no attack is called {', '.join(unknown)}; there are {', '.join(known)}")
     logging.disable(logging.WARNING)  # every ban and fault is in the table
@@ -74,15 +77,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     config = load(DEMO, [])
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
-        stage = staged(folder / "policies", config, quick)
-        wanted = tournament.campaigns(stage, options.groups, options.secrets, options.only)
-        if not options.show:
-            tournament.play(folder / "rows", stage, wanted)
-        sound = show(list(tournament.played(folder / "rows", wanted)), len(wanted))
+        folder = Path(options.keep or temporary).absolute()
+        sound = play_nodes(folder, config, quick, options)
+        sound &= play_outsiders(folder / "trials", options.only, options.show)
         sound &= bool(options.only) or show_patience()
         trained = options.skip_training or quick or train(folder / "training", config, options.updates, options.show)
     return 0 if sound and trained else 1
+
+
+def play_nodes(folder: Path, config: Config, quick: bool, options: argparse.Namespace) -> bool:
+    """Play the first table and print it, if anything of it was asked for; whether all is well."""
+    if options.only and not any(attack.__name__ in options.only for attack in (*AT_ONCE, *PATIENT)):
+        return True
+    stage = staged(folder / "policies", config, quick)
+    wanted = tournament.campaigns(stage, options.groups, options.secrets, options.only)
+    if not options.show:
+        tournament.play(folder / "rows", stage, wanted)
+    return show(list(tournament.played(folder / "rows", wanted)), len(wanted))
+
+
+def play_outsiders(folder: Path, only: Sequence[str], only_show: bool) -> bool:
+    """Play the second table and print it, if anything of it was asked for; whether all was withstood."""
+    wanted = outsiders.chosen(only)
+    if not only_show:
+        trials.play(folder, wanted)
+    return not wanted or trials.show(list(trials.played(folder, wanted)), len(wanted))
 
 
 def staged(folder: Path, config: Config, quick: bool) -> Stage:

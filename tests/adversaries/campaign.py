@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import TypeVar, cast
 
 from ledger.book import ClaimState
 from tests.adversaries.arena import Arena, Stage, money
 from tests.adversaries.nodes import Adversary, Node
+
+A = TypeVar("A", bound=Adversary)
 
 HONEST_NODES = 2
 
@@ -41,12 +43,12 @@ class Result:
         return self.gain_micros / self.per_group_micros
 
 
-def fight(attack: type[Adversary], stage: Stage, groups: int, *, secret: int = 0) -> tuple[Arena, Adversary, Result]:
+def fight(attack: type[A], stage: Stage, groups: int, *, secret: int = 0) -> tuple[Arena, A, Result]:
     """Play until the attacker was given so many groups, or is banned; then to the end of the round."""
     with TemporaryDirectory() as folder:
         arena = Arena(Path(folder), stage, secret=secret)
         honest = [arena.enter(Node) for _ in range(HONEST_NODES)]
-        attacker = cast(Adversary, arena.enter(attack))
+        attacker = cast(A, arena.enter(attack))
         arena.play(TURNS_PER_GROUP * groups, until=lambda: attacker.banned or attacker.given >= groups)
         arena.finish()
         result = told(arena, attacker, honest)

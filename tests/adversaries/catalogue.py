@@ -1,6 +1,18 @@
 """Every attack that is played, in the order of the table."""
 
-from tests.adversaries import choosing, forging, leasing, payloads, telling, waiting, weights
+from tests.adversaries import (
+    answers,
+    choosing,
+    forging,
+    leasing,
+    mismatch,
+    payloads,
+    poisoning,
+    telling,
+    theft,
+    waiting,
+    weights,
+)
 from tests.adversaries.nodes import Adversary
 
 AT_ONCE: tuple[type[Adversary], ...] = (
@@ -27,9 +39,20 @@ AT_ONCE: tuple[type[Adversary], ...] = (
     payloads.Hostile,
     payloads.FalseAccuser,
     telling.Teller,
+    mismatch.ToldTwice,
+    mismatch.Disagreeing,
+    answers.Speller,
+    poisoning.Poisoner,
     waiting.Whitewasher,
 )
 """Those that cheat from their first group on."""
 
-PATIENT: tuple[type[waiting.Sleeper], ...] = (waiting.Sleeper, waiting.RareSleeper, waiting.Predicting)
-"""Those that cheat when little is audited; what they gain is chance, so they are played with several secrets."""
+PATIENT: tuple[type[waiting.Sleeper], ...] = (
+    waiting.Sleeper,
+    waiting.RareSleeper,
+    waiting.Predicting,
+    waiting.ManyKeys,
+    theft.KeyThief,
+    theft.GreedyThief,
+)
+"""Those that cheat when not all is audited; what they gain is chance, so they are played with several secrets."""

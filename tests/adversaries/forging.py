@@ -17,10 +17,13 @@ class Canned(Adversary):
         return None
 
     def forge(self, lease: Lease, said: Samples) -> Samples:
+        tokens = self.spoken(answer_to(self.arena.question(lease)))
+        return self.arena.prefilled(lease, [tokens] * lease.samples)
+
+    def spoken(self, text: str) -> list[int]:
+        """A completion that says this, as far as there is room."""
         arena = self.arena
-        answer = arena.text.encode(answer_to(arena.question(lease)))
-        tokens = [*answer, min(arena.text.bounds.end_tokens)][: arena.stage.max_new_tokens]
-        return arena.prefilled(lease, [tokens] * lease.samples)
+        return [*arena.text.encode(text), min(arena.text.bounds.end_tokens)][: arena.stage.max_new_tokens]
 
 
 class OldWork(Adversary):

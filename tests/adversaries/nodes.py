@@ -69,9 +69,7 @@ class Node:
         return self.send(self.key.seal("rollout", self.claim(lease, samples)))
 
     def claim(self, lease: Lease, samples: Samples) -> bytes:
-        claim = RolloutClaim(
-            round_id=ROUND, lease_id=lease.lease_id, version=lease.version, seed=lease.seed, samples=samples
-        )
+        claim = RolloutClaim(round_id=ROUND, lease_id=lease.lease_id, lease_digest=lease.digest, samples=samples)
         return claim.to_bytes()
 
     def send(self, envelope: bytes) -> Verdict:

@@ -38,15 +38,13 @@ class Campaign:
 
 def campaigns(stage: Stage, groups: int, secrets: int, only: Sequence[str]) -> list[Campaign]:
     """Each attack in a round of the shipped class, and those with other weights in a strict one, too."""
-    chosen = [attack for attack in (*AT_ONCE, *PATIENT) if not only or attack.__name__ in only]
     made = []
-    for attack in chosen:
+    for attack in (one for one in AT_ONCE if not only or one.__name__ in only):
         classes = [stage.tolerance, STRICT] if attack.__module__.endswith(".weights") else [stage.tolerance]
-        waits = attack in PATIENT
-        for tolerance in classes:
-            numbers = range(secrets) if waits else range(1)
-            # One that waits is given as many groups again as it waits for.
-            made += [Campaign(attack, tolerance, 2 * groups if waits else groups, number) for number in numbers]
+        made += [Campaign(attack, tolerance, groups) for tolerance in classes]
+    for patient in (one for one in PATIENT if not only or one.__name__ in only):
+        # One that waits is given as many groups again as it waits for.
+        made += [Campaign(patient, stage.tolerance, groups + patient.sleeps, number) for number in range(secrets)]
     return made
 
 
@@ -54,7 +52,7 @@ def play(folder: Path, stage: Stage, waiting: Sequence[Campaign]) -> None:
     """Play what nobody has played, and nobody is playing."""
     for campaign in waiting:
         place = folder / f"{campaign.name}.json"
-        with _mine(place.with_suffix(".lock")) as mine:
+        with alone(place.with_suffix(".lock")) as mine:
             if mine and not place.exists():
                 staged = replace(stage, tolerance=campaign.tolerance)
                 result = fight(campaign.attack, staged, campaign.groups, secret=campaign.secret)[-1]
@@ -70,7 +68,8 @@ def played(folder: Path, wanted: Sequence[Campaign]) -> Iterator[tuple[Campaign,
 
 
 @contextmanager
-def _mine(lock: Path) -> Iterator[bool]:
+def alone(lock: Path) -> Iterator[bool]:
+    """Whether nobody else holds this lock, and so we do."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         try:

@@ -1,8 +1,7 @@
 """Does a round learn in which three nodes of ten are hostile, and come back under new keys whenever they are banned?
 
 - The demo's recipe: its model, warm start, task and learner; the arena's leases, intake, audits and batches.
-- Rewards cannot be claimed, so poison is tokens: a forged group rewards one sample, and blames all others, which say
-  what is nearly right.
+- The hostile ones forge what rewards one sample and blames all others, which say what is nearly right.
 """
 
 from collections.abc import Callable
@@ -19,27 +18,12 @@ from coordinator.learner.policy import Policy
 from coordinator.learner.settings import train_settings
 from coordinator.learner.warmstart import warm_start
 from protocol.learning import Batch
-from protocol.lease import Lease
 from protocol.tasks import Teaching, task
-from protocol.tasks.arithmetic import answer_to
 from tests.adversaries.arena import Arena, Stage, claims_of
-from tests.adversaries.nodes import Node, Samples
-from tests.adversaries.waiting import Whitewasher
+from tests.adversaries.nodes import Node
+from tests.adversaries.poisoning import Poisoner
 
 HONEST, HOSTILE = 7, 3
-
-
-class Poisoner(Whitewasher):
-    """Forges groups of one right answer and many whose last digit is not."""
-
-    attack = "poisoning: forged groups that blame what is nearly right"
-
-    def forge(self, lease: Lease, said: Samples) -> Samples:
-        arena = self.arena
-        end = min(arena.text.bounds.end_tokens)
-        right = [*arena.text.encode(answer_to(arena.question(lease))), end][: arena.stage.max_new_tokens]
-        wrong = [*right[:-2], arena.text.encode("0")[0], end][: arena.stage.max_new_tokens]
-        return arena.prefilled(lease, [right] + [wrong] * (lease.samples - 1))
 
 
 class Learned(NamedTuple):

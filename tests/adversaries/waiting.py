@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from coordinator.audit import drawing, trust
+from coordinator.audit.trust import Finding
 from coordinator.people import standings
 from ledger import store
 from ledger.entry import Reveal
@@ -82,3 +83,22 @@ class Whitewasher(Canned):
             self.banned = False
             self.keys.append(self.arena.world.join(1_000 * self.number + len(self.keys), PRICE))
         return leases
+
+
+class ManyKeys(Sleeper):
+    """Works under each key until not everything is audited, forges until it is found, and goes on under the next."""
+
+    attack = "sybil: 12 honest groups and then forgeries under each of many keys"
+    sleeps = 12
+    found = False
+
+    def ask(self) -> tuple[Lease, ...]:
+        if self.found:
+            self.found = False
+            self._places.clear()
+            self.keys.append(self.arena.world.join(1_000 * self.number + len(self.keys), PRICE))
+        return super().ask()
+
+    def hear(self, finding: Finding) -> None:
+        super().hear(finding)
+        self.found |= finding == "hard"

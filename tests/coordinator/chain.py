@@ -107,6 +107,15 @@ def _receipt(evm: EthereumTester, name: str) -> dict[str, str] | None:
     }
 
 
+def _transaction(evm: EthereumTester, name: str) -> dict[str, str] | None:
+    found = _known(evm.get_transaction_by_hash, name)
+    return {"hash": name, "nonce": hex(found["nonce"])} if found else None
+
+
+def _block(name: str) -> str | int:
+    return int(name, 16) if name.startswith("0x") else name
+
+
 def _reason(error: TransactionFailed) -> str:
     """The contract's own words: a selector, two words, and the text."""
     said = ast.literal_eval(str(error))
@@ -127,11 +136,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "eth_blockNumber": lambda evm: hex(evm.get_block_by_number("latest")["number"]),
     "eth_gasPrice": lambda evm: hex(2 * evm.get_block_by_number("pending")["base_fee_per_gas"]),
     "eth_maxPriorityFeePerGas": lambda evm: hex(10**9),
-    "eth_getTransactionCount": lambda evm, who, block: hex(evm.get_nonce(who, block)),
+    "eth_getTransactionCount": lambda evm, who, block: hex(evm.get_nonce(who, _block(block))),
     "eth_sendRawTransaction": lambda evm, raw: evm.send_raw_transaction(raw),
     "eth_estimateGas": lambda evm, call: hex(evm.estimate_gas(_call(call))),
     "eth_getTransactionReceipt": _receipt,
-    "eth_getTransactionByHash": lambda evm, name: _known(evm.get_transaction_by_hash, name) and {"hash": name},
+    "eth_getTransactionByHash": _transaction,
     "eth_getLogs": _logs,
 }
 

@@ -110,8 +110,7 @@ class Served:
         claim = RolloutClaim(
             round_id=self.round.round_id,
             lease_id=lease.lease_id,
-            version=lease.version,
-            seed=lease.seed,
+            lease_digest=lease.digest,
             samples=(sample,) * lease.samples,
         )
         return key.seal("rollout", claim.to_bytes())

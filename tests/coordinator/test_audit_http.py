@@ -1,15 +1,24 @@
 """Over HTTP: auditors need the operator's token, nodes hear of their own leases, draws stay secret until revealed."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
+from coordinator.audit.auditor import Auditor
+from coordinator.audit.calibration import Calibration
+from coordinator.audit.case import RoundArchive
 from coordinator.round import now_ms
+from coordinator.store.state import set_fact
+from coordinator.store.tables import audits
 from protocol import canonical
-from protocol.auditing import Cases, Explanations, Judged, TakeCases, Verdicts, Why
+from protocol.auditing import Cases, Explanations, HoldCases, Judged, TakeCases, Verdicts, Why
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
@@ -44,7 +53,7 @@ async def why(served: Served, key: NodeKey, about: str = "") -> Explanations:
     return await served.call(key, "/v1/verdicts", Why(about=about), Explanations)
 
 
-@pytest.mark.parametrize("path", ["/v1/auditor/take", "/v1/auditor/verdicts"])
+@pytest.mark.parametrize("path", ["/v1/auditor/take", "/v1/auditor/hold", "/v1/auditor/verdicts"])
 async def test_a_stranger_cannot_audit(audited: Served, path: str) -> None:
     response = await audited.client.post(path, data=TAKE.to_bytes())
     assert response.status == 401
@@ -52,9 +61,33 @@ async def test_a_stranger_cannot_audit(audited: Served, path: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", canonical.encode({"auditor": "", "at_most": 10**9})])
 async def test_garbage_from_an_auditor_has_a_name(audited: Served, body: bytes) -> None:
-    for path in ("/v1/auditor/take", "/v1/auditor/verdicts"):
+    for path in ("/v1/auditor/take", "/v1/auditor/hold", "/v1/auditor/verdicts"):
         response = await audited.client.post(path, data=body, headers=audited.operator)
         assert response.status == 400
+
+
+async def test_an_auditor_that_says_that_it_is_at_work_keeps_its_cases_for_the_whole_time_anew(audited: Served) -> None:
+    await earn(audited)
+    assert len((await take(audited)).cases) == 1
+
+    async def until_ms() -> int:
+        columns = sa.select(audits.c.taken_by, audits.c.taken_until_ms)
+        row = await audited.round.database.read(lambda connection: connection.execute(columns).one())
+        assert row.taken_by == TAKE.auditor
+        return int(row.taken_until_ms)
+
+    async def hold(name: str) -> None:
+        body = HoldCases(auditor=name).to_bytes()
+        response = await audited.client.post("/v1/auditor/hold", data=body, headers=audited.operator)
+        assert response.status == 204
+
+    before_ms = await until_ms()
+    await hold("somebody else")
+    assert await until_ms() == before_ms
+    async with asyncio.timeout(60):
+        while await until_ms() == before_ms:  # as long as the clock has not moved
+            await hold(TAKE.auditor)
+    assert await until_ms() > before_ms
 
 
 async def test_a_verdict_and_its_evidence_reach_the_node_and_nobody_else(audited: Served) -> None:
@@ -118,3 +151,46 @@ async def test_the_public_figures_do_not_tell_that_a_claim_was_drawn_before_the_
         assert f'echo_swarm_audits{{state="waiting"}} {shown:.1f}' in metrics
         assert (await fresh("/v1/operator/status"))["backlog"] == accepted
     assert (await audited.client.get("/v1/operator/status")).status == 401
+
+
+class Slow(Auditor):
+    """One that takes as long as a test wants; how long is the only thing about it that is made up."""
+
+    def __init__(self, *given: Any, ends: Event) -> None:
+        super().__init__(*given)
+        self._ends = ends
+
+    def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:
+        assert self._ends.wait(300)
+        return super()._judge(taken, tolerances)
+
+
+async def test_a_slow_auditor_is_no_lost_one_however_many_others_ask(tmp_path: Path) -> None:
+    async with serve(tmp_path, "audit.first_groups=10", "audit.timeout_s=3") as served:
+        await served.publish()
+        await earn(served)
+        columns, ends = sa.select(audits.c.tries, audits.c.taken_until_ms, audits.c.finding, audits.c.report), Event()
+
+        async def case() -> Any:
+            return await served.round.database.read(lambda connection: connection.execute(columns).one())
+
+        (folder := tmp_path / "auditor").mkdir()
+        url, token = str(served.client.make_url("")), served.round.operator_token
+        with (
+            closing(RoundArchive(served.round.config)) as archive,
+            closing(Slow(served.round.config, archive, folder, "slow", url, token, ends=ends)) as auditor,
+        ):
+            at_work = asyncio.create_task(asyncio.to_thread(auditor.run))
+            while not (first_ms := (await case()).taken_until_ms):
+                assert not at_work.done()
+            try:
+                while (await case()).taken_until_ms < first_ms + 2 * served.round.audits.timeout_ms:
+                    assert (await take(served)).cases == ()
+                assert (await case()).tries == 0
+            finally:
+                ends.set()
+            while (await case()).finding is None:
+                assert not at_work.done()
+            assert b"no auditor came back" not in (await case()).report
+            await served.round.database.run(set_fact, "finished", True)
+            await at_work

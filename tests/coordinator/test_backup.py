@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import shlex
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -13,11 +15,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from blake3 import blake3
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from coordinator.audit.trust import Rules
 from coordinator.backup import database, making, restoring
-from coordinator.backup.archive import BackupInvalid, reading, writing
+from coordinator.backup.archive import BackupInvalid, escaped, plain, reading, writing
 from coordinator.backup.sealed import seal, unseal
+from coordinator.commands.backup import launch_line
 from coordinator.config import Config, load
 from coordinator.store.state import Database
 from ledger import store
@@ -87,6 +92,18 @@ def test_a_restored_folder_is_the_round_as_it_was(saved: Path, tmp_path: Path, n
     assert (tmp_path / "new" / "keys" / "root.pem").stat().st_mode & 0o077 == 0
 
 
+def test_the_line_that_goes_on_has_all_that_the_lost_round_was_launched_with(saved: Path, tmp_path: Path) -> None:
+    """Its file says little; most settings stood on top of it."""
+    new = tmp_path / "a new place"
+    restore(saved / "folder", new)
+    program, launch, file, *options = shlex.split(launch_line(new, ""))
+    assert (program, launch, file) == ("swarm-coordinator", "launch", str(new / "operator.toml"))
+    assert set(options[::2]) == {"--set"}
+    ran = Config.model_validate_json((new / "resolved.json").read_bytes())
+    assert load(Path(file), options[1::2]) == ran
+    assert ran.learner.groups_per_update == 2
+
+
 def test_no_key_and_no_token_is_readable_in_a_backup(saved: Path) -> None:
     secrets = [*(saved / "gone" / "keys").iterdir(), saved / "gone" / "operator.token", saved / "gone" / LOCAL_KEY]
     everything = (saved / "file.tar").read_bytes()
@@ -109,6 +126,41 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_restored(copy: Path,
     assert not list(tmp_path.glob(".new*"))
 
 
+ODD = [
+    b"two words",
+    b"caf\xc3\xa9",
+    b"latin \xe9",
+    b"100%",
+    b"%41",
+    b"-rf",
+    b"a\nb",
+    b"\\",
+    b"~",
+    b"x" * 255,
+    b"\xff" * 255,
+]
+"""Names that a file may have: all but `/`, NUL, and what the file system keeps for itself."""
+
+
+@pytest.mark.parametrize("name", ["folder", "file.tar"])
+def test_files_of_any_name_are_saved_and_restored(saved: Path, tmp_path: Path, name: str) -> None:
+    """A reward that an operator wrote, notes beside it: whatever lies in the folder."""
+    shutil.copytree(saved / "gone", tmp_path / "round")
+    for number, odd in enumerate(map(os.fsdecode, ODD)):
+        place = tmp_path / "round" / "mine" / odd / "deep"
+        place.mkdir(parents=True)
+        (place / odd).write_bytes(b"%d" % number)
+    (tmp_path / "round" / "mine" / os.fsdecode(b"\xe9.key")).write_bytes(b"secret")
+    config = load(None, [f"round.directory={tmp_path / 'round'}"])
+    making.make(config, saved / "round.toml", tmp_path / name, passphrase=PASSPHRASE, tell=quiet)
+    (tmp_path / "round").rename(tmp_path / "gone")
+    restore(tmp_path / name, tmp_path / "new")
+    mine = tmp_path / "new" / "mine"
+    for number, odd in enumerate(map(os.fsdecode, ODD)):
+        assert (mine / odd / "deep" / odd).read_bytes() == b"%d" % number, odd
+    assert (mine / os.fsdecode(b"\xe9.key")).read_bytes() == b"secret"
+
+
 def test_half_a_backup_is_none(saved: Path, copy: Path, tmp_path: Path) -> None:
     next(iter((copy / "folder" / "blobs").glob("*/*"))).unlink()
     with pytest.raises(BackupInvalid, match="has no file"):
@@ -119,13 +171,30 @@ def test_half_a_backup_is_none(saved: Path, copy: Path, tmp_path: Path) -> None:
         restore(tmp_path / "half.tar", tmp_path / "new")
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "folder/../../evil", "folder//evil", "folder/.ssh/evil", ""])
+@pytest.mark.parametrize(
+    "name", ["../evil", "/etc/evil", "folder/../../evil", "folder//evil", "folder/./evil", "a\0b", "a/..", ""]
+)
 def test_a_name_that_leaves_the_folder_is_refused(copy: Path, tmp_path: Path, name: str) -> None:
     contents = json.loads((copy / "backup.json").read_text())
     contents["files"].append({"name": name, "size_bytes": 0, "digest": "0" * 64})
     (copy / "backup.json").write_text(json.dumps(contents))
-    with pytest.raises(BackupInvalid):
+    with pytest.raises(BackupInvalid, match="is no name of a file in a backup"):
         restore(copy, tmp_path / "new")
+
+
+@pytest.mark.parametrize("path", ["%2E%2E/evil", "%2Fevil", "a%00b", "%C3%A9", "%e9", "%", "%2", "%25%", "\ud800"])
+def test_a_file_has_one_name_in_a_backup(path: str) -> None:
+    """What is spelt otherwise than we would could be the name of another file, or of one elsewhere."""
+    with pytest.raises(BackupInvalid, match="is no name of a file in a backup"):
+        plain(path)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=4).map(b"/".join))
+def test_every_path_has_a_name_in_a_backup_that_stands_for_it(path: bytes) -> None:
+    assume(b"\0" not in path and all(part not in (b"", b".", b"..") for part in path.split(b"/")))
+    name = escaped(os.fsdecode(path))
+    name.encode()
+    assert os.fsencode(plain(name)) == path
 
 
 def test_a_link_in_a_backup_is_not_followed(copy: Path, tmp_path: Path) -> None:

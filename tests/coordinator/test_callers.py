@@ -2,15 +2,16 @@
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from aiohttp import web
 
-from coordinator.api import callers, http
+from coordinator.api import callers, http, places, watch
 from tests.coordinator.served import Served, serve
-
-pytestmark = pytest.mark.asyncio
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -19,7 +20,7 @@ LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 @pytest.fixture
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who calls from this machine is nobody special, and looked at often."""
-    monkeypatch.setattr(callers, "OWN", ())
+    monkeypatch.setattr(places, "OWN", ())
     monkeypatch.setattr(callers, "LOOK_S", 0.02)
 
 
@@ -43,6 +44,7 @@ async def is_cut(reader: StreamReader) -> bool:
 
 
 @pytest.mark.usefixtures("strangers")
+@pytest.mark.asyncio
 async def test_the_newest_connections_of_a_crowded_address_are_closed(tmp_path: Path) -> None:
     async with serve(tmp_path, "round.connections_per_address=3") as served, asyncio.timeout(120):
         lines = [await connect(served) for _ in range(5)]
@@ -52,6 +54,7 @@ async def test_the_newest_connections_of_a_crowded_address_are_closed(tmp_path: 
             writer.close()
 
 
+@pytest.mark.asyncio
 async def test_a_proxy_on_this_machine_may_have_as_many_as_it_likes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,8 +68,49 @@ async def test_a_proxy_on_this_machine_may_have_as_many_as_it_likes(
             writer.close()
 
 
+class Line:
+    """A connection from an address, as the server has it."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.is_cut = address, False
+        self.transport = self
+
+    def get_extra_info(self, _name: str) -> tuple[str, int, int, int]:
+        return self.address, 1, 0, 0
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+def cut(addresses: list[str], per_address: int) -> list[str]:
+    """Which of these connections, in the order in which they came, are closed: this machine has no IPv6 networks."""
+    lines = [Line(address) for address in addresses]
+    runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines))
+    callers.Callers(runner, per_address).look(0.0)
+    return [line.address for line in lines if line.is_cut]
+
+
+def test_all_addresses_of_one_ipv6_network_share_its_connections() -> None:
+    network, elsewhere = [f"2001:db8::{number}" for number in range(1, 5)], "2001:db8:0:1::1"
+    assert cut([*network, elsewhere], 3) == network[3:]
+    assert cut(["192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2", "::1", "::1"], 1) == ["::ffff:192.0.2.1"]
+
+
+def test_past_all_connections_the_largest_neighbourhood_loses_its_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "connections_max", lambda: 8)
+    crowd, few = [f"2001:db8::{number}" for number in range(1, 7)], ["192.0.2.1", "192.0.2.1", "198.51.100.1"]
+    for share in (0, 256):
+        assert cut([*crowd, *few], share) == crowd[5:]
+        assert cut([*few, *crowd, "127.0.0.1", "127.0.0.1"], share) == crowd[3:]
+        assert cut([*crowd, *few[1:]], share) == []
+
+
 @pytest.mark.usefixtures("strangers")
 @pytest.mark.parametrize("bound", ["time", "memory"])
+@pytest.mark.asyncio
 async def test_answers_that_nobody_reads_are_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
@@ -86,6 +130,7 @@ async def test_answers_that_nobody_reads_are_let_go(
 
 
 @pytest.mark.usefixtures("strangers")
+@pytest.mark.asyncio
 async def test_one_address_has_its_share_of_listeners(tmp_path: Path) -> None:
     async with serve(tmp_path, "round.listeners_per_address=2") as served, asyncio.timeout(120):
         await served.publish()
@@ -96,6 +141,35 @@ async def test_one_address_has_its_share_of_listeners(tmp_path: Path) -> None:
         while (await served.client.get("/v1/events")).status == 503:
             pass
         streams.pop().close()
+
+
+@pytest.mark.asyncio
+async def test_listeners_of_one_ipv6_network_share_and_the_largest_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LISTENERS_MAX", 3)
+    async with serve(tmp_path, "round.listeners_per_address=3") as served, AsyncExitStack() as stack:
+        runner = served.client.server.runner
+        assert isinstance(runner, web.AppRunner)
+        here, ended = runner.app[watch.WATCH], list[str]()
+
+        async def listens(address: str) -> None:
+            with suppress(TimeoutError):
+                async with here.listening(address):
+                    await asyncio.Event().wait()
+            ended.append(address)
+
+        tasks = []
+        for number in range(1, 4):
+            assert here.has_room(f"2001:db8::{number}")
+            tasks.append(asyncio.create_task(listens(f"2001:db8::{number}")))
+            stack.callback(tasks[-1].cancel)
+            await asyncio.sleep(0)
+        assert not here.has_room("2001:db8::4")
+        assert here.has_room("192.0.2.1")
+        await tasks[-1]
+        assert ended == ["2001:db8::3"]
+        assert here.listeners == {"2001:db8::/64": 2}
 
 
 def waiting(served: Served) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.children import keep_running
+from coordinator.children import Life, keep_running
 
 DEADLINE_S = 30.0
 
@@ -58,3 +58,18 @@ async def test_child_ends_when_its_keeper_is_cancelled(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await keeper
     assert not psutil.pid_exists(pids[0])
+
+
+@pytest.mark.asyncio
+async def test_who_keeps_a_child_hears_how_it_fares(tmp_path: Path) -> None:
+    """It crashes the first time, and refuses its settings the second."""
+    mark = tmp_path / "mark"
+    program = f"import pathlib, sys; p = pathlib.Path({str(mark)!r}); done = p.exists(); p.touch(); sys.exit(1 + done)"
+    heard: list[Life] = []
+
+    async def tell(life: Life) -> None:
+        heard.append(life)
+
+    async with asyncio.timeout(DEADLINE_S):
+        await keep_running("child", child(program), log_file=tmp_path / "log", tell=tell)
+    assert heard == [Life("runs", None, 0), Life("crashed", 1, 1), Life("runs", 1, 1), Life("ended", 2, 1)]

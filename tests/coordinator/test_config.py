@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import Config, load, parse
+from coordinator.config.reading import on_top
 from protocol.errors import ConfigInvalid
 
 
@@ -148,3 +149,31 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_resolved_configuration_survives_storing() -> None:
     config = load(None, ["round.seed=3"])
     assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+def test_what_stood_on_top_of_a_file_is_found_again(tmp_path: Path) -> None:
+    """Text with spaces, a path, a table, and a mode, which has other defaults."""
+    file = tmp_path / "round.toml"
+    file.write_text("[market]\nbudget_micros = 7\n[learner]\nlearning_rate = 0.001\n")
+    settings = [
+        "market.budget_micros=9",
+        "task.name=a b",
+        "round.tls_key=/somewhere/tls key.pem",
+        'task.parameters={"a b" = 1, c = "d"}',
+        "round.mode=sequential",
+    ]
+    for chosen in ([], settings[:1], settings):
+        ran = load(file, chosen)
+        again = on_top(file, ran)
+        assert load(file, again) == ran
+        assert len(again) >= len(chosen)
+    assert on_top(file, load(file, [])) == []
+
+
+def test_a_file_that_counts_only_with_what_stood_on_top_is_completed(tmp_path: Path) -> None:
+    file = tmp_path / "round.toml"
+    file.write_text("[staleness]\nmax_updates = 1\npublish_every = 50\n")
+    with pytest.raises(ConfigInvalid):
+        load(file, [])
+    ran = load(file, ["staleness.max_updates=100"])
+    assert load(file, on_top(file, ran)) == ran

@@ -120,7 +120,7 @@ def test_what_a_rejected_lease_has_told_is_forgotten_and_what_it_was_given_is_no
     lost(world, first)
     given = heir_of(world, cheat)
     world.tell(cheat, fragment(cheat, given, {1: [77]}))
-    assert world.submit(cheat, answer(cheat, given, seed=given.seed + 1)).code == "lease_mismatch"
+    assert world.submit(cheat, answer(cheat, given, lease_digest="0" * 64)).code == "lease_mismatch"
     assert heir_of(world, third).prefixes == given.prefixes
 
 
@@ -165,6 +165,22 @@ def test_an_answer_after_the_work_was_handed_on_is_not_paid_twice(world: World) 
     world.submit(second, answer(second, heir_of(world, second)))
     assert world.submit(first, answer(first, before)).code == "lease_closed"
     assert world.owed(first.node_id) == (3, 0)
+
+
+def test_an_answer_that_is_just_too_late_costs_no_more_than_silence(world: World) -> None:
+    """Who told of its work is paid for that, whether or not it answers after the time and before the sweep."""
+    first, second = world.join(1), world.join(2)
+    before = world.lease(first)
+    assert world.tell(first, fragment(first, before, {0: [FIRST, END], 1: [FIRST]})).taken
+    world.now_ms += world.terms.timeout_ms
+    assert world.submit(first, answer(first, before)).code == "lease_closed"
+    assert world.expire() == 0, "it ended by that"
+    assert world.lease_states() == {before.lease_id: "expired"}
+    after = heir_of(world, second)
+    assert [tokens(prefix.tokens) for prefix in after.prefixes] == [[FIRST, END], [FIRST]]
+    assert world.submit(second, answer(second, after)).outcome == "accepted"
+    assert world.owed(first.node_id) == (3, 0)
+    assert world.audit() == []
 
 
 def test_a_whole_answer_makes_what_was_told_superfluous(world: World) -> None:

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from coordinator.config import Config, manual, parse
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
@@ -39,6 +41,22 @@ def test_what_settings_amount_to_is_computed_from_them() -> None:
     assert "at most 105 micro-units; the budget lasts for 10 such updates" in said
     assert "(S + 1) × B = 9 groups" in said
     assert any("budget_micros" in line for line in manual.warnings(config))
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"listen": "0.0.0.0:8700"}, True),  # nodes elsewhere would dial 127.0.0.1:8701
+        ({"public_url": "https://swarm.example.org", "seeder": "0.0.0.0:8701"}, True),
+        ({"public_url": "https://swarm.example.org", "seeder_public": "swarm.example.org:8701"}, False),
+        ({"listen": "0.0.0.0:8700", "seeder": "198.51.100.9:8701"}, False),
+        ({}, False),  # a round on this machine alone
+    ],
+    ids=str,
+)
+def test_a_seeder_that_nobody_reaches_is_warned_of(settings: dict[str, str], warned: bool) -> None:
+    """Nothing else would tell: every byte comes over the coordinator's HTTP then, quietly."""
+    assert any("seeder_public" in line for line in manual.warnings(parse({"round": settings}))) is warned
 
 
 def test_a_written_file_says_every_key_and_means_the_defaults() -> None:

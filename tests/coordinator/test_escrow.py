@@ -1,4 +1,4 @@
-"""From acceptance to settlement: windows, faults, bans, and what a crash of an auditor costs."""
+"""From acceptance to settlement: windows, faults, bans."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.audit import drawing, lottery
-from coordinator.audit.casework import TRIES_MAX
 from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.trust import Rules, Standing
 from coordinator.people import standings
@@ -264,52 +263,6 @@ class TestFaults:
         finish(audited)
         assert audited.owed(key.node_id) == (0, 2 * HONEST_TOKENS)
         assert audited.rows(tables.trust)[0]["groups"] == 0
-
-
-class TestCases:
-    def test_two_auditors_never_have_the_same_case(self, audited: World) -> None:
-        claims = earn(audited, audited.join(1), 3)
-        first, second = audited.take_cases("one", 2), audited.take_cases("two", 2)
-        assert (first, second) == (claims[:2], claims[2:])
-
-    def test_an_auditor_that_comes_back_is_given_its_cases_again(self, audited: World) -> None:
-        earn(audited, audited.join(1), 3)
-        first = audited.take_cases("one", 2)
-        audited.reopen()
-        assert audited.take_cases("one", 2) == first
-
-    def test_the_cases_of_an_auditor_that_was_killed_go_to_another(self, audited: World) -> None:
-        claims = earn(audited, audited.join(1), 2)
-        audited.take_cases("one")
-        assert audited.take_cases("two") == []
-        audited.now_ms += audited.audits.timeout_ms
-        assert audited.take_cases("two") == claims
-
-    def test_a_late_verdict_counts_if_nobody_was_faster(self, audited: World) -> None:
-        (claim,) = earn(audited, audited.join(1))
-        audited.take_cases("one")
-        audited.now_ms += audited.audits.timeout_ms
-        audited.take_cases("two")
-        assert audited.find(claim)
-
-    def test_a_case_that_kills_auditors_is_pardoned_in_the_end(self, audited: World) -> None:
-        key = audited.join(1)
-        (claim,) = earn(audited, key)
-        for _ in range(TRIES_MAX):
-            assert audited.take_cases() == [claim]
-            audited.now_ms += audited.audits.timeout_ms
-        assert audited.take_cases() == []
-        assert audited.rows(tables.audits)[0]["finding"] == "pardon"
-
-    def test_without_an_auditor_training_goes_on_until_the_backlog_is_full(self, audited: World) -> None:
-        key = audited.join(1)
-        audited.terms = replace(audited.terms, audit_backlog_max=2)
-        claims = earn(audited, key, 2)
-        reply = audited.offer(key)
-        assert (reply.leases, reply.reason) == ((), "audits")
-        assert audited.batch(1) is not None
-        audited.find(claims[0])
-        audited.lease(key)
 
 
 class TestEpochs:

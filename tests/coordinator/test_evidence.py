@@ -171,7 +171,7 @@ def play(wanted: Episode, tokens: list[int], bounds: PolicyBounds) -> None:
         expires_ms=1, episode=wanted,
     )  # fmt: skip
     made = Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs([0.0] * len(tokens)), finish="stop")
-    told = RolloutClaim(round_id=ROUND, lease_id="1" * 32, version=1, seed=1, samples=(made,))
+    told = RolloutClaim(round_id=ROUND, lease_id="1" * 32, lease_digest=lease.digest, samples=(made,))
     check_claim(told, lease, ROUND, bounds)
 
 
@@ -210,7 +210,7 @@ CASES: dict[str, tuple[Callable[[World], Evidence], bool]] = {
     "unknown_lease": (of_claim("unknown_lease", {"lease_id": "f" * 32}), False),
     "lease_of_another": (of_another, False),
     "lease_closed": (closed, False),
-    "lease_mismatch": (of_claim("lease_mismatch", {"seed": 0}), False),
+    "lease_mismatch": (of_claim("lease_mismatch", {"lease_digest": "0" * 64}), False),
     "lease_conflict": (conflict, False),
     "stale_version": (stale, False),
     "tokens_invalid": (of_claim("tokens_invalid", a_sample([10, VOCAB, END], [0.0] * 3)), True),
@@ -257,8 +257,8 @@ def test_the_evidence_names_claim_field_and_place(world: World) -> None:
     assert (found.field, found.expected, found.observed) == ("samples.0.tokens", f"below {VOCAB}", f"{VOCAB + 7}")
     assert found.positions == (Place(sample=0, position=1),)
     assert found.command == f"swarm-node why JOIN_STRING {one.lease_id} --replay"
-    found = rejected(world, key, answer(key, two, seed=two.seed + 1), "lease_mismatch")
-    assert (found.field, found.expected, found.observed) == ("seed", str(two.seed), str(two.seed + 1))
+    found = rejected(world, key, answer(key, two, lease_digest="0" * 64), "lease_mismatch")
+    assert (found.field, found.expected, found.observed) == ("lease_digest", two.digest, "0" * 64)
     assert found.tolerance == EXACT
 
 

@@ -105,7 +105,54 @@ def test_second_transaction_for_a_batch_fails_for_certain_and_sending_again_find
         assert rail.send(made) == first
 
 
-def test_transaction_that_the_chain_has_forgotten_has_failed(stage: Stage) -> None:
+def test_transaction_that_the_chain_has_forgotten_is_under_way_until_another_has_its_nonce(stage: Stage) -> None:
+    """As when a block was taken back, or a pool threw out what pays too little: other nodes may still know it."""
+    made, evm = batch(), stage.chain.evm
+    stage.fund(3 * made.amount_micros)
+    with closing(stage.rail()) as rail:
+        before = evm.take_snapshot()
+        reference = rail.send(made)
+        evm.revert_to_snapshot(before)
+        evm.mine_blocks(2 * CONFIRMATIONS)
+        assert rail.status(reference) is Status.UNDER_WAY, "nothing has its nonce"
+        stage.fund(1)
+        assert rail.status(reference) is Status.UNDER_WAY, "that block could be taken back, too"
+        evm.mine_blocks(CONFIRMATIONS)
+        assert rail.status(reference) is Status.FAILED
+        again = rail.send(made)
+        evm.mine_blocks(CONFIRMATIONS)
+        assert again != reference
+        assert rail.status(again) is Status.DONE
+
+
+def test_transaction_that_comes_back_after_it_was_forgotten_is_done(stage: Stage) -> None:
+    made, evm = batch(), stage.chain.evm
+    stage.fund(3 * made.amount_micros)
+    with closing(stage.rail()) as rail:
+        before = evm.take_snapshot()
+        reference = rail.send(made)
+        after = evm.take_snapshot()
+        evm.revert_to_snapshot(before)
+        assert rail.status(reference) is Status.UNDER_WAY
+        evm.revert_to_snapshot(after)
+        evm.mine_blocks(CONFIRMATIONS)
+        assert rail.status(reference) is Status.DONE
+        assert rail.send(made) == reference
+
+
+def test_what_fails_in_a_block_has_failed_when_that_cannot_be_taken_back(stage: Stage) -> None:
+    made = batch()
+    stage.fund(made.amount_micros)
+    with closing(stage.rail()) as rail:
+        rail.send(made)
+        terms = words(made.key, made.root, len(made.payees), made.amount_micros)
+        second = stage.chain.send(CONTRACT["selectors"]["open"] + terms, stage.contract)
+        assert rail.status(second) is Status.UNDER_WAY
+        stage.chain.evm.mine_blocks(CONFIRMATIONS)
+        assert rail.status(second) is Status.FAILED
+
+
+def test_reference_from_before_they_had_nonces_has_failed_where_nothing_is_known_of_it(stage: Stage) -> None:
     with closing(stage.rail()) as rail:
         assert rail.status("0x" + "12" * 32) is Status.FAILED
 

@@ -3,11 +3,12 @@
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from coordinator.files import write_durably
+from coordinator.files import close_to_others, together, write_durably
 
 
 def test_a_file_is_made_with_its_folders(tmp_path: Path) -> None:
@@ -36,20 +37,53 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == versions[-1]
 
 
-@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o644)])
-def test_a_private_file_is_its_owners_alone(tmp_path: Path, private: bool, mode: int) -> None:
-    before = os.umask(0)
-    try:
-        write_durably(tmp_path / "file", b"", private=private)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever the user that runs us has set."""
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_file_is_its_owners_alone_unless_it_is_public(tmp_path: Path) -> None:
+    write_durably(tmp_path / "a" / "b" / "private", b"")
+    assert [mode(path) for path in sorted((tmp_path / "a").rglob("*"))] == [0o700, 0o600]
+    assert mode(tmp_path / "a") == 0o700
+    write_durably(tmp_path / "c" / "d" / "public", b"", public=True)
+    assert [mode(path) for path in sorted((tmp_path / "c").rglob("*"))] == [0o755, 0o644]
+    assert mode(tmp_path / "c") == 0o755
+
+
+@pytest.mark.usefixtures("umask")
+def test_chunks_that_become_durable_together_are_for_everybody(tmp_path: Path) -> None:
+    with together(tmp_path / "incoming") as batch:
+        batch.add(tmp_path / "blobs" / "ab" / "chunk", b"")
+    assert [mode(path) for path in sorted((tmp_path / "blobs").rglob("*"))] == [0o755, 0o644]
 
 
 def test_a_public_file_replaced_by_a_private_one_is_private(tmp_path: Path) -> None:
-    write_durably(tmp_path / "file", b"old")
-    write_durably(tmp_path / "file", b"secret", private=True)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+    write_durably(tmp_path / "file", b"old", public=True)
+    write_durably(tmp_path / "file", b"secret")
+    assert mode(tmp_path / "file") == 0o600
+
+
+def test_what_others_could_look_into_is_closed_once_and_named(tmp_path: Path) -> None:
+    for name in ("public", "metadata", "blobs", "learner", "empty", "strict"):
+        (tmp_path / name).mkdir(mode=0o755)
+    (tmp_path / "strict").chmod(0o500)
+    (tmp_path / "state.db").touch(mode=0o644)
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "public")
+    assert close_to_others(tmp_path) == ["empty", "learner", "state.db"]
+    assert close_to_others(tmp_path) == []
+    assert {path.name: mode(path) for path in tmp_path.iterdir()} == {
+        "public": 0o755, "metadata": 0o755, "blobs": 0o755, "elsewhere": 0o755,
+        "learner": 0o700, "empty": 0o700, "strict": 0o500, "state.db": 0o600,
+    }  # fmt: skip
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_scraps(tmp_path: Path) -> None:

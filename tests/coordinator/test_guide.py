@@ -11,7 +11,23 @@ from typer.testing import CliRunner
 from coordinator import cli
 from coordinator.commands import guide, init
 from coordinator.config import load
-from protocol.errors import ConfigInvalid
+from coordinator.data.kinds import KNOWN
+from protocol.errors import ConfigInvalid, SwarmError
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(before)
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> str:
+    """The setting that names a file of them."""
+    (tmp_path / "p.jsonl").touch()
+    return f"data.train={tmp_path / 'p.jsonl'}"
 
 
 class Operator:
@@ -37,32 +53,42 @@ def test_enter_takes_every_default() -> None:
     assert len(operator.asked) == len(guide.QUESTIONS)
 
 
-def test_what_was_given_is_not_asked_for() -> None:
+def test_what_was_given_is_not_asked_for(problems: str) -> None:
     operator = Operator(Dearest=["7"])
-    assert operator.run("task.name=math", "data.train=x.jsonl", "staleness.max_updates=2") == [
-        "task.name=math", "data.train=x.jsonl", "staleness.max_updates=2", "market.max_price_micros_per_mtok=7",
+    assert operator.run("task.name=math", problems, "staleness.max_updates=2") == [
+        "task.name=math", problems, "staleness.max_updates=2", "market.max_price_micros_per_mtok=7",
     ]  # fmt: skip
     assert not [text for text in operator.asked if text.startswith(("Task", "S,", "Problems"))]
 
 
-def test_a_wrong_answer_is_asked_for_again() -> None:
-    operator = Operator(Budget=["much", "-1", "5"])
-    assert operator.run() == ["market.budget_micros=5"]
-    assert [line.partition(":")[0] for line in operator.told] == ["market.budget_micros"] * 2
+@pytest.mark.parametrize(
+    ("question", "wrong", "right"),
+    [
+        ("Budget", ["much", "-1"], "market.budget_micros=5"),
+        ("Task", ["poker", "mine.py"], "task.name=holdem"),
+        ("Model", ["nowhere", "."], "model.path=hf://owner/name"),
+        ("Address", ["abc", "127.0.0.1:80000"], "round.listen=[::]:8700"),
+    ],
+)
+def test_a_wrong_answer_is_asked_for_again(question: str, wrong: list[str], right: str, elsewhere: Path) -> None:
+    _, _, answer = right.partition("=")
+    operator = Operator(**{question: [*wrong, answer]})
+    assert operator.run() == [right]
+    assert len(operator.told) == len(wrong)
+    assert len(operator.asked) == len(guide.QUESTIONS) + len(wrong)
 
 
-def test_a_task_with_data_must_have_some() -> None:
-    operator = Operator(Task=["data"], Problems=["", "p.jsonl"])
-    assert operator.run() == ["task.name=data", "data.train=p.jsonl"]
-    assert operator.told == ["This has no default."]
+def test_every_task_there_is_can_be_chosen() -> None:
+    (question,) = (question for question in guide.QUESTIONS if question.path == "task.name")
+    assert all(name in question.text for name in KNOWN)
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    yield tmp_path
-    os.chdir(before)
+def test_a_task_with_data_must_have_some(problems: str) -> None:
+    path = problems.partition("=")[2]
+    operator = Operator(Task=["data"], Problems=["", "nowhere.jsonl", path])
+    assert operator.run() == ["task.name=data", problems]
+    assert operator.told[0] == "This has no default."
+    assert "there is no nowhere.jsonl" in operator.told[1]
 
 
 def test_a_new_file_explains_itself_and_the_join_string_is_all_of_stdout(elsewhere: Path) -> None:
@@ -90,9 +116,10 @@ def test_without_a_terminal_nothing_is_asked_and_nothing_made(elsewhere: Path) -
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_wrong_setting_leaves_no_file(elsewhere: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["init", "new.toml", "--yes", "--set", "round.sed=1"])
-    assert isinstance(result.exception, ConfigInvalid)
+@pytest.mark.parametrize("wrong", ["round.sed=1", "round.listen=abc", "task.name=poker", "model.path=nowhere"])
+def test_a_wrong_setting_leaves_no_file(wrong: str, elsewhere: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["init", "new.toml", "--yes", "--set", wrong])
+    assert isinstance(result.exception, SwarmError)
     assert list(elsewhere.iterdir()) == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from coordinator.config import parse
 from coordinator.figures import health
@@ -13,6 +14,7 @@ from coordinator.figures.health import alarm, percentile
 from coordinator.fleet.activation import kappa
 from coordinator.fleet.capacity import VISIBLE, Load
 from coordinator.store.state import set_fact
+from coordinator.store.tables import batches
 from tests.coordinator.world import World, answer
 
 CALM = Load(staleness=3, rollouts_per_update=16, train_s=100.0, broadcast_s=50.0, rollout_s=20.0)
@@ -149,5 +151,26 @@ def test_versions_kept_for_a_slow_auditor_raise_the_alarm_before_they_go(world: 
         found = figures(world)
         assert found["kept_for_audits"]["size_bytes"] == size * 2**20
         assert ("audit.kept_gib" in found["alarm"]) == alarms
+    world.run(set_fact, "finished", True)
+    assert figures(world)["alarm"] == ""
+
+
+def test_updates_that_change_nothing_raise_the_alarm(world: World) -> None:
+    """Their gradients were not finite: the groups are paid for, and the policy stays as it was."""
+    key = world.join(1)
+    for number in range(1, health.SKIPPED_MAX + 2):
+        for _ in range(2):
+            world.earn(key, version=number)
+        world.train(number)
+        world.publish(number + 1, number)
+        skipped = {"learner/skipped": 1.0, "reward/mean": 0.5}
+        change = sa.update(batches).where(batches.c.batch == number).values(metrics=skipped)
+        world.run(lambda connection, change=change: connection.execute(change))
+        found = figures(world)
+        assert found["updates_skipped_lately"] == number
+        assert ("changed nothing" in found["alarm"]) == (number > health.SKIPPED_MAX)
+    alarmed, many = figures(world)["alarm"], health.SKIPPED_MAX + 1
+    assert f"{many} of the last {many} updates" in alarmed
+    assert "learner.learning_rate" in alarmed
     world.run(set_fact, "finished", True)
     assert figures(world)["alarm"] == ""

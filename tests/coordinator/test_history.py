@@ -105,7 +105,7 @@ class History(RuleBasedStateMachine):
             return
         if how == "steals":
             key = next(other for other in self.nodes if other is not key)
-        verdict = self.world.submit(key, answer(key, lease, seed=lease.seed ^ 1))
+        verdict = self.world.submit(key, answer(key, lease, lease_digest="0" * 64))
         assert verdict.outcome == "rejected"
 
     @precondition(lambda self: self.accepted)

@@ -18,9 +18,11 @@ from protocol import canonical, limits
 from protocol.chunks import chunk_id
 from protocol.errors import ERRORS
 from protocol.learning import Batch, LearnerState, Progress, Report
+from protocol.message import Message
 from protocol.messages import (
     Heartbeat,
     HeartbeatReply,
+    LeaseProgress,
     LeaseReply,
     LeaseRequest,
     Plan,
@@ -31,7 +33,7 @@ from protocol.messages import (
     Transfer,
 )
 from protocol.origin import OriginList, chunk_path
-from protocol.owner import Delegation, seal_statement
+from protocol.owner import Delegation, Revocation, seal_statement
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 
@@ -111,6 +113,25 @@ class TestTheWholeWay:
         assert (hint.newest_version, hint.finished) == (1, False)
         plan = await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
         assert [peer.peer_id for peer in plan.peers] == [other.node_id]
+
+    async def test_a_revoked_key_is_refused_whatever_it_says_of_leases(self, served: Served) -> None:
+        await served.publish()
+        key, owner = await served.join(), NodeKey(bytes([7]) * 32)
+        (lease,) = await served.lease(key)
+        given = seal_statement(owner, Delegation(node_id=key.node_id, number=1))
+        joined = Register(name="n1", price_micros_per_mtok=1, addresses=(), agent="", delegation=given)
+        await served.call(key, "/v1/nodes", joined, HeartbeatReply)
+        over = seal_statement(owner, Revocation(node_id=key.node_id, number=2))
+        assert (await served.post("/v1/owners", over)).status == 200
+        words: dict[str, Message] = {
+            "/v1/leases": ASK,
+            "/v1/leases/return": ReturnLeases(lease_ids=(lease.lease_id,)),
+            "/v1/leases/progress": LeaseProgress(held=(lease.lease_id,), fragments=()),
+            "/v1/rollouts": Submission(rollouts=(served.answer(key, lease),)),
+            "/v1/heartbeat": BEAT,
+        }
+        for path, message in words.items():
+            await refused(await served.post(path, served.sealed(key, path, message)), "key_revoked")
 
     async def test_a_node_that_names_ever_other_versions_has_no_plan_made_anew(self, served: Served) -> None:
         await served.publish()

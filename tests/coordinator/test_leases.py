@@ -80,17 +80,19 @@ def test_lease_hoarding_leaves_work_for_others(tmp_path: Path) -> None:
     world.database.close()
 
 
-def test_lease_griefing_ends_at_one_lease_and_honest_answers_bring_more(tmp_path: Path) -> None:
+def test_lease_griefing_ends_at_none_for_longer_and_longer_and_honest_answers_bring_more(tmp_path: Path) -> None:
     """Claims all it can and lets it expire, again and again; then it answers."""
     world = World(tmp_path, staleness=8, size=8, newcomer_leases=4)
     world.publish(1, 0)
     key = world.join(1)
     taken = []
-    for _ in range(4):
+    for _ in range(9):
         taken.append(len(world.offer(key, groups=64).leases))
         world.now_ms += world.terms.timeout_ms
         world.expire()
-    assert taken == [4, 1, 1, 1]
+    assert taken == [4, 1, 0, 1, 0, 0, 1, 0, 0]
+    assert world.offer(key).reason == "busy"
+    world.now_ms += 2 * world.terms.timeout_ms
     for expected in (1, 2, 4, 8, 8):
         given = world.offer(key, groups=64).leases
         assert len(given) == expected

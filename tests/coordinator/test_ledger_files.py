@@ -2,20 +2,24 @@
 
 import asyncio
 import fcntl
+import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from typer import Typer
 from typer.testing import CliRunner, Result
 
+from coordinator.api.public import OTHERS_MAX
 from coordinator.app import every
 from coordinator.cli import app
 from coordinator.publishing import rotation
 from coordinator.publishing.role_keys import RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.store.tables import nodes
 from ledger import proof, store
 from ledger.book import BookBroken
 from ledger.checkpoint import open_checkpoint
@@ -46,6 +50,14 @@ async def earn(served: Served) -> str:
     [verdict] = await served.submit(key, rollout)
     assert verdict.outcome == "accepted"
     return chunks.digest(Envelope.from_bytes(rollout).payload)
+
+
+def register_many(connection: sa.Connection, count: int) -> None:
+    like = connection.execute(sa.select(nodes).limit(1)).mappings().one()
+    rows = [
+        dict(like) | {"node_id": f"free-{n}", "owner": f"free-{n}", "last_seen_ms": 2**52 + n} for n in range(count)
+    ]
+    connection.execute(sa.insert(nodes), rows)
 
 
 async def run(program: Typer, *words: str) -> Result:
@@ -189,6 +201,21 @@ async def test_a_stranger_finds_the_root_that_a_running_coordinator_has_replaced
         assert isinstance((await run(node_app, *verify)).exception, RolledBack)
     offline = await run(node_app, *verify, "--from", str(tmp_path / "saved"))
     assert isinstance(offline.exception, UntrustedMetadata)
+
+
+async def test_free_registrations_do_not_keep_anybody_from_verifying(served: Served) -> None:
+    await earn(served)
+    await served.round.publish_checkpoint()
+    await served.round.database.run(register_many, 5 * OTHERS_MAX)
+    rows = json.loads(await get(served, "/v1/leaderboard"))["nodes"]
+    assert rows[0]["pending_micros"] > 0, "who has a claim is there, however long ago it was heard of"
+    assert len(rows) == 1 + OTHERS_MAX
+    assert f"free-{5 * OTHERS_MAX - 1}" in {row["node_id"] for row in rows}
+    assert "free-0" not in {row["node_id"] for row in rows}
+    assert b"/nodes/free-0" in await get(served, "/?q=free-0"), "pages have all"
+    join = f"{served.client.make_url('/')}#{served.round.round_id}".replace("/#", "#")
+    verified = await run(node_app, "ledger", "verify", join)
+    assert verified.exit_code == 0, verified.output
 
 
 async def test_a_stranger_verifies_everything_vouches_for_it_and_the_operator_checks_the_store(

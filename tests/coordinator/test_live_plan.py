@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -47,6 +47,15 @@ def test_what_cannot_be_is_said_and_which_bound_would_help() -> None:
     assert "-" in text(nobody)
 
 
+@pytest.mark.parametrize("rate", [1e-12, 1e-303, 5e-324])
+def test_a_node_that_claims_next_to_nothing_makes_no_update_last_for_ages(rate: float) -> None:
+    found = report(replace(NOW, nodes=[Candidate("snail", rate, MICROS)]))
+    json.dumps(found, allow_nan=False)
+    for plan in (found["plan"], *found["by_staleness"], *found["sensitivity"].values()):
+        assert (plan["step_s"], plan["cost_per_update"]) == (None, None)
+        assert plan["idle"] == pytest.approx(1)
+
+
 def test_each_sensitivity_changes_its_own_thing() -> None:
     here, found = advise(NOW), sensitivity(replace(NOW, learner_cost=MICROS / 36))
     plain = advise(replace(NOW, learner_cost=MICROS / 36))
@@ -64,6 +73,7 @@ def test_each_sensitivity_changes_its_own_thing() -> None:
     st.floats(0, 1e4),
     st.floats(0, 1e4),
 )
+@example([(5.642393673853142e-304, 93.0)], 0, 0.0, 0.0)
 def test_whatever_is_measured_is_told_in_numbers(
     nodes: list[tuple[float, float]], staleness: int, broadcast_s: float, rollout_s: float
 ) -> None:

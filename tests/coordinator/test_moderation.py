@@ -16,6 +16,7 @@ from coordinator.store import tables
 from coordinator.store.state import Database
 from ledger import store
 from protocol.errors import NotAuthorised, NotFound, OwnerBanned
+from protocol.messages import LeaseReply, LeaseRequest
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 from tests.coordinator.world import World
@@ -51,7 +52,8 @@ async def test_a_paused_node_gets_no_new_work_but_may_finish_what_it_holds(tmp_p
         node, other = await served.join(1), await served.join(2)
         (held,) = await served.lease(node)
         assert (await order(served, "pause", node.node_id))["changed"]
-        assert await served.lease(node) == ()
+        told = await served.call(node, "/v1/leases", LeaseRequest(version=1, groups=1), LeaseReply)
+        assert (told.leases, told.reason) == ((), "paused")  # not "standby": no lower price would bring work
         assert len(await served.lease(other)) == 1
         (verdict,) = await served.submit(node, served.answer(node, held))
         assert verdict.outcome == "accepted"

@@ -88,9 +88,27 @@ async def test_from_a_new_owner_to_a_paid_batch(served: Served, home: Path, sign
     assert verified.exit_code == 0, verified.exception
     assert json.loads(verified.output)["balances"][f"paid:{NODE.node_id}"] == 2_000_000
 
+    await show_its_proof(served, join, home)
     revoked = await run(node_app, "keys", "revoke", NODE.node_id, join, *sign)
     assert revoked.output.startswith("recorded")
     assert code(await run(node_app, *mine)) == "key_revoked"
+
+
+async def show_its_proof(served: Served, join: str, home: Path) -> None:
+    """The payee fetches what the operator's file says, too, and proves it without a network."""
+    payouts = ["ledger", "payouts", join, "--home", str(home)]
+    assert (await run(node_app, *payouts)).output == (
+        "batch 1: 2000000 micro-units to text:IBAN DE00, proved; paid, reference SEPA-1\n"
+    )
+    kept = home / "rounds" / served.round.round_id[:16] / "payouts" / "batch-000001.payout"
+    checked = await run(node_app, "ledger", "check", join, str(kept))
+    assert checked.output.startswith("Proved: "), checked.exception
+    found = json.loads((await run(node_app, *payouts, "--offline", "--json")).output)
+    exported = json.loads((served.round.folder / "payouts" / "batch-000001.json").read_text())
+    [payee] = exported["payees"]
+    line = {name: exported[name] for name in ("batch", "key", "root")}
+    line |= {name: payee[name] for name in ("place", "address", "amount_micros", "proof")}
+    assert found == {"payouts": [line | {"payees": 1, "state": "paid", "reference": "SEPA-1"}], "missing": []}
 
 
 async def take_on(served: Served, join: str, home: Path, sign: list[str]) -> None:

@@ -13,6 +13,7 @@ from ledger.entry import OwnerAct
 from protocol import chunks, limits
 from protocol.errors import (
     KeyRevoked,
+    LeaseClosed,
     MalformedMessage,
     MessageTooLarge,
     OwnerBanned,
@@ -25,7 +26,7 @@ from protocol.errors import (
 from protocol.messages import Register
 from protocol.owner import Delegation, Earnings, PayoutAddress, Revocation, Statement, StatementReply, seal_statement
 from protocol.signing import NodeKey
-from tests.coordinator.world import HONEST_TOKENS, PRICE, ROUND, World
+from tests.coordinator.world import HONEST_TOKENS, PRICE, ROUND, World, answer, fragment
 
 OWNER, THIEF = NodeKey(b"o" * 32), NodeKey(b"t" * 32)
 DELAY_MS = 1_000
@@ -200,6 +201,24 @@ def test_revoked_node_gets_no_work_and_cannot_come_back(world: World) -> None:
     with pytest.raises(KeyRevoked):
         delegate(world, key, number=3)
     assert lease.lease_id in world.lease_states()
+
+
+def test_garbage_told_under_a_stolen_key_goes_nowhere_once_it_is_revoked(world: World) -> None:
+    """A fault on it would fall on the owner, who has done all that an owner can."""
+    stolen, heir = world.join(1), world.join(2)
+    delegate(world, stolen)
+    left, held = world.lease(stolen), world.lease(stolen)
+    assert world.tell(stolen, fragment(stolen, left, {0: [77]})).taken
+    world.give_back(stolen, left)
+    say(world, Revocation(node_id=stolen.node_id, number=2))
+    assert not world.tell(stolen, fragment(stolen, held, {0: [77]})).taken
+    assert world.submit(stolen, answer(stolen, held)).code == LeaseClosed.code
+    given = world.offer(heir, groups=2, continues=True).leases
+    assert [lease.prefixes for lease in given] == [(), ()]
+    assert {lease.prompt for lease in given} == {left.prompt, held.prompt}, "at once, and not when its time is over"
+    (row,) = [row for row in world.rows(tables.leases) if row["lease_id"] == held.lease_id]
+    assert (row["state"], row["code"]) == ("rejected", KeyRevoked.code)
+    assert world.rows(tables.fragments) == []
 
 
 def test_what_a_revoked_node_earned_stays_its_owners(world: World) -> None:

@@ -20,7 +20,8 @@ from coordinator.people import owners
 from coordinator.store.state import Database
 from ledger import store
 from ledger.accounts import OUTSIDE, AccountKind, paid, payable, paying
-from ledger.entry import Appeal, Paid, PayoutBatch, Pending, Post, Reinstate, Ruling, Void, amount
+from ledger.entry import Appeal, Paid, Payout, PayoutBatch, Pending, Post, Reinstate, Ruling, Void, amount, parse
+from ledger.payout_proof import PayoutReply
 from ledger.tree import check_inclusion
 from protocol.errors import NotFound, PayoutFailed, ProofInvalid
 from protocol.owner import PayoutAddress, seal_statement
@@ -32,6 +33,7 @@ from tests.ledger.notes import KEY, PRIVATE
 
 TERMS = Terms(rail="bank", scheme="", minimum_micros=100)
 LATER_MS = NOW_MS + 1_000_000
+ROOTS = (b"the round's root document",)
 _claims = count(1)
 
 
@@ -210,6 +212,44 @@ def test_the_root_in_the_ledger_proves_every_payee_and_no_other_amount(world: Wo
     before = table.read_bytes(), proofs.read_bytes()
     payouts.export(load(world, batch.number), tmp_path)
     assert (table.read_bytes(), proofs.read_bytes()) == before
+
+
+def prove(world: World, key: NodeKey, number: int = 1) -> PayoutReply:
+    found: PayoutReply = world.run(payouts.prove, key.node_id, number, ROOTS)
+    return found
+
+
+def test_payee_is_shown_the_own_line_once_it_is_published_and_nobody_elses(world: World) -> None:
+    first, second = owner(1, world, nodes=2), owner(2, world)
+    idle, stranger = world.join(199), world.join(8)
+    delegate(world, idle, NodeKey((1_001).to_bytes(32)), number=9)
+    for key in (first[1], *second):
+        owe(world, key, 200)
+    batch = create(world)
+    with pytest.raises(NotFound, match="batch 1"):
+        prove(world, first[0])
+    publish(world)
+    settle(world, batch, Manual("SEPA-1"))
+    place_of = {payee.address: place for place, payee in enumerate(batch.payees)}
+    for key, address, share in (
+        (first[0], "text:account 1", first[1]),
+        (first[1], "text:account 1", first[1]),
+        (idle, "text:account 1", first[1]),
+        (second[0], "text:account 2", second[0]),
+    ):
+        shown = prove(world, key).payout
+        assert shown
+        assert (shown.place, shown.address, shown.amount_micros) == (place_of[address], address, 200)
+        check_inclusion(batch.payees[shown.place].leaf, shown.place, 2, batch.root, shown.proof)
+        entries = [parse(item.entry) for item in shown.entries]
+        paying_out = Payout(batch=1, node_id=share.node_id, amount_micros=200)
+        assert entries[1:] == [paying_out], "that it was paid is not published yet"
+    assert prove(world, stranger) == PayoutReply(batches=1, payout=None)
+    assert prove(world, first[0], number=2) == PayoutReply(batches=1, payout=None)
+    publish(world)
+    shown = prove(world, first[0]).payout
+    assert shown
+    assert isinstance(parse(shown.entries[2].entry), Paid)
 
 
 def test_payment_by_hand_waits_for_a_reference_and_takes_one(world: World) -> None:

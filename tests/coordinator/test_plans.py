@@ -6,9 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from coordinator.spreading.plans import PLANNED_FOR_MS, Plans
-from coordinator.spreading.topology import FAN_OUT_MAX, STRIPES, NodeLinks
+from coordinator.spreading.topology import FAN_OUT_MAX, SPARES, STRIPES, NodeLinks
 from protocol import limits
 from protocol.errors import UnknownNode
 from protocol.ids import NodeId
@@ -83,12 +84,24 @@ def test_who_names_no_address_is_not_tried() -> None:
     assert [peer.peer_id for peer in plans.part(PEERS[0], SEEDER_PEER).calls] == [PEERS[1]]
 
 
-def test_a_crowd_of_questions_costs_one_look_until_somebody_new_asks() -> None:
+def test_a_crowd_of_questions_costs_one_look() -> None:
     plans, _, _ = planned(*PEERS[:4])
-    assert not plans.is_stale(1, PEERS[0], now_ms=PLANNED_FOR_MS - 1)
-    assert plans.is_stale(1, PEERS[0], now_ms=PLANNED_FOR_MS)
-    assert plans.is_stale(2, PEERS[0], now_ms=1)
-    assert plans.is_stale(1, PEERS[4], now_ms=1)
+    assert not plans.is_stale(1, now_ms=PLANNED_FOR_MS - 1)
+    assert plans.is_stale(1, now_ms=PLANNED_FOR_MS)
+    assert plans.is_stale(2, now_ms=1)
+
+
+def test_a_newcomer_that_asks_between_two_looks_is_fed_and_feeds_nobody() -> None:
+    plans, live, nodes = planned(*PEERS[:4])
+    plans.fit_in(PEERS[4])
+    part = plans.part(PEERS[4], SEEDER_PEER)
+    assert sorted(stripe for peer in part.peers for stripe in peer.stripes) == list(range(STRIPES))
+    assert not part.calls
+    plans.update(1, live | {PEERS[4]: "late:1"}, 3e6, [*nodes, NodeLinks(PEERS[4], 1e6, 1e6)], now_ms=PLANNED_FOR_MS)
+    assert plans.part(PEERS[4], SEEDER_PEER) == part
+    plans.update(1, live, 3e6, nodes, now_ms=2 * PLANNED_FOR_MS)
+    with pytest.raises(UnknownNode):
+        plans.part(PEERS[4], SEEDER_PEER)
 
 
 def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> None:
@@ -105,6 +118,18 @@ def test_joins_and_leaves_in_the_middle_of_a_broadcast_move_nobody_else() -> Non
         assert gone not in {peer for peer, _ in now}
     with pytest.raises(UnknownNode):
         plans.part(gone, SEEDER_PEER)
+
+
+def test_who_asks_again_when_all_whom_it_was_told_of_have_left_is_told_of_others() -> None:
+    """It had the seeder alone, and in a large swarm that takes no more connections than its children's."""
+    names = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 41)]
+    plans, live, nodes = planned(*names)
+    gone = {peer.peer_id for peer in plans.part(names[0], SEEDER_PEER).peers}
+    live = {node: address for node, address in live.items() if node not in gone}
+    plans.update(1, live, 3e6, [node for node in nodes if node.name in live], now_ms=PLANNED_FOR_MS)
+    told = {peer.peer_id for peer in plans.part(names[0], SEEDER_PEER).peers}
+    assert len(told - {SEEDER}) == SPARES
+    assert told - {SEEDER} <= live.keys()
 
 
 @pytest.mark.asyncio
@@ -128,6 +153,28 @@ async def test_nodes_register_while_a_plan_is_made_and_it_is_made_once_for_all_w
         plan = served.round.plans._topology
         await served.call(keys[0], "/v1/plan", ask, Plan)
         assert served.round.plans._topology is plan
+
+
+@pytest.mark.asyncio
+async def test_what_receivers_have_witnessed_is_read_once_for_a_version(tmp_path: Path) -> None:
+    """In a swarm of a thousand that takes half a second; newcomers may ask at any time, and who lost everybody does."""
+    said: list[str] = []
+
+    def hear(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        said.append(statement)
+
+    async with serve(tmp_path) as served:
+        await served.publish()
+        key = await served.join(1)
+        sa.event.listen(sa.Engine, "before_cursor_execute", hear)
+        try:
+            for _ in range(3):
+                await served.call(key, "/v1/plan", PlanRequest(version=1), Plan)
+                served.round.plans._looked_ms -= PLANNED_FOR_MS
+        finally:
+            sa.event.remove(sa.Engine, "before_cursor_execute", hear)
+    assert sum("FROM dials" in statement for statement in said) == 3, "who can be dialled may have changed"
+    assert sum("FROM receipts" in statement for statement in said) == 1
 
 
 def test_every_address_of_a_node_is_told_to_those_who_dial_it() -> None:

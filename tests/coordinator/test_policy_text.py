@@ -37,6 +37,8 @@ def test_a_prompt_is_the_tasks_own_in_the_policys_tokens() -> None:
         ([END_TOKEN], 0.0),
         ([0, *encode("85"), END_TOKEN], 0.0),  # a padding token does not vanish from an answer
         ([*encode("8"), 0, *encode("5"), END_TOKEN], 0.0),
+        ([*encode("85"), len(VOCABULARY), END_TOKEN], 0.0),  # nor one that the model has and the tokenizer has not
+        ([*encode("8"), 2**32 - 1, *encode("5"), END_TOKEN], 0.0),
         ([*encode("85="), END_TOKEN], 0.0),
         (encode("85") * 20, 0.0),
     ],

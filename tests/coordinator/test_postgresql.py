@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from coordinator.round import Round
 from coordinator.store.state import Database, engine, get_fact, set_fact
 from ledger import store
+from ledger.prepared import STRAIGHT, say
 from protocol import canonical
 from protocol.errors import ConfigInvalid, MalformedMessage
 from protocol.messages import (
@@ -28,6 +29,7 @@ from protocol.messages import (
 )
 from tests.coordinator.served import serve
 from tests.coordinator.world import clear
+from tests.ledger import test_prepared
 
 ADDRESSES = ("/v1/status", "/v1/leaderboard", "/v1/broadcast", "/healthz", "/v1/ledger/checkpoint")
 
@@ -205,3 +207,45 @@ def test_a_round_on_sqlite_has_one_process(tmp_path: Path) -> None:
     asyncio.run(open_one())
     with pytest.raises(ConfigInvalid, match="served by one process"):
         Round.beside(tmp_path / "round")
+
+
+def test_statements_that_go_past_the_cursors_say_the_same_as_sqlalchemy(postgres_url: str) -> None:
+    with one_connection(postgres_url) as connection:
+        for number, same in enumerate(test_prepared.SAME):
+            connection.exec_driver_sql("BEGIN")
+            test_prepared.metadata.create_all(connection)
+            same(connection)
+            say(connection, "ROLLBACK")
+            assert STRAIGHT in connection.info, number
+
+
+def test_a_connection_whose_statements_were_thrown_away_prepares_them_again(postgres_url: str) -> None:
+    clear(postgres_url)
+    database = Database(postgres_url)
+    database.run_now(set_fact, "n", 1)
+
+    def throw_away(connection: sa.Connection) -> None:
+        get_fact(connection, "n")
+        say(connection, "DEALLOCATE ALL")
+        get_fact(connection, "n")
+
+    with pytest.raises(sa.exc.DBAPIError, match="does not exist"):
+        database.run_now(throw_away)
+    assert database.run_now(get_fact, "n") == 1
+    database.close()
+
+
+def test_a_connection_that_is_lost_fails_its_effect_by_name_and_no_other(postgres_url: str) -> None:
+    clear(postgres_url)
+    database = Database(postgres_url)
+
+    def lose(connection: sa.Connection) -> None:
+        set_fact(connection, "n", 1)
+        with suppress(sa.exc.DBAPIError):
+            say(connection, "SELECT pg_terminate_backend(pg_backend_pid())")
+        get_fact(connection, "n")
+
+    with pytest.raises(sa.exc.DBAPIError, match="the connection is lost"):
+        database.run_now(lose)
+    assert database.run_now(get_fact, "n") is None
+    database.close()

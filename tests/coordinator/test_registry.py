@@ -9,10 +9,12 @@ from coordinator.figures import summary
 from coordinator.people import registry
 from coordinator.store import tables
 from protocol import canonical, limits
-from protocol.errors import AgentTooOld, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
+from protocol.errors import AgentTooOld, KeyRevoked, MalformedMessage, NonceReplayed, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
 from protocol.messages import Blame, Heartbeat, Register, Transfer
+from protocol.owner import Revocation
 from protocol.signing import NodeKey
+from tests.coordinator.test_owners import delegate, say
 from tests.coordinator.world import PRICE, World
 
 NODE, OTHER = NodeKey(b"1" * 32).node_id, NodeKey(b"2" * 32).node_id
@@ -104,6 +106,16 @@ def test_a_heartbeat_of_a_stranger_is_refused(world: World) -> None:
         beat(world, NODE)
 
 
+def test_a_heartbeat_under_a_revoked_key_is_refused_and_keeps_no_place_in_the_plan(world: World) -> None:
+    key = world.join(1)
+    delegate(world, key)
+    say(world, Revocation(node_id=key.node_id, number=2))
+    world.now_ms += 101
+    with pytest.raises(KeyRevoked):
+        beat(world, key.node_id)
+    assert live(world) == {}
+
+
 def test_counters_that_begin_again_at_zero_add_up(world: World) -> None:
     key = world.join(1)
     for session, moved in ((1, 5), (1, 7), (2, 0), (2, 3), (2, 3)):
@@ -174,10 +186,10 @@ def test_a_node_of_a_retired_generation_is_told_since_when_its_work_does_not_cou
     value = Register(name="n", price_micros_per_mtok=1, addresses=(), agent="echo-swarm/0.0.1").model_dump()
     del value["generation"]  # as agents did before there were numbers
     olds = (value, value | {"generation": 0}, {"nothing": "that is known here"})
-    for old, since in [*((old, "2026-11-22") for old in olds), (value | {"generation": 1}, "2026-11-23")]:
+    for old, since in [*((old, "2026-11-22") for old in olds), (value | {"generation": 2}, "2026-11-23")]:
         with pytest.raises(AgentTooOld, match=since) as caught:
             Register.from_bytes(canonical.encode(old))
         assert "install.sh" in caught.value.hint
-    assert Register.from_bytes(canonical.encode(value | {"generation": 2})).generation == 2
+    assert Register.from_bytes(canonical.encode(value | {"generation": 3})).generation == 3
     with pytest.raises(MalformedMessage):
         Register.from_bytes(canonical.encode(value | {"generation": "new"}))

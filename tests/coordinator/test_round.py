@@ -43,10 +43,44 @@ def test_secrets_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
 
 
+def others_may_look_into(folder: Path) -> set[str]:
+    """The names in a round's folder that other users of the machine can read."""
+    return {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077}
+
+
+def test_a_new_round_shows_others_what_is_served_and_nothing_else(tmp_path: Path) -> None:
+    problems, folder = tmp_path / "p.jsonl", tmp_path / "runs" / "round"
+    problems.write_text("".join(f'{{"prompt": "{number}+1=", "answer": "{number + 1}"}}\n' for number in range(40)))
+    open_round(folder, "task.name=data", f"data.train={problems}")
+    assert {"state.db", "task", "coordinator.lock"} <= {path.name for path in folder.iterdir()}
+    assert others_may_look_into(folder) == {"public", "metadata", "blobs"}
+
+
+def test_an_old_round_is_closed_to_others_at_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_round(tmp_path)
+    (tmp_path / "learner").mkdir(mode=0o755)
+    (tmp_path / "state.db").chmod(0o644)
+    (tmp_path / "keys").chmod(0o755)
+    with caplog.at_level("INFO"):
+        open_round(tmp_path)
+    (said,) = [record.getMessage() for record in caplog.records if "other users" in record.getMessage()]
+    assert "keys, learner, state.db" in said
+    assert others_may_look_into(tmp_path) == {"public", "metadata", "blobs"}
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        open_round(tmp_path)
+    assert "other users" not in caplog.text
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:http"])
+def test_an_address_that_is_none_is_refused_before_the_round_is_made(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"round\.listen: .* is not host:port"):
+        load(None, [f"round.directory={tmp_path}", f"round.listen={address}"])
+
+
 @pytest.mark.asyncio
-@pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:http", "203.0.113.1:8700"])
-async def test_an_address_that_cannot_be_listened_on_is_a_named_error(tmp_path: Path, address: str) -> None:
-    config = load(None, [f"round.directory={tmp_path}", f"round.listen={address}"])
+async def test_an_address_that_cannot_be_listened_on_is_a_named_error(tmp_path: Path) -> None:
+    config = load(None, [f"round.directory={tmp_path}", "round.listen=203.0.113.1:8700"])
     with pytest.raises(ConfigInvalid, match="Cannot listen on"):
         await run(config, with_learner=False, with_auditor=False, announce=lambda _: None)
 

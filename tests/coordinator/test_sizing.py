@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.work.sizing import MEASURED_MIN, allowance_after, groups_in_time
+from coordinator.work.sizing import MEASURED_MIN, MISSED_MAX, allowance_after, groups_in_time, wait_ms
 from protocol.lease import Event
 
 MOST = 16
@@ -27,6 +27,11 @@ class Lease:
         (MOST, Event.EXPIRE, MOST - 1),
         (2, Event.SKIP, 1),
         (1, Event.REJECT, 1),  # never none: it could not show that it is better now
+        (1, Event.EXPIRE, 0),
+        (0, Event.EXPIRE, -1),
+        (-1, Event.SKIP, -1),
+        (-1, Event.ACCEPT, 2),
+        (-MISSED_MAX, Event.EXPIRE, -MISSED_MAX),
         (64, Event.EXPIRE, MOST - 1),  # the operator has lowered the most
         (5, Event.CANCEL, 5),
     ],
@@ -36,19 +41,26 @@ def test_allowance_by_hand(before: int, event: Event, after: int) -> None:
 
 
 @given(st.integers(1, 64), st.lists(st.sampled_from(Event)))
-def test_whatever_happens_the_allowance_stays_between_one_and_the_most(first: int, events: list[Event]) -> None:
+def test_whatever_happens_an_allowance_stays_within_its_bounds(first: int, events: list[Event]) -> None:
     allowance = first
     for event in events:
         allowance = allowance_after(allowance, event, most=MOST)
-        assert 1 <= allowance <= max(first, MOST)
+        assert -MISSED_MAX <= allowance <= max(first, MOST)
 
 
 @given(st.integers(1, MOST))
-def test_lease_griefing_is_soon_at_one(first: int) -> None:
+def test_a_node_that_lets_all_it_holds_expire_at_once_need_not_wait(first: int) -> None:
     allowance = first
-    for _ in range(MOST):
+    for _ in range(first):
         allowance = allowance_after(allowance, Event.EXPIRE, most=MOST)
-    assert allowance == 1
+    assert allowance == 0
+    assert not wait_ms(-allowance, timeout_ms=10)
+
+
+def test_lease_griefing_waits_twice_as_long_each_time_up_to_a_most() -> None:
+    assert [wait_ms(misses, timeout_ms=10) for misses in (-1, 0, 1, 2, 3, MISSED_MAX, 100)] == [
+        0, 0, 10, 20, 40, 320, 320,
+    ]  # fmt: skip
 
 
 def test_before_enough_leases_have_ended_nothing_is_known() -> None:

@@ -1,8 +1,10 @@
 """The store: an effect happens wholly or not at all, and what was acknowledged is on the disk."""
 
 import asyncio
+import resource
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -225,4 +227,48 @@ def test_what_is_called_as_a_read_cannot_write_and_the_next_writer_can(tmp_path:
         asyncio.run(database.read(set_fact, "a", 1))
     database.run_now(set_fact, "a", 2)
     assert asyncio.run(database.read(get_fact, "a")) == 2
+    database.close()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """What writes to a file fails in this process, as where the disk of temporary files is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_the_next_writer_can_write_after_a_read_that_the_disk_failed(tmp_path: Path) -> None:
+    """SQLite has ended the transaction by itself then, and refuses to be told so again."""
+    database = Database(tmp_path / "state.db")
+    database.run_now(set_fact, "a", 1)
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000)"
+
+    def spills(connection: sa.Connection) -> None:
+        """More than its cache to sort, so that it needs a file."""
+        assert get_fact(connection, "a") == 1
+        connection.exec_driver_sql(f"{numbers} SELECT name, randomblob(100) AS b FROM n, facts ORDER BY b").first()
+
+    with full_disk(), pytest.raises(sa.exc.OperationalError, match=r"disk I/O error|full"):
+        asyncio.run(database.read(spills))
+    database.run_now(set_fact, "a", 2)
+    assert asyncio.run(database.read(get_fact, "a")) == 2
+    database.close()
+
+
+def test_a_read_that_refuses_keeps_its_connection(tmp_path: Path) -> None:
+    """Else strangers could have the store connected to anew for each of their mistakes."""
+    database, made = Database(tmp_path / "state.db"), list[object]()
+    sa.event.listen(database._engine, "connect", lambda connection, _record: made.append(connection))
+
+    def refuses(_connection: sa.Connection) -> None:
+        raise KeyError
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            asyncio.run(database.read(refuses))
+    assert len(made) <= 1
     database.close()

@@ -133,7 +133,7 @@ def test_a_group_that_one_of_two_gives_up_stays_with_the_other(world: World) -> 
 def test_a_cheat_who_comes_second_spoils_nothing(world: World) -> None:
     slow, lease, fast, again = late(world)
     world.submit(fast, answer(fast, again))
-    assert world.submit(slow, answer(slow, lease, seed=lease.seed + 1)).code == "lease_mismatch"
+    assert world.submit(slow, answer(slow, lease, lease_digest="0" * 64)).code == "lease_mismatch"
     assert len(world.train(2).groups) == 2
     assert world.rejected() == {"lease_mismatch": 1}
 

@@ -1,14 +1,27 @@
 """The plan: every node gets every stripe, no link is promised more than it carries, and the bound is near."""
 
+import sys
 from collections import Counter
+from collections.abc import Callable
 from random import Random
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.spreading import topology
-from coordinator.spreading.topology import FAN_OUT_MAX, SOURCE, STRIPES, NodeLinks, Topology, fluid_bound_s, plan
+from coordinator.spreading.topology import (
+    FAN_OUT_MAX,
+    SOURCE,
+    SPARES,
+    STRIPES,
+    NodeLinks,
+    Topology,
+    fluid_bound_s,
+    plan,
+)
 
 W = 2.5e6
 
@@ -137,14 +150,14 @@ def test_a_plan_is_the_same_every_time() -> None:
 def test_a_newcomer_gets_every_stripe_and_moves_nobody() -> None:
     planned = plan(3 * W, uniform(20))
     before = {name: list(parents) for name, parents in planned.parents.items()}
-    topology.join(planned, NodeLinks("late", W, W))
+    topology.join(planned, [NodeLinks("late", W, W)])
     assert {name: parents for name, parents in planned.parents.items() if name != "late"} == before
     assert_is_a_tree_per_stripe(planned)
 
 
 def test_a_newcomer_is_fed_by_nodes_with_uplink_to_spare() -> None:
     planned = plan(3 * W, uniform(1))
-    topology.join(planned, NodeLinks("late", W, W))
+    topology.join(planned, [NodeLinks("late", W, W)])
     assert set(planned.parents["late"]) == {"node-00000"}
 
 
@@ -152,7 +165,7 @@ def test_who_leaves_takes_only_its_edges_along() -> None:
     planned = plan(3 * W, uniform(20))
     gone = max(planned.parents, key=lambda name: slots_used(planned)[name])
     before = {name: list(parents) for name, parents in planned.parents.items() if name != gone}
-    topology.leave(planned, gone)
+    topology.leave(planned, [gone])
     assert_is_a_tree_per_stripe(planned)
     for name, parents in planned.parents.items():
         assert [parent for parent in before[name] if parent != gone] == [
@@ -167,9 +180,79 @@ def test_a_node_that_comes_and_goes_uses_up_no_slots(dialable: bool) -> None:
     before = dict(planned.slots)
     assert sum(before.values()) > 0
     for _ in range(10):
-        topology.join(planned, NodeLinks("flapping", W, W, dialable))
-        topology.leave(planned, "flapping")
+        topology.join(planned, [NodeLinks("flapping", W, W, dialable)])
+        topology.leave(planned, ["flapping"])
     assert planned.slots == before
+
+
+def test_many_come_and_go_at_once_and_everybody_is_in_a_tree_and_knows_whom_it_feeds() -> None:
+    planned = plan(3 * W, uniform(60))
+    could_feed = sum(planned.slots.values()) + sum(slots_used(planned).values()) - slots_used(planned)[SOURCE]
+    gone = list(planned.parents)[::3]
+    topology.leave(planned, gone)
+    topology.join(planned, [NodeLinks(name, W, W, dialable=bool(at % 2)) for at, name in enumerate([*gone, "late"])])
+    assert_is_a_tree_per_stripe(planned)
+    for name in planned.parents:
+        assert set(planned.children(name)) == {child for child, parents in planned.parents.items() if name in parents}
+        assert name not in planned.upstreams(name)
+    used = slots_used(planned)
+    assert all(free >= 0 for free in planned.slots.values())
+    assert sum(planned.slots.values()) + sum(used.values()) - used[SOURCE] <= could_feed
+
+
+@pytest.mark.parametrize("change", ["leave", "join", "join one by one"])
+def test_flapping_nodes_cost_their_own_edges_and_not_those_of_the_swarm(change: str) -> None:
+    """Counted in steps of Python: free identities may come and go by thousands."""
+    many = 200
+
+    def took(swarm: int) -> int:
+        planned = plan(3 * W, uniform(swarm))
+        if change == "leave":
+            return steps(lambda: topology.leave(planned, list(planned.parents)[-many:]))
+        late = [NodeLinks(f"late-{at}", W, W) for at in range(many)]
+        together = [late] if change == "join" else [[one] for one in late]
+
+        def join() -> None:
+            for some in together:
+                topology.join(planned, some)
+
+        return steps(join)
+
+    assert took(4_000) < 2 * took(1_000)
+
+
+def steps(effect: Callable[[], None]) -> int:
+    """How many instructions of Python run for an effect."""
+    counted = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal counted
+        frame.f_trace_opcodes = True
+        counted += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        effect()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+def test_who_has_lost_all_others_to_turn_to_is_told_of_others() -> None:
+    planned = plan(3 * W, uniform(60))
+    name, *others = planned.parents
+    lost = planned.upstreams(name).keys() - {SOURCE}
+    topology.leave(planned, lost)
+    assert planned.upstreams(name).keys() == {SOURCE}
+    topology.renew_spares(planned, name)
+    found = planned.upstreams(name).keys() - {SOURCE}
+    assert len(found) == SPARES
+    assert found <= set(others) - lost
+    before = planned.upstreams(name)
+    topology.renew_spares(planned, name)
+    assert planned.upstreams(name) == before, "of whom nobody has left since"
 
 
 def test_where_nobody_can_be_dialled_the_source_feeds_everybody() -> None:

@@ -361,8 +361,7 @@ def fragment(key: NodeKey, lease: Lease, tokens: dict[int, list[int]], **change:
     fields: dict[str, Any] = {
         "round_id": ROUND,
         "lease_id": lease.lease_id,
-        "version": lease.version,
-        "seed": lease.seed,
+        "lease_digest": lease.digest,
         "previous": "",
         "parts": parts,
     }
@@ -384,8 +383,7 @@ def claim(lease: Lease, **change: Any) -> RolloutClaim:
     fields: dict[str, Any] = {
         "round_id": ROUND,
         "lease_id": lease.lease_id,
-        "version": lease.version,
-        "seed": lease.seed,
+        "lease_digest": lease.digest,
         "samples": rest(lease) or (honest_sample(lease),) * lease.samples,
     }
     return RolloutClaim(**(fields | change))

@@ -11,9 +11,18 @@ from pathlib import Path
 METADATA = "Metadata-Version: 2.1\nName: echo-swarm\nVersion: {version}\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 PROGRAM = """
+import signal
 import sys
 
+def join():
+    ends = {{signal.SIGINT, signal.SIGTERM}}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    print("{version} at work", flush=True)
+    print("{version} left by", signal.Signals(signal.sigwait(ends)).name, flush=True)
+
 def main():
+    if sys.argv[1:2] in (["join"], ["mirror"]):
+        return join()
     print("echo-swarm {version}" if sys.argv[1:] == ["--version"] else " ".join(sys.argv[1:]))
     sys.exit({exit_code})
 """

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tree_sitter_powershell
@@ -60,6 +61,7 @@ def test_every_installation_by_pip_demands_hashes_or_names_why_not() -> None:
         '" torch transformers ;;',
         '" llama-cpp-python gguf ;;',
     ]
+    assert ["--only-binary :all:" in line for line in loose] == [False, True, False]  # llama.cpp is compiled
 
 
 def test_the_override_stands_in_constraints() -> None:
@@ -104,6 +106,7 @@ def test_the_plist_says_what_to_run() -> None:
     job = plistlib.loads(filled("launchd.plist").encode())
     assert job["ProgramArguments"] == ["/bin/true", "join", "http://host:8700#ab"]
     assert job["Umask"] == 0o077
+    assert f"TimeoutStopSec={job['ExitTimeOut']}" in filled("user.service"), "as long as elsewhere to leave cleanly"
 
 
 @pytest.mark.parametrize("name", ["system.service", "user.service"])
@@ -126,6 +129,30 @@ def test_the_compose_file_uses_settings_that_exist() -> None:
     assert load(ROOT / "examples" / "demo.toml", settings).round.public_url == "http://coordinator:8700"
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert {services[name]["build"]["target"] for name in ("coordinator", "node")} <= set(stages)
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Which volume lies where, but for files of the host's."""
+    found = [mount.split(":") for mount in service.get("volumes", ())]
+    return {volume: place for volume, place, *_ in found if volume[0] not in "/.$"}
+
+
+def test_only_the_coordinator_holds_the_round_and_nodes_run_as_somebody_else() -> None:
+    """Its keys, the operator's token: whoever reads them is the operator."""
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    (directory,) = re.findall(r"--set=round\.directory=(\S+)", services["coordinator"]["command"][0])
+    (private,) = [volume for volume, place in mounts(services["coordinator"]).items() if directory.startswith(place)]
+    assert [name for name, service in services.items() if private in mounts(service)] == ["coordinator"]
+    shared = mounts(services["coordinator"]).keys() & mounts(services["node"]).keys()
+    (line,) = re.findall(r"swarm-coordinator init .*", services["coordinator"]["command"][0])
+    assert [f" >{mounts(services['coordinator'])[one]}/" in line for one in shared] == [True]
+    assert f"{shared.pop()}:/round:ro" in services["node"]["volumes"]
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    users = {stage.split()[2]: re.findall(r"^USER (\w+)", stage, re.MULTILINE) for stage in stages}
+    assert {*users["node"]}.isdisjoint(users["coordinator"])
+    assert all(users[stage] for stage in ("node", "coordinator"))
+    uids = re.findall(r"useradd --uid (\d+)", (ROOT / "Dockerfile").read_text())
+    assert len(uids) == len(set(uids)) == 2
 
 
 def test_lists_are_named_from_the_folder_in_which_they_are_used() -> None:

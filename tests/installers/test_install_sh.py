@@ -2,81 +2,14 @@
 
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.installers.machine import Machine
 from tests.installers.small_agent import small_wheel
-
-SCRIPT = Path(__file__).resolve().parents[2] / "installers" / "install.sh"
-NEEDED = ("sh", "env", "uname", "id", "ldd", "grep", "sed", "tr", "head", "tail", "cut", "awk", "df", "dirname", "date")
-TOOLS = (*NEEDED, "cat", "mkdir", "rmdir", "rm", "mv", "ln", "ls", "chmod", "readlink", "sleep")
-
-
-@dataclass
-class Machine:
-    """A home folder and what is on the PATH."""
-
-    home: Path
-    wheels: Path
-    tools: Path
-
-    @property
-    def prefix(self) -> Path:
-        return self.home / "echo"
-
-    @property
-    def program(self) -> Path:
-        return self.home / "bin" / "swarm-node"
-
-    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        """Nothing of the test's own but a temporary folder, and pip without a network."""
-        return {
-            "HOME": str(self.home), "PATH": str(self.tools), "PIP_NO_INDEX": "1", "TMPDIR": str(self.home)
-        } | dict(more)  # fmt: skip
-
-    def command(self, *options: str) -> list[str]:
-        place = ["--prefix", str(self.prefix), "--bin", str(self.home / "bin"), "--find-links", str(self.wheels)]
-        return ["/bin/sh", str(SCRIPT), *place, *options]
-
-    def run(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
-        command = self.command("--engine", "none", *options) if "--engine" not in options else self.command(*options)
-        return subprocess.run(command, env=self.environment(more), capture_output=True, text=True, check=False)
-
-    def version(self) -> str:
-        return subprocess.run([self.program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-
-    def versions(self) -> int:
-        return len(list((self.prefix / "versions").iterdir()))
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in TOOLS:
-        found = shutil.which(name)
-        assert found is not None, name
-        (tools / name).symlink_to(found)
-    (tools / "python3").symlink_to(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info[1]}")
-    home = tmp_path / "home"
-    home.mkdir()
-    small_wheel(tmp_path / "wheels", "1.0")
-    return Machine(home, tmp_path / "wheels", tools)
-
-
-def put(machine: Machine, name: str, script: str) -> None:
-    """Another program of that name on this machine."""
-    tool = machine.tools / name
-    tool.unlink(missing_ok=True)
-    tool.write_text(f"#!/bin/sh\n{script}\n")
-    tool.chmod(0o755)
 
 
 def test_a_dry_run_says_everything_and_changes_nothing(machine: Machine) -> None:
@@ -109,6 +42,18 @@ def test_install_update_and_uninstall(machine: Machine) -> None:
     again = machine.run("--uninstall")
     assert again.returncode == 1
     assert "Nothing is installed" in again.stderr
+
+
+@pytest.mark.parametrize(("user", "home"), [("0", "/var/lib/echo-swarm"), ("1000", ""), ("0", "/elsewhere")])
+def test_commands_of_root_look_where_the_service_lives(machine: Machine, user: str, home: str) -> None:
+    """`limits` and `status` of another home are confirmed, and mean nothing."""
+    machine.put("id", f"echo {user}")
+    assert machine.run().returncode == 0
+    installed = machine.prefix / "current" / "bin" / "swarm-node"
+    installed.write_text('#!/bin/sh\necho "$SWARM_HOME"\n')
+    named = {"SWARM_HOME": home} if home == "/elsewhere" else {}
+    ran = subprocess.run([machine.program], env=machine.environment(named), capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == home
 
 
 def test_modules_that_lie_where_root_stands_are_not_run(machine: Machine, tmp_path: Path) -> None:
@@ -181,7 +126,7 @@ def test_no_network_is_told_with_the_next_step(machine: Machine) -> None:
 
 
 def test_a_full_disk_is_told_before_anything_is_written(machine: Machine) -> None:
-    put(machine, "df", "echo head\necho none 1000 990 10240 99% /")
+    machine.put("df", "echo head\necho none 1000 990 10240 99% /")
     run = machine.run()
     assert run.returncode == 1
     assert "10 MB free" in run.stderr
@@ -197,7 +142,7 @@ def test_without_a_python(machine: Machine) -> None:
 
 
 def test_a_python_that_is_too_old(machine: Machine) -> None:
-    put(machine, "python3", "exit 1")
+    machine.put("python3", "exit 1")
     assert "none was found" in machine.run().stderr
     named = machine.run("--python", str(machine.tools / "python3"))
     assert "is not a Python of 3.11" in named.stderr
@@ -223,7 +168,7 @@ def test_wrong_usage_ends_with_2(machine: Machine, options: list[str], said: str
     ("memory_mb", "engine"), [("24564", "vllm"), ("8188", "torch")], ids=["a large card", "a small card"]
 )
 def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: str) -> None:
-    put(machine, "nvidia-smi", f'case "$*" in *memory*) echo {memory_mb} ;; *) echo "NVIDIA Test" ;; esac')
+    machine.put("nvidia-smi", f'case "$*" in *memory*) echo {memory_mb} ;; *) echo "NVIDIA Test" ;; esac')
     run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
     assert run.returncode == 0, run.stderr
     assert f"Engine:   {engine} (NVIDIA Test has {memory_mb} MB" in run.stdout
@@ -238,9 +183,9 @@ LARGE_CARD = 'case "$*" in *memory*) echo 24564 ;; *) echo "NVIDIA Test" ;; esac
 def test_where_vllm_has_no_packages_torch_samples_and_vllm_is_refused(
     machine: Machine, processor: str, glibc: str, wanted: str
 ) -> None:
-    put(machine, "nvidia-smi", LARGE_CARD)
-    put(machine, "ldd", f'echo "ldd (GNU libc) {glibc}"')
-    put(machine, "uname", f'[ "$1" = -m ] && echo {processor} || echo Linux')
+    machine.put("nvidia-smi", LARGE_CARD)
+    machine.put("ldd", f'echo "ldd (GNU libc) {glibc}"')
+    machine.put("uname", f'[ "$1" = -m ] && echo {processor} || echo Linux')
     run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
     assert run.returncode == 0, run.stderr
     assert f"Engine:   torch (vLLM is built for glibc {wanted} here, and this system has {glibc})" in run.stdout
@@ -252,7 +197,7 @@ def test_where_vllm_has_no_packages_torch_samples_and_vllm_is_refused(
 
 
 def test_a_system_older_than_every_package_is_refused(machine: Machine) -> None:
-    put(machine, "ldd", 'echo "ldd (GNU libc) 2.17"')
+    machine.put("ldd", 'echo "ldd (GNU libc) 2.17"')
     run = machine.run()
     assert run.returncode == 1
     assert "glibc 2.28" in run.stderr

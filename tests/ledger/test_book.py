@@ -42,14 +42,16 @@ EVENTS: dict[str, Entry] = {
 OF_A_CLAIM, OF_A_PAYOUT = ("pending", "post", "void", "reinstate"), ("payout", "paid")
 GRANTED: list[Entry] = [appeal(1), ruling(1)]
 PAYOUT = payout(1).claim_id
+EARNED: list[Entry] = [deposit(1_000), credit(1), post(1), credit(2, of=2), post(2)]
+"""Two nodes are owed 300 each."""
 
 PATHS: dict[ClaimState, list[Entry]] = {
     ClaimState.ABSENT: [],
     ClaimState.PENDING: [credit(1)],
     ClaimState.POSTED: [credit(1), post(1)],
     ClaimState.VOIDED: [credit(1), void(1)],
-    ClaimState.PAYING: [credit(1), post(1), payout(1)],
-    ClaimState.PAID: [credit(1), post(1), payout(1), paid(1)],
+    ClaimState.PAYING: [credit(1), post(1), batch(1), payout(1)],
+    ClaimState.PAID: [credit(1), post(1), batch(1), payout(1), paid(1)],
 }
 """How a claim or a payout gets into each state."""
 
@@ -72,7 +74,7 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.parametrize(("state", "kind"), list(TRANSITIONS), ids=lambda value: str(value))
 def test_every_pair_of_the_table_does_what_it_says(state: ClaimState, kind: str) -> None:
-    path = PATHS[state] if state is not ClaimState.ABSENT or kind != "payout" else [credit(1), post(1)]
+    path = PATHS[state] if state is not ClaimState.ABSENT or kind != "payout" else [credit(1), post(1), batch(1)]
     before = after(deposit(1_000), *path, *GRANTED)
     found, outcome = book.apply(before, EVENTS[kind])
     target = TRANSITIONS[state, kind]
@@ -164,29 +166,83 @@ def test_what_is_only_noted_moves_nothing_and_means_one_thing(entry: Entry) -> N
 
 
 def test_balances_follow_a_payout() -> None:
-    state = after(deposit(1_000), credit(1), post(1), credit(2, of=2), post(2), payout(1, micros=200), paid(1))
+    earned: list[Entry] = [credit(1), post(1), credit(2, of=2), post(2)]
+    state = after(deposit(1_000), *earned, batch(1, micros=200), payout(1, micros=200), paid(1))
     assert state.balance(payable(node(1))) == 100
     assert (state.balance(paying(node(1))), state.balance(paid_to(node(1)))) == (0, 200)
     assert state.balance(payable(node(2))) == 300
 
 
 def test_a_node_is_never_paid_more_than_it_is_owed() -> None:
-    before = after(deposit(1_000), credit(1), post(1), credit(2))
+    before = after(deposit(1_000), credit(1), post(1), credit(2), batch(1, micros=900))
     assert book.apply(before, payout(1, micros=301)) == (before, Outcome.NOT_PAYABLE)  # what is pending is not owed
     assert book.apply(before, payout(1, of=2)) == (before, Outcome.NOT_PAYABLE)
-    emptied = after(deposit(1_000), credit(1), post(1), payout(1))
+    emptied = after(deposit(1_000), credit(1), post(1), batch(1), payout(1), batch(2))
     assert book.apply(emptied, payout(2)) == (emptied, Outcome.NOT_PAYABLE)
 
 
 def test_a_payout_repeated_with_another_amount_is_a_conflict_and_paid_by_another_reference_too_late() -> None:
-    under_way = after(deposit(1_000), credit(1), post(1), payout(1, micros=200))
+    under_way = after(deposit(1_000), credit(1), post(1), batch(1, micros=200), payout(1, micros=200))
     assert book.apply(under_way, payout(1, micros=100)) == (under_way, Outcome.CONFLICT)
-    done = after(deposit(1_000), credit(1), post(1), payout(1, micros=200), paid(1))
+    done = after(deposit(1_000), credit(1), post(1), batch(1, micros=200), payout(1, micros=200), paid(1))
     assert book.apply(done, paid(1, reference="tx-2")) == (done, Outcome.ALREADY_PAID)
 
 
+def test_money_moved_outside_of_a_published_batch_is_refused() -> None:
+    before = after(*EARNED)
+    assert book.apply(before, payout(1)) == (before, Outcome.UNKNOWN_BATCH)
+    other = after(*EARNED, batch(1))
+    assert book.apply(other, payout(2)) == (other, Outcome.UNKNOWN_BATCH)
+    assert book.apply(before, paid(1)) == (before, Outcome.UNKNOWN_PAYOUT)
+
+
+def test_payouts_beyond_what_their_batch_says_are_refused() -> None:
+    small = after(*EARNED, batch(1, micros=299))
+    assert book.apply(small, payout(1)) == (small, Outcome.BEYOND_BATCH)
+    begun = after(*EARNED, batch(1, micros=500, payees=2), payout(1))
+    assert book.apply(begun, payout(1, of=2, micros=201)) == (begun, Outcome.BEYOND_BATCH)
+    whole = after(*EARNED, batch(1, micros=500, payees=2), payout(1, micros=200), payout(1, of=2))
+    assert whole.batches[1].is_whole
+    more = after(*EARNED, batch(1), payout(1))
+    assert book.apply(more, payout(1, of=2, micros=1)) == (more, Outcome.BEYOND_BATCH), "a line more"
+
+
+@pytest.mark.parametrize(
+    ("payees", "micros", "outcome"),
+    [
+        (1, 300, Outcome.APPLIED),  # all of it
+        (2, 300, Outcome.BEYOND_BATCH),  # nothing is left for the other payee
+        (2, 299, Outcome.APPLIED),
+        (3, 299, Outcome.BEYOND_BATCH),  # a micro is left for two others
+        (3, 298, Outcome.APPLIED),
+    ],
+)
+def test_a_batch_pays_as_many_as_it_says(payees: int, micros: int, outcome: Outcome) -> None:
+    before = after(*EARNED, batch(1, payees=payees))
+    assert book.apply(before, payout(1, micros=micros))[1] is outcome
+
+
+def test_one_payees_many_nodes_are_as_many_lines_of_a_batch() -> None:
+    """A batch counts owners; how many nodes an owner has is not in it."""
+    assert after(*EARNED, batch(1, micros=600), payout(1), payout(1, of=2)).batches[1].is_whole
+
+
+def test_nothing_of_a_batch_is_paid_before_all_of_it_is_in_the_book() -> None:
+    begun = after(*EARNED, batch(1, micros=600, payees=2), payout(1))
+    assert book.apply(begun, paid(1)) == (begun, Outcome.BATCH_INCOMPLETE)
+    whole, _ = book.apply(begun, payout(1, of=2))
+    assert book.apply(whole, paid(1))[1] is Outcome.APPLIED
+
+
+def test_conservation_check_notices_payouts_that_no_batch_has() -> None:
+    sound = after(*EARNED, batch(1, micros=600, payees=2), payout(1))
+    for batches in ({}, {1: sound.batches[1]._replace(moved_micros=299)}, {2: sound.batches[1]}):
+        with pytest.raises(BookBroken, match="batch"):
+            book.check(sound._replace(batches=batches))
+
+
 def test_conservation_check_notices_a_payout_whose_money_went_to_another_node() -> None:
-    sound = after(deposit(1_000), credit(1), post(1), credit(2, of=2), post(2), payout(1), payout(1, of=2))
+    sound = after(*EARNED, batch(1, micros=600, payees=2), payout(1), payout(1, of=2))
     thief, victim = paying(node(1)), paying(node(2))
     moved = {**sound.balances, thief: sound.balance(thief) + 1, victim: sound.balance(victim) - 1}
     with pytest.raises(BookBroken, match="its claims sum to"):

@@ -95,3 +95,13 @@ def test_what_the_database_refuses_is_sqlalchemys_error(connection: sa.Connectio
     savepoint.rollback()
     with pytest.raises(sa.exc.InvalidRequestError, match="sound"):
         Prepared(_named)(connection, names=["a"])
+
+
+SAME = (
+    test_rows_are_what_sqlalchemy_gives_of_every_type,
+    test_lists_of_any_length_and_constants_in_the_text,
+    test_one_form_serves_other_values,
+    test_changed_rows_are_counted_and_told,
+    test_what_the_database_refuses_is_sqlalchemys_error,
+)
+"""For connections that know a shorter way."""

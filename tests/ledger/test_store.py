@@ -25,7 +25,7 @@ from ledger.tables import (
 from tests.ledger import notes
 from tests.ledger.engines import sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
-from tests.ledger.values import claim, credit, deposit, node, post, void
+from tests.ledger.values import batch, claim, credit, deposit, node, paid, payout, post, void
 
 NOW_MS = 1_700_000_000_000
 
@@ -187,14 +187,11 @@ SECOND_SETTLEMENT = {"index": 99, "content_hash": "0" * 64, "kind": "void", "bod
     "write",
     [
         insert(entries_table).values({**SECOND_SETTLEMENT, "effect": post(1).effect}),
-        insert(entries_table).values(
-            {**SECOND_SETTLEMENT, "effect": "settle:other", "content_hash": post(1).content_hash}
-        ),
         update(balances_table).where(balances_table.c.account == "budget").values(micros=-1),
         insert(claims_table).values((claim(1), node(1), "pending", 1, 1, "0" * 64)),
         insert(head_table).values(id=1, size=0),
     ],
-    ids=["second settlement", "same content", "debt", "same claim", "second head"],
+    ids=["second settlement", "debt", "same claim", "second head"],
 )
 def test_the_database_itself_refuses(engine: Engine, write: Any) -> None:
     append(engine, *LIFE)
@@ -249,3 +246,54 @@ def test_rebuild_reads_more_than_a_page(engine: Engine) -> None:
         store.append_all(conn, [deposit(1, f"wire-{number}") for number in range(store.PAGE_ENTRIES + 1)], NOW_MS)
         assert store.rebuild(conn) == []
         assert store.balances(conn)[BUDGET] == store.PAGE_ENTRIES + 1
+
+
+EARNED: list[Entry] = [deposit(1_000), credit(1), credit(2, of=2), post(1), post(2)]
+BEGUN: list[Entry] = [*EARNED, batch(1, micros=500, payees=2), payout(1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "entry", "outcome"),
+    [
+        (EARNED, payout(1), Outcome.UNKNOWN_BATCH),
+        ([*EARNED, batch(1)], payout(11), Outcome.UNKNOWN_BATCH),
+        ([*EARNED, batch(11)], payout(1), Outcome.UNKNOWN_BATCH),
+        (BEGUN, payout(1, of=2, micros=201), Outcome.BEYOND_BATCH),
+        (BEGUN, paid(1), Outcome.BATCH_INCOMPLETE),
+        ([*BEGUN, payout(1, of=2, micros=100)], paid(1), Outcome.BATCH_INCOMPLETE),
+    ],
+    ids=["no batch", "batch 1 for 11", "batch 11 for 1", "too much", "paid too soon", "paid before it is whole"],
+)
+def test_payout_outside_of_its_batch_changes_not_a_byte(
+    engine: Engine, path: list[Entry], entry: Entry, outcome: Outcome
+) -> None:
+    """Each entry in a transaction of its own: the store must find again what the batch says and holds."""
+    append(engine, *path)
+    before = contents(engine)
+    assert append(engine, entry) == [outcome]
+    assert contents(engine) == before
+
+
+def test_batch_is_filled_and_paid_in_one_transaction_or_in_many(engine: Engine) -> None:
+    shares = [payout(1), payout(1, of=2, micros=200)]
+    ends = [paid(1), paid(1, of=2)]
+    assert set(append(engine, *EARNED, batch(1, micros=500, payees=2), *shares, *ends)) == {Outcome.APPLIED}
+    again: list[Entry] = [credit(3), post(3), batch(11, payees=2), payout(11, micros=200), payout(11, of=2, micros=100)]
+    with engine.begin() as conn:
+        assert set(store.append_all(conn, [*again, paid(11), paid(11, of=2)], NOW_MS)) == {Outcome.APPLIED}
+        assert store.rebuild(conn) == []
+
+
+def test_rebuild_finds_money_that_was_moved_outside_of_a_batch(engine: Engine) -> None:
+    """As a coordinator would write it that goes round the book."""
+    append(engine, *BEGUN, payout(1, of=2, micros=200))
+    moved = payout(2, of=2, micros=200)
+    with engine.begin() as conn:
+        conn.execute(
+            update(entries_table)
+            .where(entries_table.c.effect == payout(1, of=2).effect)
+            .values(body=moved.to_bytes(), effect=moved.effect, content_hash=moved.content_hash)
+        )
+    with engine.begin() as conn:
+        found = {difference.where: difference.found for difference in store.rebuild(conn)}
+    assert found["entry 7"] == "unknown_batch"

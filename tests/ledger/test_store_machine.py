@@ -30,6 +30,7 @@ from ledger.entry import (
     OnceEntry,
     Paid,
     Payout,
+    PayoutBatch,
     Pending,
     Post,
     Reinstate,
@@ -45,6 +46,7 @@ from tests.ledger.engines import sqlite_file, sqlite_memory
 from tests.ledger.notes import KEY, PRIVATE
 from tests.ledger.values import (
     appeal,
+    batch,
     claim,
     commitment,
     credit,
@@ -68,6 +70,9 @@ SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check
 NUMBERS = st.integers(1, 6)
 """Few claims, so that they meet again."""
 
+SHARES = st.sampled_from([(1, 3), (2, 300), (1, 300), (2, 3)])
+"""Of a batch: a node, and how much; two of them come to all of one."""
+
 OUTCOMES: list[Literal["granted", "denied"]] = ["granted", "denied"]
 SECRETS = [bytes(32), b"\1" * 32]
 
@@ -87,6 +92,13 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(ruling, st.integers(1, 2), st.sampled_from(OUTCOMES), st.sampled_from(["right", "wrong"])),
     st.builds(reinstate, NUMBERS, by=st.integers(1, 2), reason=st.sampled_from(["right", "wrong"])),
     st.builds(owner_act, st.integers(1, 2), digest=st.sampled_from("ab")),
+    st.builds(
+        batch,
+        st.integers(1, 2),
+        micros=st.sampled_from([3, 303, 600]),
+        payees=st.integers(1, 2),
+        root=st.sampled_from("ab"),
+    ),
     st.builds(payout, st.integers(1, 2), of=st.integers(1, 2), micros=st.sampled_from([3, 300])),
     st.builds(values.paid, st.integers(1, 2), of=st.integers(1, 2), reference=st.sampled_from(["tx-1", "tx-2"])),
 )
@@ -140,14 +152,33 @@ class Auditor:
             return not same and self.budget() >= entry.amount_micros
         if isinstance(entry, Payout):
             owed = {number: self.owes(number) for number in (1, 2)}
-            return not same and any(
-                entry.node_id == node(number) and owed[number] >= entry.amount_micros for number in owed
+            return (
+                not same
+                and any(entry.node_id == node(number) and owed[number] >= entry.amount_micros for number in owed)
+                and self.is_published(entry)
             )
+        if isinstance(entry, Paid) and len(same) == 1:
+            return sum(line.amount_micros for line in self.lines(entry.batch)) == self.published(entry.batch)
         if isinstance(entry, Reinstate):
             worth = sum(old.amount_micros for old in same if isinstance(old, Pending))
             founded = len(same) == 2 and isinstance(same[1], Void) and entry.ruling in self.happened
             return founded and self.budget() >= worth
         return len(same) == 1
+
+    def lines(self, number: int) -> list[Payout]:
+        """What has gone into a batch."""
+        return [entry for entry in self.happened if isinstance(entry, Payout) and entry.batch == number]
+
+    def published(self, number: int) -> int:
+        """What a batch is to come to; 0 if nobody has said so."""
+        return sum(old.amount_micros for old in self.happened if isinstance(old, PayoutBatch) and old.batch == number)
+
+    def is_published(self, entry: Payout) -> bool:
+        """Whether a line can be one of its batch: every payee who is not served yet must still get something."""
+        lines = [*self.lines(entry.batch), entry]
+        heads = [old for old in self.happened if isinstance(old, PayoutBatch) and old.batch == entry.batch]
+        left = self.published(entry.batch) - sum(line.amount_micros for line in lines)
+        return any(left >= 0 and left + len(lines) >= head.payees for head in heads)
 
     def asked_about(self, claim_id: str) -> bool:
         return any(isinstance(old, Appeal) and old.claim_id == claim_id for old in self.happened)
@@ -211,6 +242,15 @@ class LedgerMachine(RuleBasedStateMachine):
         """What random entries seldom line up to."""
         self.append_in_one_transaction([void(by), *map(void, numbers), appeal(by), ruling(by, outcome)])
         self.append_in_one_transaction([reinstate(number, by=by) for number in [by, *numbers]])
+
+    @rule(number=st.integers(1, 2), payees=st.integers(1, 3), shares=st.lists(SHARES, min_size=1, max_size=3))
+    def pay_out(self, number: int, payees: int, shares: list[tuple[int, int]]) -> None:
+        """The same: who earned something, a batch of some of that, and its payouts, in one transaction or in many."""
+        self.append_in_one_transaction([deposit(2_000), credit(1), credit(2, of=2), post(1), post(2)])
+        self.append(batch(number, micros=303, payees=payees))
+        for of, micros in shares:
+            self.append(payout(number, of=of, micros=micros))
+        self.append_in_one_transaction([values.paid(number, of=of) for of, _ in shares])
 
     @rule(entries=st.lists(ENTRIES, min_size=1, max_size=3))
     def append_and_roll_back(self, entries: list[Entry]) -> None:

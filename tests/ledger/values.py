@@ -94,8 +94,8 @@ def owner_act(number: int, *, owner: int = 9, of: int = 1, digest: str = "d") ->
     return OwnerAct(owner=node(owner), number=number, act="delegation", node_id=node(of), statement_digest=digest * 64)
 
 
-def batch(number: int, *, micros: int = 300, root: str = "e") -> PayoutBatch:
-    return PayoutBatch(batch=number, payees_root=root * 64, payees=1, amount_micros=micros)
+def batch(number: int, *, micros: int = 300, payees: int = 1, root: str = "e") -> PayoutBatch:
+    return PayoutBatch(batch=number, payees_root=root * 64, payees=payees, amount_micros=micros)
 
 
 def payout(number: int, *, of: int = 1, micros: int = 300) -> Payout:

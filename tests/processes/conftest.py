@@ -13,15 +13,26 @@ MAKE_POLICY = """
 import sys
 from pathlib import Path
 from coordinator.learner.embedded import Shape, make_policy
-make_policy(Path(sys.argv[1]), seed=1, shape=Shape(hidden=16, layers=1, heads=2, intermediate=32))
+make_policy(Path(sys.argv[1]), seed=1, shape=Shape(*map(int, sys.argv[2:])))
 """
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny untrained policy in hub format; made in a process of its own, which keeps torch out of this one."""
-    folder = tmp_path_factory.mktemp("policy") / "tiny"
-    subprocess.run([sys.executable, "-P", "-c", MAKE_POLICY, str(folder)], check=True, capture_output=True)
+    """A tiny untrained policy in hub format, 40 kB."""
+    return _made(tmp_path_factory.mktemp("policy") / "tiny", hidden=16, layers=1, heads=2, intermediate=32)
+
+
+@pytest.fixture(scope="session")
+def large_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same a hundred times as large, 4.5 MB."""
+    return _made(tmp_path_factory.mktemp("policy") / "large", hidden=128, layers=4, heads=4, intermediate=512)
+
+
+def _made(folder: Path, *, hidden: int, layers: int, heads: int, intermediate: int) -> Path:
+    """In a process of its own, which keeps torch out of this one."""
+    shape = [str(number) for number in (hidden, layers, heads, intermediate)]
+    subprocess.run([sys.executable, "-P", "-c", MAKE_POLICY, str(folder), *shape], check=True, capture_output=True)
     return folder
 
 

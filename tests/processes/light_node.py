@@ -94,8 +94,7 @@ class LightNode:
         return RolloutClaim(
             round_id=self.round_id,
             lease_id=lease.lease_id,
-            version=lease.version,
-            seed=lease.seed,
+            lease_digest=lease.digest,
             samples=tuple(self._sample() for _ in range(lease.samples)),
         )
 

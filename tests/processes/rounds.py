@@ -171,10 +171,10 @@ def operator_of(swarm: Swarm, coordinator: Coordinator, policy: Path) -> Operato
 
 
 def join(swarm: Swarm, name: str, join_string: str, *options: str, home: Path | None = None) -> Program:
-    """Start a real node."""
+    """Start a real node, one of several on this machine."""
     home = home or swarm.folder / name
-    command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", name, *options]
-    return swarm.start(name, *command, "--json")
+    command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", name, "--threads", "1"]
+    return swarm.start(name, *command, *options, "--json")
 
 
 def mirror(swarm: Swarm, name: str, join_string: str, *options: str) -> Program:

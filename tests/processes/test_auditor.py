@@ -1,6 +1,7 @@
 """Audits with real processes: a liar is caught, an honest node is not, and a killed auditor loses nothing."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -24,14 +25,14 @@ SETTINGS: Settings = {
 }
 
 
-def auditor(swarm: Swarm, coordinator: Coordinator, name: str) -> Program:
+def auditor(swarm: Swarm, coordinator: Coordinator, name: str, *options: str) -> Program:
     """One that is started by hand."""
-    return swarm.start(name, script("swarm-coordinator"), "auditor", str(coordinator.config_file))
+    return swarm.start(name, script("swarm-coordinator"), "auditor", str(coordinator.config_file), *options)
 
 
-def tries(coordinator: Coordinator) -> int:
+def taken(coordinator: Coordinator) -> int:
     with coordinator.copy_of_store() as connection:
-        return int(connection.execute(sa.text("SELECT MAX(tries) FROM audits")).scalar() or 0)
+        return int(connection.execute(sa.text("SELECT COUNT(*) FROM audits WHERE taken_by != ''")).scalar_one())
 
 
 def findings(coordinator: Coordinator, node_id: str) -> list[str | None]:
@@ -53,12 +54,15 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
 
     # Killed while it judges, before it could say anything.
     first = auditor(swarm, coordinator, "auditor-1")
-    until("the first auditor to take cases", lambda: tries(coordinator) == 1)
+    until("the first auditor to take cases", lambda: taken(coordinator) == LIES)
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
     assert findings(coordinator, liar.key.node_id) == [None] * LIES
 
-    second = auditor(swarm, coordinator, "auditor-2")
+    # Started as where the coordinator is another machine, and only its folder is here.
+    token = shutil.copy(coordinator.folder / "operator.token", swarm.folder / "token")
+    elsewhere = ("--set", "round.listen=127.0.0.1:1", "--coordinator", coordinator.url, "--token", str(token))
+    second = auditor(swarm, coordinator, "auditor-2", *elsewhere)
     liars = liar.key.node_id
     until("the liar to be judged", lambda: None not in findings(coordinator, liars)[:2], within_s=3 * PATIENCE_S)
     with pytest.raises(OwnerBanned):

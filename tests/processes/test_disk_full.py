@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.programs import Program, Swarm, until
+from tests.processes.programs import Program, Swarm, said, until
 from tests.processes.rounds import (
     Coordinator,
     Operator,
@@ -18,7 +18,6 @@ from tests.processes.rounds import (
     assert_ledger_is_sound,
     join,
     operator_of,
-    other_weights,
     outbox_of,
 )
 
@@ -32,6 +31,7 @@ SETTINGS: Settings = {
 }
 
 NEXT_STEP = "no room left .* Free some space"
+TOO_LARGE = "cannot store the new version code=version_too_large: Version {} needs .* are free .* Free some space"
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Disk:
     def fill(self) -> None:
         """Leave not one page."""
         with (self.root / "ballast").open("wb", buffering=0) as ballast:
-            while shutil.disk_usage(self.root).free:
+            while (more := shutil.disk_usage(self.root).free) > 0:
                 with suppress(OSError):  # a program took the last page meanwhile
-                    ballast.write(bytes(min(shutil.disk_usage(self.root).free, 1 << 16)))
+                    ballast.write(bytes(min(more, 1 << 16)))
 
     def free(self) -> None:
         (self.root / "ballast").unlink()
@@ -69,6 +69,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
 class Scene:
     """A real node that lives on the small disk."""
 
+    swarm: Swarm
     coordinator: Coordinator
     operator: Operator
     node: Program
@@ -80,7 +81,7 @@ def scene(disk: Disk, swarm: Swarm, policy: Path) -> Scene:
     coordinator = Coordinator(swarm, SETTINGS).start()
     operator = operator_of(swarm, coordinator, policy)
     operator.publish()
-    return Scene(coordinator, operator, join(swarm, "node", coordinator.join_string, home=disk.root), disk)
+    return Scene(swarm, coordinator, operator, join(swarm, "node", coordinator.join_string, home=disk.root), disk)
 
 
 def works(scene: Scene) -> None:
@@ -99,10 +100,12 @@ def test_node_that_starts_on_a_full_disk_says_so_and_leaves_no_half_key(swarm: S
     disk.free()
 
 
-def test_full_disk_during_the_first_download_is_named_and_the_download_goes_on(scene: Scene) -> None:
-    scene.node.said(f"cannot store the new version code=disk_full: .*{NEXT_STEP}")
+def test_version_that_does_not_fit_is_not_begun_and_status_says_so_until_there_is_room(scene: Scene) -> None:
+    scene.node.said(TOO_LARGE.format(1))
     assert scene.node.running
-    assert not list(scene.disk.root.rglob("incoming/*.*"))
+    assert not [path for path in scene.disk.root.rglob("blobs/**/*") if path.is_file()]
+    status = said(scene.swarm, "swarm-node", "status", "--home", str(scene.disk.root))
+    assert re.search("in trouble for .*Version 1 needs .* are free", status)
     scene.disk.resize("4m")
     scene.node.said("version fetched version=1")
     works(scene)
@@ -126,18 +129,17 @@ def test_full_disk_in_the_outbox_is_named_and_nothing_acknowledged_is_lost(scene
     assert_ledger_is_sound(scene.coordinator)
 
 
-def test_full_disk_during_a_later_download_is_named_and_the_node_moves_on_afterwards(
-    scene: Scene, policy: Path, tmp_path: Path
+def test_a_later_version_that_does_not_fit_is_named_and_work_goes_on_until_there_is_room(
+    scene: Scene, large_policy: Path
 ) -> None:
     scene.disk.resize("4m")
     works(scene)
     before = len(scene.node.log)
-    scene.disk.fill()
-    scene.operator.policy = other_weights(policy, tmp_path / "other")
+    scene.operator.policy = large_policy
     version = scene.operator.publish()
-    scene.node.said(f"cannot store the new version code=disk_full: .*{NEXT_STEP}", after=before)
-    assert scene.node.running
-    scene.disk.free()
+    scene.node.said(TOO_LARGE.format(version), after=before)
+    works(scene)
+    scene.disk.resize("40m")
     scene.node.said(f"version loaded version={version} ", after=before)
     works(scene)
     assert_ledger_is_sound(scene.coordinator)

@@ -149,8 +149,8 @@ def test_rollout_for_a_version_too_old_is_refused(scene: Scene, node: LightNode)
     assert scene.coordinator.leaderboard()[node.key.node_id]["pending_micros"] == 0
 
 
-def test_claim_that_does_not_repeat_its_lease_is_refused(node: LightNode, lease: Lease) -> None:
-    assert code_of(node, sealed(node, lease, seed=lease.seed ^ 1)) == "lease_mismatch"
+def test_claim_for_a_lease_of_other_words_is_refused(node: LightNode, lease: Lease) -> None:
+    assert code_of(node, sealed(node, lease.model_copy(update={"seed": lease.seed ^ 1}))) == "lease_mismatch"
 
 
 def with_logprobs(sample: Sample, value: float) -> Sample:

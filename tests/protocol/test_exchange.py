@@ -3,6 +3,7 @@
 import re
 import struct
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,20 @@ from hypothesis import strategies as st
 from protocol import exchange, limits
 from protocol.chunks import chunk_id
 from protocol.errors import ERRORS, PeerFault
-from protocol.exchange import TRANSITIONS, Requester, Responder, Standing, UnaskedAnswer, WantRefused
+from protocol.exchange import (
+    REQUESTER,
+    RESPONDER,
+    TRANSITIONS,
+    Requester,
+    Responder,
+    Speech,
+    SpokeAfterBye,
+    Standing,
+    TooMuchNews,
+    UnaskedAnswer,
+    WantRefused,
+    WrongRole,
+)
 from protocol.frames import (
     Bye,
     Cancel,
@@ -149,14 +163,57 @@ def test_every_want_is_answered_once_in_any_order() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Chunk(B, b"b"), Reject(B, Reason.BUSY), Chunk(A, b"aa"), Want(A), Cancel(A)],
-    ids=["unasked chunk", "unasked reject", "another size", "a question", "a question taken back"],
+    [Chunk(B, b"b"), Reject(B, Reason.BUSY), Chunk(A, b"aa")],
+    ids=["unasked chunk", "unasked reject", "another size"],
 )
 def test_an_answer_nobody_asked_for_is_the_peers_fault(message: Message) -> None:
     requester = Requester()
     requester.want(A, 1)
     with pytest.raises(UnaskedAnswer):
         requester.receive(message)
+
+
+SAID = [Have((A,)), Want(A), Cancel(A), Chunk(A, b"a"), Reject(A, Reason.BUSY), Bye(Farewell.DONE)]
+
+
+def hearing(message: Message, *, by_responder: bool, after_bye: bool) -> None:
+    """One side hears this while A is asked for, or after the other has left."""
+    requester, responder = Requester(), Responder()
+    side = responder if by_responder else requester
+    responder.receive(requester.want(A, 1))
+    if by_responder and isinstance(message, Want):
+        responder.reject(A, Reason.BUSY)
+    if after_bye:
+        side.receive(Bye(Farewell.DONE))
+    side.receive(message)
+
+
+@pytest.mark.parametrize("message", SAID, ids=repr)
+@pytest.mark.parametrize(("by_responder", "table"), [(False, RESPONDER), (True, REQUESTER)], ids=["answers", "asks"])
+def test_who_speaks_out_of_role_is_at_fault(message: Message, by_responder: bool, table: dict[Any, Speech]) -> None:
+    if (Speech.OPEN, type(message)) in table:
+        hearing(message, by_responder=by_responder, after_bye=False)
+    else:
+        with pytest.raises(WrongRole, match=f"{type(message).__name__.upper()} is not for the "):
+            hearing(message, by_responder=by_responder, after_bye=False)
+
+
+@pytest.mark.parametrize("message", SAID, ids=repr)
+@pytest.mark.parametrize("by_responder", [False, True], ids=["answers", "asks"])
+def test_nothing_comes_after_bye(message: Message, by_responder: bool) -> None:
+    with pytest.raises(SpokeAfterBye, match=f"{type(message).__name__.upper()} came after BYE"):
+        hearing(message, by_responder=by_responder, after_bye=True)
+
+
+def test_the_speeches_in_the_specification_are_the_tables() -> None:
+    said = re.findall(
+        r"^    (responder|requester) +(open|ended) +([A-Z]+) +→ (\w+)", exchange.__doc__ or "", re.MULTILINE
+    )
+    assert said == [
+        (who, before.value, kind.__name__.upper(), after.value)
+        for who, table in (("responder", RESPONDER), ("requester", REQUESTER))
+        for (before, kind), after in table.items()
+    ]
 
 
 def test_a_second_answer_is_the_peers_fault() -> None:
@@ -290,7 +347,7 @@ def test_a_responder_that_tells_of_chunks_without_end_is_refused() -> None:
     requester, full = Requester(), Have((A,) * limits.EXCHANGE_HAVE_NAMES_MAX)
     for _ in range(limits.EXCHANGE_HAVE_TOTAL_MAX // len(full.chunks)):
         requester.receive(full)
-    with pytest.raises(UnaskedAnswer):
+    with pytest.raises(TooMuchNews):
         requester.receive(full)
 
 
@@ -311,6 +368,18 @@ def test_a_requester_that_repeats_itself_or_answers_is_refused(message: Message)
 
 
 def test_the_faults_have_codes_of_their_own() -> None:
-    codes = {fault.code for fault in (MalformedFrame, FrameTooLarge, UnaskedAnswer, WantRefused)}
-    assert len(codes) == 4
+    faults = (MalformedFrame, FrameTooLarge, UnaskedAnswer, WantRefused, WrongRole, SpokeAfterBye, TooMuchNews)
+    codes = {fault.code for fault in faults}
+    assert len(codes) == len(faults)
     assert not codes & set(ERRORS)
+
+
+def test_what_came_before_a_bad_frame_counts_and_the_fault_is_told_next() -> None:
+    reader = FrameReader()
+    assert reader.feed(encode(Chunk(A, b"lie")) + encode(Want(B)) + b"\xff" * HEADER_BYTES) == [
+        Chunk(A, b"lie"),
+        Want(B),
+    ]
+    assert isinstance(reader.fault, MalformedFrame)
+    with pytest.raises(MalformedFrame):
+        reader.feed(b"")

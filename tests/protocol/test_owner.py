@@ -1,5 +1,7 @@
 """What owners sign: who said it, in one form, to places where somebody could be paid."""
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,12 @@ from protocol import canonical, limits
 from protocol.errors import BadSignature, MalformedMessage, MessageTooLarge, SwarmError
 from protocol.owner import (
     Delegation,
+    Earnings,
+    NodeEarnings,
     PayoutAddress,
     Revocation,
     Statement,
+    StatementReply,
     checksummed,
     open_statement,
     payee_bytes,
@@ -109,3 +114,19 @@ def test_evm_address_with_one_digit_mistyped_is_refused(account: str, place: int
 def test_what_nobody_could_be_paid_at_is_refused(address: str) -> None:
     with pytest.raises(ValidationError):
         PayoutAddress(round_id=ROUND, address=address, number=1)
+
+
+@pytest.mark.parametrize("moment_ms", [-1, limits.MOMENT_MAX_MS + 1, 2**63, 2**64 - 1])
+def test_a_moment_that_no_calendar_has_is_refused(moment_ms: int) -> None:
+    """Who tells an owner of it writes it as a date."""
+    amounts = dict.fromkeys(("pending_micros", "payable_micros", "paying_micros", "paid_micros"), 0)
+    total = NodeEarnings(node_id=OWNER.node_id, name="", revoked=False, **amounts)
+    earned = {"owner": OWNER.node_id, "nodes": (), "total": total.model_dump(), "address": "", "next_address": "x"}
+    with pytest.raises(MalformedMessage, match="next_from_ms"):
+        Earnings.from_value({**earned, "next_from_ms": moment_ms})
+    with pytest.raises(MalformedMessage, match="counts_from_ms"):
+        StatementReply.from_value({"outcome": "recorded", "counts_from_ms": moment_ms})
+
+
+def test_the_last_moment_that_may_be_told_is_a_date() -> None:
+    assert datetime.fromtimestamp(limits.MOMENT_MAX_MS / 1000, UTC).year == 9999

@@ -1,15 +1,17 @@
 """Rollout claims: only tokens and log-probabilities that the policy could have produced pass, for the lease given."""
 
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol import canonical, limits
+from protocol.episode import Episode
 from protocol.errors import LeaseMismatch, LogprobsInvalid, MalformedMessage, TokensInvalid
-from protocol.lease import Lease
+from protocol.lease import Lease, Prefix
 from protocol.rollout import (
     LOGPROB_SLACK,
     PolicyBounds,
@@ -34,6 +36,19 @@ LEASE = Lease(
     expires_ms=0,
 )
 
+OTHERWISE: dict[str, Any] = {
+    "lease_id": "2" * 32,
+    "version": 2,  # a stale model under the new name
+    "seed": 8,
+    "samples": 3,
+    "prompt": pack_tokens([5, 7]),
+    "price_micros_per_mtok": 2,
+    "expires_ms": 1,
+    "judged_as": "torch/bf16/cuda",
+    "prefixes": (Prefix(tokens=pack_tokens([10]), finish=""),) * 2,
+    "episode": Episode(environment="sokoban", parameters={}, seed=1, turn_tokens_max=2),
+}
+
 
 def sample(
     tokens: list[int], finish: Literal["stop", "length"] = "stop", logprobs: list[float] | bytes | None = None
@@ -47,7 +62,7 @@ GOOD = sample([10, END])
 
 
 def check(*samples: Sample, **change: Any) -> None:
-    fields: dict[str, Any] = {"round_id": ROUND, "lease_id": LEASE.lease_id, "version": 3, "seed": 7} | change
+    fields: dict[str, Any] = {"round_id": ROUND, "lease_id": LEASE.lease_id, "lease_digest": LEASE.digest} | change
     check_claim(RolloutClaim(samples=samples, **fields), LEASE, ROUND, BOUNDS)
 
 
@@ -61,15 +76,21 @@ def test_a_claim_that_answers_its_lease_passes() -> None:
     [
         {"round_id": "b" * 64},
         {"lease_id": "2" * 32},
-        {"version": 2},  # a stale model under the new name
-        {"version": 4},
-        {"seed": 8},
+        {"lease_digest": "2" * 64},
     ],
     ids=str,
 )
 def test_a_claim_for_another_lease_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(LeaseMismatch):
         check(GOOD, GOOD, **change)
+
+
+@pytest.mark.parametrize("name", Lease.model_fields)
+def test_every_word_of_a_lease_is_signed_with_the_answer(name: str) -> None:
+    """Else whoever sits between could have a node asked something else, and blamed for its answer."""
+    asked = LEASE.model_copy(update={name: OTHERWISE[name]})
+    with pytest.raises(LeaseMismatch, match="as it was given out"):
+        check(GOOD, GOOD, lease_digest=asked.digest)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -130,7 +151,9 @@ def test_rounding_may_carry_a_sure_token_a_little_above_zero() -> None:
 
 
 def test_counted_is_what_was_checked() -> None:
-    claim = RolloutClaim(round_id=ROUND, lease_id=LEASE.lease_id, version=3, seed=7, samples=(GOOD, sample([END])))
+    claim = RolloutClaim(
+        round_id=ROUND, lease_id=LEASE.lease_id, lease_digest=LEASE.digest, samples=(GOOD, sample([END]))
+    )
     completions = check_claim(claim, LEASE, ROUND, BOUNDS)
     assert [item.tokens.tolist() for item in completions] == [[10, END], [END]]
     assert [item.finish for item in completions] == ["stop", "stop"]
@@ -159,6 +182,35 @@ def test_random_arrays_pass_only_if_every_rule_holds(
     assert len(logprobs) == len(tokens)
 
 
+NEAR = st.tuples(
+    st.lists(st.sampled_from([10, END, OTHER_END, VOCAB - 1, VOCAB]), max_size=MAX_NEW + 1),
+    st.sampled_from(["stop", "length"]),
+    st.sampled_from([-0.5, 0.0, 0.5, np.inf, np.nan]),
+    st.integers(-1, 1),
+)
+"""Samples that are right or almost: tokens, how they finish, a log-probability, and how many too many there are."""
+
+
+@example((([END], "stop", -0.5, -1), ([END], "stop", -0.5, 0)))  # nothing can be taken from one
+@given(st.tuples(NEAR, NEAR))
+def test_samples_pass_together_if_each_of_them_may(pair: tuple[Any, Any]) -> None:
+    samples = [
+        sample(tokens, finish, [-0.5] * (len(tokens) + more - 1) + [last]) for tokens, finish, last, more in pair
+    ]
+    right = [
+        1 <= len(tokens) <= MAX_NEW
+        and max(tokens) < VOCAB
+        and not {END, OTHER_END} & set(tokens[:-1])
+        and (tokens[-1] in (END, OTHER_END)) == (finish == "stop")
+        and (finish == "stop" or len(tokens) == MAX_NEW)
+        and len(made.logprobs) == len(made.tokens)
+        and last <= LOGPROB_SLACK
+        for (tokens, finish, last, _), made in zip(pair, samples, strict=True)
+    ]
+    with nullcontext() if all(right) else pytest.raises((TokensInvalid, LogprobsInvalid)):
+        check(*samples)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -169,13 +221,13 @@ def test_random_arrays_pass_only_if_every_rule_holds(
         {"samples": [GOOD.model_dump() | {"reward": 1.0}]},  # nobody scores themselves
         {"lease_id": "1" * 31},
         {"lease_id": "'; DROP TABLE leases; --"},
-        {"version": True},
+        {"lease_digest": True},
         {"reward": 1.0},
     ],
     ids=lambda change: str(change)[:50],
 )
 def test_a_claim_of_another_shape_is_refused(change: dict[str, Any]) -> None:
-    fields = {"round_id": ROUND, "lease_id": "1" * 32, "version": 3, "seed": 7, "samples": [GOOD.model_dump()]}
+    fields = {"round_id": ROUND, "lease_id": "1" * 32, "lease_digest": "2" * 64, "samples": [GOOD.model_dump()]}
     RolloutClaim.from_bytes(canonical.encode(fields))
     with pytest.raises(MalformedMessage):
         RolloutClaim.from_bytes(canonical.encode(fields | change))

@@ -167,7 +167,7 @@ def claim(wanted: Episode, tokens: list[int], finish: Literal["stop", "length"] 
     )
     logprobs = change.get("logprobs", [0.0] * len(tokens))
     sample = Sample(tokens=pack_tokens(tokens), logprobs=pack_logprobs(logprobs), finish=finish)
-    whole = RolloutClaim(round_id=ROUND, lease_id="1" * 32, version=3, seed=7, samples=(sample,))
+    whole = RolloutClaim(round_id=ROUND, lease_id="1" * 32, lease_digest=lease.digest, samples=(sample,))
     (found,) = check_claim(whole, lease, ROUND, BOUNDS)
     assert found.paid_tokens == found.sampled.sum() < len(tokens)
 
@@ -273,7 +273,7 @@ def test_a_fragment_of_an_episode_is_refused() -> None:
         expires_ms=0, episode=wanted,
     )  # fmt: skip
     part = Part(sample=0, start=0, tokens=pack_tokens(tokens[:place]), logprobs=pack_logprobs([0.0] * place), finish="")
-    told = Fragment(round_id=ROUND, lease_id="1" * 32, version=3, seed=7, previous="", parts=(part,))
+    told = Fragment(round_id=ROUND, lease_id="1" * 32, lease_digest=lease.digest, previous="", parts=(part,))
     with pytest.raises(FragmentMismatch, match="not handed on"):
         check_fragment(told, lease, ROUND, BOUNDS, before=(), head="")
 

@@ -22,6 +22,11 @@ LIFE: list[Entry] = [deposit(10**9), version(1), credit(1), credit(2), credit(3,
 MORE: list[Entry] = [credit(number) for number in range(10, 600)]
 
 
+def otherwise_signed(checkpoint: bytes) -> bytes:
+    """The same checkpoint with other last bits in its signature's base64."""
+    return checkpoint[:-3] + (b"E" if checkpoint[-3:-2] == b"A" else b"A") + b"=\n"
+
+
 class Log:
     """A round's public files, made anew from its store whenever they are asked for."""
 

@@ -18,7 +18,7 @@ from protocol.manifest import FileEntry, PolicyManifest, Sampler
 from protocol.messages import Peer, Plan
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
-from swarm_node.p2p.download import FetchReport, FetchRules, Origin, Progress, fetch_chunks
+from swarm_node.p2p.download import AnotherPlan, FetchReport, FetchRules, Origin, Progress, fetch_chunks
 from swarm_node.p2p.fetch import Deadlines
 from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link
@@ -124,6 +124,7 @@ async def fetch(
     blobs: BlobStore,
     *,
     origin: Origin | None = None,
+    another_plan: AnotherPlan | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     arrivals: Arrivals | None = None,
     rules: FetchRules = QUICK,
@@ -138,6 +139,7 @@ async def fetch(
             arrivals=arrivals or Arrivals(),
             rng=Random(3),
             origin=origin,
+            another_plan=another_plan,
             on_progress=on_progress,
             rules=rules,
         )
@@ -154,6 +156,17 @@ async def next_want(link: Link) -> Want:
 async def stall(link: Link) -> None:
     """Accept a stream and never answer."""
     await trio.sleep_forever()
+
+
+async def refuse(port: int, times: int) -> None:
+    """Take so many connections on this port, and close each without a word: what a full host does."""
+    with trio.socket.socket() as door:
+        door.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+        await door.bind(("127.0.0.1", port))
+        door.listen()
+        for _ in range(times):
+            caller, _ = await door.accept()
+            caller.close()
 
 
 SERVER = """

@@ -3,16 +3,25 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from queue import Queue
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol import canonical
-from protocol.errors import Overloaded, Unreachable
-from protocol.messages import HeartbeatReply, LeaseReply, LeaseRequest, VersionRequest
+from protocol.errors import MalformedMessage, Overloaded, Unreachable
+from protocol.messages import (
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Submission,
+    SubmissionReply,
+    Verdict,
+    VersionRequest,
+)
 from protocol.signing import NodeKey
-from swarm_node.api_client import RETRY_AFTER_MAX_S, Coordinator, offset_s
+from swarm_node.api_client import RETRY_AFTER_MAX_S, TIMEOUT, Coordinator, offset_s
 from tests.swarm_node.web import Handler, Web, web
 
 LEASES, NEWS = "/v1/leases", "/v1/versions"
@@ -111,4 +120,63 @@ def test_a_servers_date_says_how_far_its_clock_is_ahead() -> None:
     here_s = datetime(2026, 11, 22, 8, 0, 0, tzinfo=UTC).timestamp()
     assert offset_s(date, here_s) == 10.5
     assert offset_s(date, here_s + 70) == -59.5
-    assert [offset_s(junk, 0.0) for junk in ("", "yesterday", "Sun, 99 Nov 2026 08:00:10 GMT")] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "", "yesterday", "Sun, 99 Nov 2026 08:00:10 GMT", "Sun, 22 Nov 99999999999999999999 08:00:10 GMT",
+        "Sun, 22 Nov 2026 99999999999999:00:10 GMT", f"Sun, 22 Nov 2026 08:00:10 +{'9' * 20}",
+    ],
+)  # fmt: skip  # one word after the other
+def test_a_date_that_is_none_says_nothing_and_ends_nobody(junk: str) -> None:
+    assert offset_s(junk, 0.0) is None
+
+
+@pytest.mark.trio
+async def test_figures_nested_without_end_are_no_figures(scene: Scene) -> None:
+    scene.server.manner = lambda request: request.answer(200, b"[" * 200_000)
+    with pytest.raises(Unreachable, match="no JSON"):
+        await scene.coordinator.status()
+    await scene.coordinator.close()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_verdicts_on_other_rollouts_than_were_sent_are_refused_by_name(scene: Scene, count: int) -> None:
+    reply = SubmissionReply(verdicts=(Verdict(lease_id="0" * 32, outcome="accepted"),) * count)
+    scene.server.manner = lambda request: request.answer(200, reply.to_bytes())
+    with pytest.raises(MalformedMessage, match=f"{count} verdicts on 2 rollouts"):
+        await scene.coordinator.submit(Submission(rollouts=(b"one", b"two")))
+    await scene.coordinator.close()
+
+
+@pytest.mark.trio
+async def test_an_answer_that_drips_for_ever_is_given_up_and_named(scene: Scene, mock_clock: MockClock) -> None:
+    """No byte is late, so that no wait for one ends: only the whole has a deadline."""
+    wanted, sent = Queue[bytes](), Queue[bytes]()
+
+    def drip(request: Handler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "1000000")
+        request.end_headers()
+        while byte := wanted.get():
+            request.wfile.write(byte)
+            sent.put(byte)
+        request.close_connection = True
+
+    scene.server.manner = drip
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_given_up, scene)
+        while nursery.child_tasks:
+            wanted.put(b"x")
+            await trio.to_thread.run_sync(sent.get)
+            await wait_all_tasks_blocked(0.01)
+            mock_clock.jump(0.9 * (TIMEOUT.read or 0.0))
+    wanted.put(b"")
+    await scene.coordinator.close()
+
+
+async def _given_up(scene: Scene) -> None:
+    with pytest.raises(Unreachable, match="too slow"):
+        await scene.lease()

@@ -12,6 +12,7 @@ from protocol.chunks import blob_path, chunk_id
 from protocol.errors import ChunkMismatch, DiskFull, UnknownChunk
 from protocol.ids import ChunkId
 from swarm_node.blobs import BlobStore
+from swarm_node.disk import DiskFailed
 
 DATA = b"some bytes of a policy"
 CHUNK = chunk_id(DATA)
@@ -107,6 +108,7 @@ from pathlib import Path
 from protocol.chunks import chunk_id
 from protocol.errors import DiskFull
 from swarm_node.blobs import BlobStore
+from swarm_node.disk import DiskFailed
 blobs = BlobStore(Path(sys.argv[1]))
 blobs.clean()
 try:
@@ -122,3 +124,16 @@ except DiskFull:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
     )
     assert limited.stdout == "disk full, files left: 0\n"
+
+
+def test_a_disk_that_fails_for_another_reason_than_room_is_this_nodes_fault_by_name(blobs: BlobStore) -> None:
+    blobs.path(CHUNK).parent.write_text("no folder")
+    assert not blobs.has(CHUNK)
+    with pytest.raises(UnknownChunk):
+        blobs.read(CHUNK)
+    with pytest.raises(DiskFailed, match=r"fails below .* \(Not a directory\)\. Is it there"):
+        blobs.write(CHUNK, DATA)
+    blobs.path(CHUNK).parent.unlink()
+    blobs.path(CHUNK).mkdir(parents=True)
+    with pytest.raises(DiskFailed, match="Is a directory"):
+        blobs.read(CHUNK)

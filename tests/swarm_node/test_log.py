@@ -13,6 +13,7 @@ from coordinator.publishing import rotation
 from coordinator.publishing.role_keys import LEDGER, RoleKeys
 from coordinator.publishing.signed_metadata import SignedMetadata
 from ledger import proof, witness
+from ledger.entry import Entry
 from ledger.note import Key, Kind
 from ledger.proof import Fork, Receipt
 from ledger.witness import Witnesses
@@ -33,8 +34,8 @@ from swarm_node import receipts
 from swarm_node.log_reader import Folder, LogReader, Saving
 from swarm_node.log_verify import Verified, verify
 from swarm_node.receipts import Claims
-from tests.ledger.values import claim, credit, node, post, void
-from tests.swarm_node.log_world import LIFE, MORE, NOW, Log
+from tests.ledger.values import batch, claim, credit, node, paid, payout, post, void
+from tests.swarm_node.log_world import LIFE, MORE, NOW, Log, otherwise_signed
 
 NOBODY = Witnesses()
 
@@ -77,7 +78,7 @@ class TestProofs:
             {"entries": (first.model_copy(update={"proof": first.proof[1:]}), second)},
             {"entries": (first, second.model_copy(update={"proof": first.proof}))},
             {"checkpoint": trio.run(LogReader(other).checkpoint)},
-            {"checkpoint": receipt.checkpoint[:-3] + b"A=\n"},
+            {"checkpoint": otherwise_signed(receipt.checkpoint)},
         ]
         for change in wrong:
             with pytest.raises((ProofInvalid, CheckpointInvalid)):
@@ -233,6 +234,24 @@ class TestVerify:
         log.lies[f"ledger/tile/entries/000.p/{len(bodies)}"] = b"".join(len(body).to_bytes(2) + body for body in bodies)
         log.sign(len(bodies), bytes(32))
         with pytest.raises(ProofInvalid, match="already_voided"):
+            self.verify(log)
+
+    @pytest.mark.parametrize(
+        ("moved", "said"),
+        [
+            ([payout(1)], "unknown_batch"),
+            ([batch(1, micros=299), payout(1)], "beyond_batch"),
+            ([batch(1, micros=300, payees=2), payout(1)], "beyond_batch"),
+            ([batch(1, micros=300), payout(1, micros=299), paid(1)], "batch_incomplete"),
+        ],
+        ids=["no batch", "beyond its total", "fewer than its payees", "less than its total"],
+    )
+    def test_money_moved_outside_of_a_published_batch_is_refused(self, log: Log, moved: list[Entry], said: str) -> None:
+        """By an operator who signs it, and who would show each payee a proof of some batch."""
+        bodies = [entry.body for entry in [*LIFE, *moved]]
+        log.lies[f"ledger/tile/entries/000.p/{len(bodies)}"] = b"".join(len(body).to_bytes(2) + body for body in bodies)
+        log.sign(len(bodies), bytes(32))
+        with pytest.raises(ProofInvalid, match=said):
             self.verify(log)
 
     @pytest.mark.parametrize("garbage", [b"", b"[]", b'{"ledger_size": -1, "nodes": []}', b'{"nodes": [NaN]}'])

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.trio
 
 VERSION = make_version()
 DIAL_S = 5.0
-IMPATIENT = replace(QUICK, deadlines=replace(QUICK.deadlines, dial_s=0.2))
+IMPATIENT = replace(QUICK, deadlines=replace(QUICK.deadlines, dial_s=0.2), picker=replace(QUICK.picker, give_up_s=1.0))
 
 
 def caller(host: Host) -> Peer:

@@ -6,10 +6,12 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocol.chunks import chunk_id
 from protocol.errors import DiskFull
@@ -18,6 +20,7 @@ from protocol.ids import ChunkId
 from protocol.messages import Peer
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
+from swarm_node.disk import DiskFailed
 from swarm_node.p2p.download import FetchReport, NoSource, Progress
 from swarm_node.p2p.fetch import Began, Delivered, Outcome, Upstream
 from swarm_node.p2p.host import Host
@@ -35,6 +38,7 @@ from tests.swarm_node.p2p_world import (
     next_want,
     node,
     plan_of,
+    refuse,
     server_process,
     sizes_of,
     stall,
@@ -113,10 +117,28 @@ async def test_a_peer_that_accepts_and_stalls_costs_a_moment(tmp_path: Path) -> 
 
 @pytest.mark.trio
 async def test_nothing_but_stalling_peers_is_given_up_with_the_reason(tmp_path: Path) -> None:
-    rules = replace(QUICK, deadlines=replace(QUICK.deadlines, patience_s=0.1))
+    picker = replace(QUICK.picker, give_up_s=1.0)
+    rules = replace(QUICK, deadlines=replace(QUICK.deadlines, patience_s=0.1), picker=picker)
     async with node(2, stall) as peer, node(3) as me:
-        with pytest.raises(NoSource, match=r"left 4 chunks unanswered\. \[peer_stalled\]"):
+        with pytest.raises(NoSource, match=r"left \d chunks unanswered\. \[peer_stalled\]"):
             await fetch(VERSION, plan_of(as_peer(peer)), me, store(tmp_path), rules=rules)
+
+
+@pytest.mark.trio
+async def test_a_parent_that_is_away_for_a_while_is_asked_again(tmp_path: Path) -> None:
+    """As for an upgrade: nobody listens there, for many more tries than make it one that nobody counts on."""
+    blobs, full = store(tmp_path / "me"), honest(store(tmp_path / "parent", VERSION.chunks))
+    async with node(2, full) as parent:
+        plan = plan_of(as_peer(parent))
+    port = int(plan.peers[0].address.rpartition(":")[2])
+    rules = replace(QUICK, picker=replace(QUICK.picker, failure_pause_max_s=0.1))
+    async with node(3) as me, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(fetch, VERSION, plan, me, blobs, rules=rules))
+        await refuse(port, 3 * QUICK.picker.strikes_max)
+        async with node(2, full, port=port):
+            with trio.fail_after(PATIENT_SECONDS):
+                while not holds_exactly(blobs, VERSION.chunks):
+                    await wait_all_tasks_blocked(0.01)
 
 
 @pytest.mark.trio
@@ -282,6 +304,23 @@ async def test_a_full_disk_stops_the_download_with_its_name_and_blames_nobody(tm
             await fetch(version, plan_of(as_seeder(seeder)), me, blobs)
     files = [path for path in blobs.root.rglob("*") if path.is_file()]
     assert all(path.read_bytes() == version.chunks[ChunkId(path.name)] for path in files)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("from_origin", [False, True])
+async def test_a_disk_that_fails_stops_the_download_with_its_name_and_blames_nobody(
+    tmp_path: Path, from_origin: bool
+) -> None:
+    async def origin(chunk: ChunkId) -> bytes:
+        return VERSION.chunks[chunk]
+
+    blobs = store(tmp_path / "me")
+    for chunk in VERSION.chunks:
+        blobs.path(chunk).parent.write_text("no folder")
+    async with node(1, honest(store(tmp_path / "seeder", VERSION.chunks))) as seeder, node(3) as me:
+        plan, last = (plan_of(), origin) if from_origin else (plan_of(as_seeder(seeder)), None)
+        with pytest.raises(DiskFailed, match="Not a directory"):
+            await fetch(VERSION, plan, me, blobs, origin=last)
 
 
 @pytest.mark.trio

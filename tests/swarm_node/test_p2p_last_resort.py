@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,22 @@ from protocol.chunks import chunk_id
 from protocol.errors import UnknownChunk, Unreachable
 from protocol.ids import ChunkId
 from swarm_node.p2p.download import NoSource, Origin
-from tests.swarm_node.p2p_world import as_seeder, fetch, holds_exactly, honest, make_version, node, plan_of, store
+from tests.swarm_node.p2p_world import (
+    QUICK,
+    as_seeder,
+    fetch,
+    holds_exactly,
+    honest,
+    make_version,
+    node,
+    plan_of,
+    store,
+)
 
 pytestmark = pytest.mark.trio
 
 VERSION = make_version()
+HASTY = replace(QUICK, picker=replace(QUICK.picker, give_up_s=1.0))
 
 
 async def test_the_origin_delivers_what_no_peer_can(tmp_path: Path) -> None:
@@ -84,7 +96,7 @@ async def test_an_origin_that_lies_is_given_up_with_the_names_of_what_it_sent(tm
     blobs = store(tmp_path)
     async with node(3) as me:
         with pytest.raises(NoSource) as given_up:
-            await fetch(VERSION, plan_of(), me, blobs, origin=origin)
+            await fetch(VERSION, plan_of(), me, blobs, origin=origin, rules=HASTY)
     told = re.findall(r"Chunk (\w+)… was promised, bytes of (\w+)… came", str(given_up.value))
     assert told
     assert set(told) <= {(chunk[:12], chunk_id(data)[:12]) for chunk, data in WRONG.items()}
@@ -97,6 +109,6 @@ async def test_an_origin_that_is_down_is_given_up_with_the_reason(tmp_path: Path
 
     async with node(3) as me:
         with pytest.raises(NoSource, match=r"did not answer\. \[unreachable\]"):
-            await fetch(VERSION, plan_of(), me, store(tmp_path), origin=down)
+            await fetch(VERSION, plan_of(), me, store(tmp_path), origin=down, rules=HASTY)
         with pytest.raises(NoSource, match="no source is known"):
             await fetch(VERSION, plan_of(), me, store(tmp_path))

@@ -22,6 +22,7 @@ from tests.swarm_node.p2p_world import (
     make_version,
     node,
     plan_of,
+    refuse,
     stall,
     store,
 )
@@ -66,17 +67,6 @@ async def test_it_is_connected_to_when_a_parent_is_late(tmp_path: Path) -> None:
         report = await fetch(VERSION, plan, me, blobs, rules=UNHURRIED)
     assert holds_exactly(blobs, VERSION.chunks)
     assert report.bytes_from["seeder"] == SIZE
-
-
-async def refuse(port: int, times: int) -> None:
-    """Take so many connections on this port, and close each without a word: what a full host does."""
-    with trio.socket.socket() as door:
-        door.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
-        await door.bind(("127.0.0.1", port))
-        door.listen()
-        for _ in range(times):
-            caller, _ = await door.accept()
-            caller.close()
 
 
 async def test_a_seeder_that_is_full_for_a_while_is_not_given_up(tmp_path: Path) -> None:

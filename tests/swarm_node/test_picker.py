@@ -261,15 +261,22 @@ def test_what_a_failed_source_owed_is_asked_elsewhere() -> None:
     assert set(owed) <= set(taken)
 
 
-def test_a_source_is_given_up_after_so_many_failures_in_a_row() -> None:
-    picker, now = picker_for(PEER_A), 0.0
-    for _ in range(RULES.strikes_max):
+def test_it_is_given_up_when_nobody_has_delivered_for_long_and_not_because_all_failed() -> None:
+    picker, now = picker_for(PEER_A, SEEDER), 0.0
+    while now < RULES.give_up_s:
         assert not picker.hopeless(now)
-        assert picker.next(now)
-        picker.failed(PEER_A.name, now)
-        now += 10.0
-    assert picker.next(now) == []
+        for source in (PEER_A, SEEDER):
+            picker.failed(source.name, now)
+        now += 2.0
     assert picker.hopeless(now)
+
+
+def test_it_is_given_up_at_once_when_all_have_lied() -> None:
+    picker = picker_for(PEER_A, SEEDER)
+    picker.lied(PEER_A.name, 0.0)
+    assert not picker.hopeless(0.0)
+    picker.lied(SEEDER.name, 0.0)
+    assert picker.hopeless(0.0)
 
 
 def test_a_liar_is_never_asked_again() -> None:

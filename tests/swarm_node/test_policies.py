@@ -1,6 +1,7 @@
 """When a node looks for news of the policy by itself."""
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocol.errors import NotFound, RequestExpired, SwarmError, UnknownNode, Unreachable, UntrustedMetadata
 from protocol.ids import ChunkId
@@ -16,10 +18,20 @@ from protocol.manifest import PolicyManifest
 from protocol.messages import Peer, Plan, PlanRequest, Receipt
 from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
+from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
-from tests.swarm_node.p2p_world import PATIENT_SECONDS, Version, as_peer, make_version, node, plan_of, store
+from tests.swarm_node.p2p_world import (
+    PATIENT_SECONDS,
+    Version,
+    as_peer,
+    holds_exactly,
+    make_version,
+    node,
+    plan_of,
+    store,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -199,3 +211,56 @@ async def test_what_judges_the_version_on_offer_stops_work_until_it_is_gone(tmp_
     here = Round(version, CHILD)
     here.doubts = UntrustedMetadata("a forged snapshot")
     assert await follows(here.follower(tmp_path), version) == {"untrusted_metadata"}
+
+
+@pytest.mark.trio
+async def test_a_disk_that_fails_ends_nothing_and_the_version_comes_once_it_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = make_version(2)
+    follower = Round(version, CHILD).follower(tmp_path, held=make_version(1, seed=9))
+    places = [follower._blobs.path(chunk).parent for chunk in version.chunks]
+    for place in places:
+        place.write_text("no folder")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.run)
+        with trio.fail_after(PATIENT_SECONDS):
+            while "cannot store the new version code=disk_failed" not in caplog.text:
+                await wait_all_tasks_blocked(0.01)
+            assert (follower.ready, follower.distrust) == (None, None)
+            for place in places:
+                place.unlink()
+            follower.hint(follower.newest + 1)
+            while follower.ready is None:
+                await follower._changed.wait()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_what_a_version_that_never_came_left_behind_takes_no_room_from_the_next(tiny_disk: Path) -> None:
+    """Chunks of an unfinished download stayed until another one was whole, which on a full disk was never."""
+    given_up, version = make_version(8), make_version(5, seed=2)
+    left_behind = replace(given_up, chunks=dict(list(given_up.chunks.items())[:-1]))
+    here = Round(version, CHILD)
+    await here.follower(tiny_disk, held=left_behind)._follow()
+    assert holds_exactly(BlobStore(tiny_disk / "blobs"), version.chunks)
+
+
+@pytest.mark.trio
+async def test_what_others_may_still_ask_for_is_kept_while_the_next_version_comes(tmp_path: Path) -> None:
+    first, second = make_version(2), make_version(2, seed=2)
+    here = Round(first, CHILD)
+    follower = here.follower(tmp_path)
+    await follower._follow()
+    here.publish(second)
+    held_meanwhile: list[bool] = []
+    origin = here.of(second.manifest)
+
+    async def looking(chunk: ChunkId) -> bytes:
+        held_meanwhile.extend(map(follower._blobs.has, first.chunks))
+        return await origin(chunk)
+
+    here.of = lambda manifest: looking  # type: ignore[method-assign]  # of this round only
+    await follower._follow()
+    assert held_meanwhile
+    assert all(held_meanwhile)

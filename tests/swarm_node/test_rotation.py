@@ -8,13 +8,14 @@ from protocol.errors import ConfigInvalid
 from protocol.owner import Delegation, seal_statement
 from protocol.signing import NodeKey
 from swarm_node import delegation, identity, rotation
+from swarm_node.disk import DiskFailed
 
 
 def test_a_rotation_that_was_interrupted_keeps_the_history_when_done_again(tmp_path: Path) -> None:
     old = identity.load_or_create(tmp_path / identity.FILE).key.node_id
     in_the_way = tmp_path / f"old-{old[-8:]}" / identity.FILE
     in_the_way.mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(DiskFailed):
         rotation.rotate(tmp_path, drop_unsent=False, keep_history=True)
     in_the_way.rmdir()
     assert identity.load_or_create(tmp_path / identity.FILE).key.node_id == old
@@ -38,7 +39,7 @@ def test_what_was_done_between_an_interrupted_rotation_and_the_next_is_kept_besi
         (outbox / "1.rollout").write_bytes(said)
         (outbox.parent / "address.json").write_bytes(said)
         if said == b"first":
-            with pytest.raises(IsADirectoryError):
+            with pytest.raises(DiskFailed):
                 rotation.rotate(tmp_path, drop_unsent=True)
             in_the_way.rmdir()
     assert rotation.rotate(tmp_path, drop_unsent=True)[0] == old

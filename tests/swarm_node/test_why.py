@@ -56,7 +56,7 @@ def test_a_position_says_what_was_claimed_and_what_is_so_in_tokens_and_in_log_pr
     text = "\n".join(why.lines(told("hard", a_report())))
     assert "sample 0, position 2: token 2 claimed with -0.5000, 77 dictated by 31.2 nats" in text
     assert "sample 0, position 5: token 5 claimed with -0.1250, which is the dictated one; it has -40.5000" in text
-    assert "validator replay/1, tolerances torch/fp32/cpu" in text
+    assert "validator replay/2, tolerances torch/fp32/cpu" in text
 
 
 @pytest.mark.parametrize(("finding", "appeal"), [("soft", ""), ("hard", "denied"), ("hard", "possible"), ("", "")])
@@ -93,7 +93,7 @@ def test_a_claim_that_is_not_the_one_it_is_called_is_the_coordinators_fault(tmp_
     """What the log says of the one would be believed of the other."""
     key, join = NodeKey(bytes(32)), JoinString("http://127.0.0.1:1", "0" * 64)
     sample = Sample(tokens=pack_tokens([1]), logprobs=bytes(4), finish="stop")
-    claim = RolloutClaim(round_id="0" * 64, lease_id=LEASE, version=1, seed=1, samples=(sample,)).to_bytes()
+    claim = RolloutClaim(round_id="0" * 64, lease_id=LEASE, lease_digest="2" * 64, samples=(sample,)).to_bytes()
     one = told("hard", {}, claim_id=digest(claim)).model_copy(update={"rollout": key.seal("rollout", claim)})
     why.require_own(join, tmp_path, key.node_id, one, lambda _line: None)
     with pytest.raises(ProofInvalid, match="shows another one"):

@@ -64,7 +64,7 @@ def explained(policies: dict[int, Path]) -> Explanation:
         max_new_tokens=NEW_TOKENS, temperature=1.0,
     )  # fmt: skip
     engine.generate([request], done.append)
-    claim = RolloutClaim(**terms, round_id=ROUND, samples=done[0].samples)
+    claim = RolloutClaim(round_id=ROUND, lease_id=lease.lease_id, lease_digest=lease.digest, samples=done[0].samples)
     finding = {"rule": "version", "outcome": "hard fail", "expected": "less", "observed": "more", "positions": []}
     report = {"outcome": "hard fail", "findings": [finding], "fits": [{"version": BEFORE}]}
     return Explanation(

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
+from protocol.appeal import AppealReply
 from protocol.auditing import Explanation
 from protocol.owner import Earnings, NodeEarnings
 from protocol.signing import NodeKey
-from swarm_node.commands import keys
+from swarm_node.commands import appeal, keys
 from swarm_node.why import lines
 
-STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you"
+STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\r[link=http://x]you\x9b2J\u202e"
 NODE = NodeKey(bytes(32)).node_id
 
 
@@ -25,14 +26,27 @@ def test_an_explanation_does_not_steer_the_terminal() -> None:
     assert "\\x1b]52" in told
 
 
-def test_earnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def earned() -> Earnings:
     """Names are other people's, and addresses the coordinator's word."""
     amounts = {"pending_micros": 1, "payable_micros": 2, "paying_micros": 3, "paid_micros": 4}
     row = NodeEarnings(node_id=NODE, name=STEERING, revoked=False, **amounts)
-    found = Earnings(
+    return Earnings(
         owner=NODE, nodes=(row,), total=row, address=STEERING, next_address=STEERING, next_from_ms=1_800_000_000_000
     )
-    keys.show_earnings(found)
+
+
+def test_earnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    keys.show_earnings(earned())
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert "[link=" in told, "no markup either"
+
+
+def test_what_is_told_to_scripts_does_not_steer_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+    keys.show_earnings(earned(), as_json=True)
+    reply = AppealReply(outcome="recorded", number=1, claim_id="0" * 64, standing="denied", ruling=STEERING)
+    appeal.show(reply, as_json=True)
+    first, second = capsys.readouterr().out.splitlines()
+    assert (first + second).isascii()
+    assert (first + second).isprintable()
+    assert (json.loads(first)["address"], json.loads(second)["ruling"]) == (STEERING, STEERING)

@@ -86,6 +86,24 @@ async def test_a_cancelled_write_ends_its_stream_and_not_its_neighbours() -> Non
         assert await other_neighbour.read() == b"alive"
 
 
+async def test_what_arrived_before_a_reset_is_read_by_whoever_asked_for_it_and_kept_for_nobody_else() -> None:
+    """Who opened the stream reads what came of it; of others' streams, made and reset without end, nothing is kept."""
+    async with face_to_face() as (one, two):
+        asked, unread = await one.muxed.open_stream(), await two.muxed.open_stream()
+        await asked.write(b"?")
+        await unread.write(b"flood")
+        answering, flooded = await two.muxed.accept_stream(), await one.muxed.accept_stream()
+        await answering.write(b"answer")
+        for stream in (answering, unread):
+            await stream.reset()
+        await wait_all_tasks_blocked()
+        assert await asked.read() == b"answer"
+        for stream in (asked, flooded):
+            assert len(stream.inbox) == 0
+            with pytest.raises(MuxedStreamReset, match="The peer reset"):
+                await stream.read()
+
+
 async def test_only_fin_is_a_clean_end() -> None:
     async with face_to_face() as (one, two):
         clean, cut = [await one.muxed.open_stream() for _ in range(2)]

@@ -18,7 +18,7 @@ import pytest
 from tests.tidy.repository import ROOMS, ROOT, files
 
 NAME = "echo-swarm"
-SCRIPTS = {"swarm-coordinator": "coordinator.cli:main", "swarm-node": "swarm_node.cli:main"}
+SCRIPTS = {"swarm-coordinator": "coordinator.__main__:main", "swarm-node": "swarm_node.__main__:main"}
 
 
 @pytest.fixture(scope="module")

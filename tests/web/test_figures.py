@@ -1,7 +1,9 @@
 """Standings, curves and histories out of a real store; words and elements out of any text."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -164,3 +166,29 @@ class TestWords:
         wish = Wish.parse(query)
         assert wish.page >= 1
         assert wish.link().startswith("/?")
+
+
+def test_everything_in_a_chart_has_a_style() -> None:
+    """What has no rule of its own is drawn in black, or not at all."""
+    curve = [(0.0, 1.0), (1.0, 2.0)]
+    two = charts.lines("a", "a", "x", {"one": curve, "other": curve})
+    band = charts.lines("b", "b", "x", {"one": curve, "low": curve, "high": curve}, interval=("low", "high"))
+    style = (Path(charts.__file__).parent / "static" / "style.css").read_text()
+    found = set(re.findall(r'class="([^"]+)"', f"{two}{band}{charts.bars('c', 'c', 'x', curve)}"))
+    assert {"series s0", "series s1", "dot s1", "key s1", "bar s0", "band", "key band"} <= found
+    assert not [one for one in found if not re.search(rf"\.{one.replace(' ', '[.]')}[ :,]", style)]
+    with pytest.raises(AssertionError, match="style sheet"):
+        charts.lines("d", "d", "x", {"one": curve, "two": curve, "three": curve})
+
+
+def test_an_interval_is_a_band_from_its_lower_to_its_upper_bound() -> None:
+    average, low, high = ([(0.0, y), (1.0, y)] for y in (0.5, 0.25, 1.0))
+    drawn = str(
+        charts.lines(
+            "e", "e", "x", {"average": average, "low": low, "high": high}, from_zero=True, interval=("low", "high")
+        )
+    )
+    (band,) = re.findall(r'<polygon points="([^"]+)" class="band"', drawn)
+    assert [float(place.partition(",")[2]) for place in band.split()] == [133.0, 133.0, 10.0, 10.0]
+    assert "low to high" in drawn
+    assert drawn.count("<polyline") == 1

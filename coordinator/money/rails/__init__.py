@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -38,8 +37,7 @@ class Batch:
 
     @property
     def key(self) -> bytes:
-        """32 bytes that no other batch of any round has."""
-        return sha256(f"echo-swarm/payout/{self.round_id}/{self.number}".encode()).digest()
+        return payees.key(self.round_id, self.number)
 
     @property
     def root(self) -> bytes:

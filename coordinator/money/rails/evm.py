@@ -2,15 +2,16 @@
 
 - The batch's key is its id in the contract, which opens it once. So a transaction may be sent again after anything:
   at most one of them does something, and `send` finds that one by its event.
-- Done is what lies below so many blocks. A transaction that the chain's node has forgotten has failed: should it come
-  back, it finds the batch open.
+- Done is what lies below so many blocks, and so is failed: reverted there, or its nonce used there by another. One that
+  the chain's node does not know may be in another's pool and come back, so it is under way until then.
+- A reference is the transaction's hash, "/" and its nonce.
 - `payouts.json` is what the compiler named in it made of `payouts.vy`; `docs/payouts.md` says how to make it again.
 """
 
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -22,6 +23,19 @@ GAS_PRICE_PERCENT = 125
 """Of what the chain asks at the moment: it may rise until the transaction's block."""
 
 CONTRACT: dict[str, Any] = json.loads(resources.files(__package__).joinpath("payouts.json").read_text())
+
+
+class Sent(NamedTuple):
+    """A transaction that was sent."""
+
+    name: str
+    """Its hash."""
+    nonce: int
+    """Of the operator's account: the chain takes one transaction with it."""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}/{self.nonce}"
 
 
 class Chain:
@@ -50,11 +64,16 @@ class Chain:
     def close(self) -> None:
         self._client.close()
 
-    def transact(self, data: str, to: str | None = None) -> str:
-        """Sign and send a transaction; its hash."""
+    def nonces_used(self, block: str) -> int:
+        """How many the operator's account had used with a block, or with what waits for one."""
+        return int(self.ask("eth_getTransactionCount", self._account.address, block), 16)
+
+    def transact(self, data: str, to: str | None = None) -> Sent:
+        """Sign and send a transaction."""
         sender = self._account.address
         target = {"to": to} if to else {}
         gas = int(self.ask("eth_estimateGas", {"from": sender, "data": data, **target}), 16)
+        nonce = self.nonces_used("pending")
         price = int(self.ask("eth_gasPrice"), 16) * GAS_PRICE_PERCENT // 100
         signed = self._account.sign_transaction(
             {
@@ -63,12 +82,12 @@ class Chain:
                 "gas": gas,
                 "maxFeePerGas": price,
                 "maxPriorityFeePerGas": min(price, int(self.ask("eth_maxPriorityFeePerGas"), 16)),
-                "nonce": int(self.ask("eth_getTransactionCount", sender, "pending"), 16),
+                "nonce": nonce,
                 "chainId": int(self.ask("eth_chainId"), 16),
                 "value": 0,
             }
         )
-        return str(self.ask("eth_sendRawTransaction", "0x" + bytes(signed.raw_transaction).hex()))
+        return Sent(str(self.ask("eth_sendRawTransaction", "0x" + bytes(signed.raw_transaction).hex())), nonce)
 
 
 class Evm:
@@ -89,19 +108,37 @@ class Evm:
         for event in self._chain.ask("eth_getLogs", query):
             if event["data"].removeprefix("0x") != terms:
                 raise PayoutFailed(f"The contract has opened batch {batch.number} with other payees.")
-            return str(event["transactionHash"])
+            return self._found(str(event["transactionHash"])).reference
         data = CONTRACT["selectors"]["open"] + _words(batch.key) + terms
-        return self._chain.transact(data, self._contract)
+        return self._chain.transact(data, self._contract).reference
 
     def status(self, reference: str) -> Status:
-        receipt = self._chain.ask("eth_getTransactionReceipt", reference)
+        name, _, nonce = reference.partition("/")
+        receipt = self._chain.ask("eth_getTransactionReceipt", name)
         if receipt is None:
-            known = self._chain.ask("eth_getTransactionByHash", reference)
-            return Status.UNDER_WAY if known else Status.FAILED
-        if int(receipt["status"], 16) != 1:
-            return Status.FAILED
-        deep = int(self._chain.ask("eth_blockNumber"), 16) - int(receipt["blockNumber"], 16)
-        return Status.DONE if deep >= self._confirmations else Status.UNDER_WAY
+            return Status.FAILED if self._never_comes(name, nonce) else Status.UNDER_WAY
+        if self._height() - int(receipt["blockNumber"], 16) < self._confirmations:
+            return Status.UNDER_WAY
+        return Status.DONE if int(receipt["status"], 16) == 1 else Status.FAILED
+
+    def _never_comes(self, name: str, nonce: str) -> bool:
+        """Whether a transaction without a receipt will never have one."""
+        if not nonce:  # sent before references had one; should it come back after all, it finds the batch open
+            return not self._chain.ask("eth_getTransactionByHash", name)
+        deep = max(0, self._height() - self._confirmations)
+        if self._chain.nonces_used(hex(deep)) <= int(nonce):
+            return False
+        return self._chain.ask("eth_getTransactionReceipt", name) is None  # nor has it got one since
+
+    def _found(self, name: str) -> Sent:
+        """A transaction in a block."""
+        known = self._chain.ask("eth_getTransactionByHash", name)
+        if known is None:
+            raise Unreachable(f"The chain's node has lost transaction {name} meanwhile.", hint="Try again.")
+        return Sent(name, int(known["nonce"], 16))
+
+    def _height(self) -> int:
+        return int(self._chain.ask("eth_blockNumber"), 16)
 
 
 def open_evm(settings: PayoutsSection, folder: Path) -> Evm:
@@ -123,7 +160,7 @@ def open_chain(settings: PayoutsSection, folder: Path) -> Chain:
 
 def deploy(chain: Chain, token: str, unit: int) -> str:
     """Put a contract for this token on the chain; the transaction's hash."""
-    return chain.transact(CONTRACT["bytecode"] + _words(bytes.fromhex(token.removeprefix("0x")), unit))
+    return chain.transact(CONTRACT["bytecode"] + _words(bytes.fromhex(token.removeprefix("0x")), unit)).name
 
 
 def _words(*values: bytes | int) -> str:

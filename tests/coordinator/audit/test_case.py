@@ -33,7 +33,7 @@ def write(folder: Path, prompt: list[int]) -> None:
     terms: dict[str, Any] = {"lease_id": "0" * 32, "version": 2, "seed": 7}
     lease = Lease(**terms, samples=1, prompt=pack_tokens(prompt), price_micros_per_mtok=1, expires_ms=1)
     sample = Sample(tokens=pack_tokens([5, 6]), logprobs=pack_logprobs([-1.0, -1.0]), finish="length")
-    claim = RolloutClaim(**terms, round_id=ROUND, samples=(sample,))
+    claim = RolloutClaim(round_id=ROUND, lease_id=lease.lease_id, lease_digest=lease.digest, samples=(sample,))
     file = CaseFile(
         round_id=ROUND,
         lease=lease.to_bytes(),

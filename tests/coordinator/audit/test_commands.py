@@ -121,7 +121,7 @@ def play(
             ).leases
             answer, author = tuple(cut(sample)[1] for sample in answer), heir
         claim = RolloutClaim(
-            round_id=round_.round_id, lease_id=lease.lease_id, version=version, seed=lease.seed, samples=answer
+            round_id=round_.round_id, lease_id=lease.lease_id, lease_digest=lease.digest, samples=answer
         )
         envelope = author.seal("rollout", claim.to_bytes())
         verdict = round_.database.run_now(intake.take, author.node_id, envelope, judge=judge, now_ms=2)
@@ -149,8 +149,7 @@ def leave_half(round_: Round, key: NodeKey, lease: Lease, samples: tuple[Sample,
     told = Fragment(
         round_id=round_.round_id,
         lease_id=lease.lease_id,
-        version=lease.version,
-        seed=lease.seed,
+        lease_digest=lease.digest,
         previous="",
         parts=parts,
     )

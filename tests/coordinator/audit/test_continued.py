@@ -70,8 +70,7 @@ def part(policy: Path, whole: tuple[Sample, ...], *, pieces: int = 1, **change: 
         fields: dict[str, Any] = {
             "round_id": ROUND,
             "lease_id": "0" * 32,
-            "version": 1,
-            "seed": SEED,
+            "lease_digest": lease().digest,
             "parts": tuple(parts),
         }
         told.append(Fragment(**(fields | {"previous": _name(envelopes)} | change)))
@@ -90,7 +89,7 @@ def rest(policy: Path, whole: tuple[Sample, ...], given: tuple[Sample, ...]) -> 
         Sample(tokens=sample.tokens[4 * cut :], logprobs=sample.logprobs[4 * cut :], finish=sample.finish)
         for sample, cut in zip(whole, CUTS, strict=True)
     )
-    claim = RolloutClaim(round_id=ROUND, lease_id=after.lease_id, version=1, seed=SEED, samples=samples)
+    claim = RolloutClaim(round_id=ROUND, lease_id=after.lease_id, lease_digest=after.digest, samples=samples)
     return opened(file(after, rollout=SECOND.seal("rollout", claim.to_bytes())), policy, [])
 
 
@@ -178,14 +177,16 @@ def test_whoever_went_on_from_a_wrong_token_is_not_blamed_for_it(policy: Path, w
         temperature=1.0, prefixes=prefixes,
     )  # fmt: skip
     engine.generate([wanted], done.append)
-    claim = RolloutClaim(round_id=ROUND, lease_id="1" * 32, version=1, seed=SEED, samples=done[0].samples)
-    second = opened(file(lease(prefixes), rollout=SECOND.seal("rollout", claim.to_bytes())), policy, [])
+    after = lease(prefixes)
+    claim = RolloutClaim(round_id=ROUND, lease_id=after.lease_id, lease_digest=after.digest, samples=done[0].samples)
+    second = opened(file(after, rollout=SECOND.seal("rollout", claim.to_bytes())), policy, [])
     assert judged(policy, second).outcome is Outcome.PASS
     assert judged(policy, part(policy, garbage)).outcome is Outcome.HARD
 
 
 def test_a_part_that_its_lease_does_not_allow_needs_no_model(policy: Path, whole: tuple[Sample, ...]) -> None:
-    for change in ({"seed": SEED + 1}, {"previous": "f" * 64}, {"lease_id": "2" * 32}):
+    changes: list[dict[str, Any]] = [{"lease_digest": "2" * 64}, {"previous": "f" * 64}, {"lease_id": "2" * 32}]
+    for change in changes:
         report = judged(policy, part(policy, whole, **change))
         assert [finding.rule for finding in report.findings] == ["form"]
 

@@ -52,7 +52,7 @@ def case(policy: Path, samples: tuple[Sample, ...]) -> Case:
         lease_id="0" * 32, version=1, seed=SEED, samples=SAMPLES, prompt=asks(policy), price_micros_per_mtok=1,
         expires_ms=1, episode=EPISODE,
     )  # fmt: skip
-    claim = RolloutClaim(round_id=ROUND, lease_id="0" * 32, version=1, seed=SEED, samples=samples)
+    claim = RolloutClaim(round_id=ROUND, lease_id="0" * 32, lease_digest=lease.digest, samples=samples)
     rollout = NODE.seal("rollout", claim.to_bytes())
     sampler = Sampler(temperature=1.0, max_new_tokens=TOKENS_MAX)
     return opened(

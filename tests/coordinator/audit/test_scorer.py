@@ -1,5 +1,6 @@
 """The torch scorer against the numpy definition, in any company and any slicing, within its memory."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -111,3 +112,22 @@ def test_a_damaged_policy_is_a_named_error(policy: Path, tmp_path: Path, damage:
         save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     with pytest.raises(AuditFailed):
         Scorer(folder).score(prefills())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attn_implementation": "kernels-community/flash-attn2"}, "names code"),
+        ({"num_hidden_layers": 1000, "layer_types": None}, "promises 1000 layers"),
+        ({"vocab_size": 2**20}, "numbers, and the tensors have"),
+    ],
+)
+def test_a_configuration_that_promises_more_than_it_has_is_refused_before_it_costs_memory(
+    policy: Path, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    """Anybody may hand over the folder of a case."""
+    folder = shutil.copytree(policy, tmp_path / "promising")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(AuditFailed, match=said):
+        Scorer(folder)

@@ -117,3 +117,34 @@ def test_one_rare_token_does_not_make_a_claim_lean(count: int) -> None:
     report = judge(rough, EXACT, 1, {3: replace(measured, logprobs=measured.logprobs + distance)})
     assert report.fits[0].lean == pytest.approx(1, abs=0.1)
     assert [finding for finding in report.findings if finding.rule == "version"] == []
+
+
+LOOSE = EXACT.model_copy(
+    update={name: EXACT.margin.model_copy(update={"tolerance": 0.3, "far": 9.0}) for name in ("margin", "error")}
+    | {"mean_error": 1.0}
+)
+"""By which nothing but a neighbour betrays a claim."""
+
+
+def test_a_claim_of_another_versions_numbers_bit_for_bit_is_that_versions() -> None:
+    """As of who prefills with the auditor's own program under an older version: nothing is left that is noise."""
+    table = logits(4000)
+    older = table + 0.003 * logits(4000, seed=5)
+    said = drawn(older, 1)
+    claimed, neighbour = replayed(table, said, 1), replayed(older, said, 1)
+    exact = replace(claimed, claimed_logprobs=neighbour.logprobs, dictated=claimed.claimed)
+    (finding,) = judge(exact, LOOSE, 1, {41: neighbour}).findings
+    assert (finding.rule, finding.outcome) == ("version", Outcome.HARD)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_versions_that_differ_by_less_than_rounding_accuse_nobody(seed: int) -> None:
+    """The rounding of the claimed version's replay is in all errors and distances: honest claims lean half-way."""
+    measured, chance = honest(4000), np.random.Generator(np.random.Philox(seed))
+    by_node, by_claimed, by_other = (chance.normal(0, 3e-7, 4000) for _ in range(3))
+    replay = replace(measured, claimed_logprobs=measured.logprobs + by_node, logprobs=measured.logprobs + by_claimed)
+    neighbour = replace(measured, logprobs=measured.logprobs + by_other)
+    report = judge(replay, EXACT, 1, {41: neighbour})
+    assert report.fits[0].lean == pytest.approx(0.5, abs=0.05)
+    assert report.fits[0].standard_errors > 20
+    assert report.outcome is Outcome.PASS

@@ -1,11 +1,11 @@
 """Figures about an update, against numbers worked out by hand."""
 
-from math import log
+from math import inf, log
 
 import pytest
 import torch
 
-from coordinator.learner.diagnostics import of_clipping, of_distance
+from coordinator.learner.diagnostics import mean, of_clipping, of_distance
 
 NOTHING = torch.zeros(1, 2)
 ALL = torch.ones(1, 2)
@@ -33,6 +33,10 @@ def test_padding_has_no_say_in_any_figure() -> None:
     found = of_distance(torch.tensor([[log(3.0), 0.0]]), mask, torch.tensor([[2.0, 9.0]]), KEPT)
     assert found["is/ratio_min"] == pytest.approx(3.0)
     assert found["is/ess"] == pytest.approx(1.0)
+
+
+def test_infinity_has_no_say_where_nothing_is_judged() -> None:
+    assert mean(torch.tensor([[3.0, inf], [-inf, 5.0]]), torch.eye(2)) == 4.0
 
 
 def test_what_was_dropped_is_counted_by_tokens() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, CohereConfig, LlamaConfig, Qwen2Config
 
 from coordinator.learner.batch import Tensors, collate
@@ -15,6 +16,8 @@ from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import UNEQUAL, group
 
 PLAIN = TrainSettings(learning_rate=0.0)
+HEAVY = (group(0, [19, 20, 31], [([21] * 30 + [2], [-1.0] * 31, 0.0)] * 15 + [([21] * 2000, [-1.0] * 2000, 1.0)]),)
+"""A group of which one sample did not come to an end."""
 SINGLE = (group(0, [19, 31], [([2], [-1.0], 1.0), ([3], [-1.0], 0.0)]),)
 """Completions of one token: none of them is ever fed."""
 
@@ -69,6 +72,33 @@ def test_families_with_shared_key_heads(config: Any) -> None:
     for place, row in enumerate((0, 3, 5)):
         expected = apart(model, data, row)
         assert (packed[place, : len(expected)] - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("padded", [0, 8, 40])
+def test_samples_that_are_cut_apart_by_their_lengths_say_the_same(
+    policy_folder: Path, monkeypatch: Any, padded: int
+) -> None:
+    monkeypatch.setattr("coordinator.learner.packing.PADDED_MAX", padded)
+    lengths = [1, 9, 2, 30, 3, 17, 4, 1]
+    cut = [group(0, [19, 20, 31], [(list(range(20, 20 + length)), [-1.0] * length, 1.0) for length in lengths[:5]])]
+    cut += [group(1, [19], [(list(range(30, 30 + length)), [-1.0] * length, 1.0) for length in lengths[5:]])]
+    test_packing_changes_no_logprob_and_no_gradient(policy_folder, cut)
+
+
+def test_one_sample_without_an_end_costs_the_others_nothing(policy_folder: Path, monkeypatch: Any) -> None:
+    """Attention in one rectangle would make sixteen long samples of it."""
+    model, data, seen = qwen3(policy_folder), collate(HEAVY), []
+    prepare(model, PLAIN)
+
+    def looked_at(query: torch.Tensor, *others: Any, **more: Any) -> torch.Tensor:
+        seen.append(query.shape[0] * query.shape[2])
+        return scaled_dot_product_attention(query, *others, **more)
+
+    monkeypatch.setattr("coordinator.learner.packing.scaled_dot_product_attention", looked_at)
+    with torch.no_grad():
+        completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN)
+    layers = model.config.num_hidden_layers
+    assert sum(seen) / layers < 1.1 * int(data.lengths.sum())
 
 
 SIZES: dict[str, Any] = {

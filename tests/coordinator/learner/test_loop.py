@@ -1,12 +1,12 @@
-"""Which round a checkpoint may go on in."""
+"""Which round a learner may go on in, and whose log-probabilities cannot be those of their tokens."""
+
+from math import inf, nan
 
 import pytest
 
-from coordinator.learner.loop import follows
+from coordinator.learner.loop import MISMATCH_NATS, follows, mismatched
 from protocol.errors import OutOfOrder
 from protocol.learning import LearnerState
-
-CHECKPOINT = {"version": 5, "ledger_size": 100, "ledger_head": b""}
 
 
 def at(version: int, ledger_size: int) -> LearnerState:
@@ -23,10 +23,16 @@ def at(version: int, ledger_size: int) -> LearnerState:
 
 @pytest.mark.parametrize(("version", "ledger_size"), [(5, 100), (6, 100), (6, 130)])
 def test_a_round_that_went_on_is_followed(version: int, ledger_size: int) -> None:
-    follows(at(version, ledger_size), CHECKPOINT)
+    follows(at(version, ledger_size), version=5, ledger_size=100)
 
 
 @pytest.mark.parametrize(("version", "ledger_size"), [(4, 100), (5, 99), (0, 0)])
 def test_a_round_that_was_put_back_is_refused(version: int, ledger_size: int) -> None:
-    with pytest.raises(OutOfOrder, match="made at version 5"):
-        follows(at(version, ledger_size), CHECKPOINT)
+    with pytest.raises(OutOfOrder, match="seen the round at version 5"):
+        follows(at(version, ledger_size), version=5, ledger_size=100)
+
+
+def test_a_policy_that_is_broken_makes_no_honest_claim_suspect() -> None:
+    """What nodes claim is finite, so a distance that is no number is the fault of our own weights."""
+    distances = {"near": 0.5, "ours": nan, "at": MISMATCH_NATS, "far": 10.0, "impossible": inf}
+    assert mismatched(distances) == ("at", "far", "impossible")

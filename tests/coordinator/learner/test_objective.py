@@ -224,6 +224,18 @@ def test_padding_has_no_say() -> None:
         assert results[0][1][0][2] == 0.0
 
 
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_infinity_has_no_say_where_nothing_is_judged(name: str) -> None:
+    """What an environment said may be impossible to the policy, and infinity times 0 is not 0."""
+    algorithm, mask = replace(PRESETS[name], beta=0.5), torch.tensor([[1.0, 1.0, 0.0]])
+
+    def found(masked: float) -> tuple[float, list[list[float]], Metrics]:
+        current, behaviour, old, reference = (logs(*said, masked) for said in ((0.3, 0.3), (0.2, 0.4)) * 2)
+        return judged(current, behaviour, [1.0], algorithm, mask=mask, old=old, reference=reference)
+
+    assert found(0.0) == found(1.0)
+
+
 @given(
     st.sampled_from(sorted(PRESETS)),
     st.lists(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.floats(-3, 0)), min_size=6, max_size=6),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
 from protocol.errors import ConfigInvalid
-from protocol.learning import TrainingGroup
-from protocol.rollout import unpack_tokens
+from protocol.learning import Earlier, TrainingGroup
+from protocol.rollout import pack_logprobs, unpack_tokens
 from tests.coordinator.learner.groups import UNEQUAL, group
 
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
@@ -75,6 +76,29 @@ def test_a_claim_with_invented_logprobs_stands_out(policy_folder: Path) -> None:
     distances = policy.train_step([*honest, liar]).distances
     assert distances.pop(liar.claim_id) > 3
     assert max(distances.values()) < 1e-4
+
+
+def test_infinity_where_nothing_was_drawn_hides_no_distance_and_stops_no_step(policy_folder: Path) -> None:
+    policy = Policy(policy_folder, SETTINGS)
+    one = group(9, [19, 20, 31], [([21, 22, 2], [-0.01, -inf, -0.01], 1.0), ([23, 2], [-0.01] * 2, 0.0)])
+    episode = one.samples[0].model_copy(update={"sampled": b"\1\0\1"})
+    step = policy.train_step([one.model_copy(update={"samples": (episode, one.samples[1])})])
+    assert 3 < step.distances[one.claim_id] < inf
+    assert step.metrics["learner/skipped"] == 0.0
+    assert all(isfinite(value) for value in step.metrics.values())
+
+
+def test_infinity_of_whoever_began_is_not_held_against_whoever_finished(policy_folder: Path) -> None:
+    policy = Policy(policy_folder, SETTINGS)
+    (whole,) = fresh(policy, UNEQUAL[:1])
+    samples = tuple(
+        sample.model_copy(update={"logprobs": pack_logprobs([-inf]) + sample.logprobs[4:]}) for sample in whole.samples
+    )
+    began = Earlier(claim_id=f"{8:064x}", ends=(1, 1))
+    both = whole.model_copy(update={"samples": samples, "earlier": (began,)})
+    distances = policy.train_step([both]).distances
+    assert distances[began.claim_id] == inf
+    assert distances[whole.claim_id] < 1e-4
 
 
 def _with_rewards_times(factor: float, one: TrainingGroup) -> TrainingGroup:
@@ -239,6 +263,22 @@ def test_skipped_tokens_teach_nothing_and_no_share_is_kept_for_them(policy_folde
     assert metrics["learner/grad_norm"] == 0.0
 
 
+def test_entropy_is_that_of_every_drawn_token_before_the_update(policy_folder: Path) -> None:
+    """Those that are not judged, and those of groups without signal, are drawn like any other."""
+    policy = Policy(policy_folder, replace(SETTINGS, num_iterations=2, temperature=0.7, algorithm=PRESETS["dapo"]))
+    expected = []
+    for one in UNEQUAL:
+        prompt = unpack_tokens(one.prompt).tolist()
+        for sample in one.samples:
+            tokens = unpack_tokens(sample.tokens).tolist()
+            logits = policy.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1] / 0.7
+            scores = logits.detach().log_softmax(-1)
+            expected += (-scores.exp() * scores).sum(-1).tolist()
+    skipped = [tuple(sample.model_copy(update={"skip": ((0, 1),)}) for sample in one.samples) for one in UNEQUAL]
+    groups = [one.model_copy(update={"samples": samples}) for one, samples in zip(UNEQUAL, skipped, strict=True)]
+    assert policy.train_step(groups).metrics["entropy"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+
+
 def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
     """Of four samples, one pair has the greatest contrast; the gradient is that of these two."""
     rewards = [1.0, 0.5, 0.25, 0.0]
@@ -295,7 +335,21 @@ def test_divergence_from_the_start_pulls_back(policy_folder: Path) -> None:
 )
 def test_the_rate_rises_and_falls(schedule: Any, expected: list[float]) -> None:
     settings = TrainSettings(learning_rate=1.0, warmup_updates=2, schedule=schedule, max_updates=4)
-    assert [settings.rate(update) for update in range(5)] == pytest.approx(expected, abs=1e-3)
+    assert [settings.rate(update, update) for update in range(5)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_rate_rises_by_the_updates_that_the_optimizer_has_seen() -> None:
+    settings = TrainSettings(learning_rate=1.0, warmup_updates=4, num_iterations=3)
+    assert [settings.rate(50, steps) for steps in (0, 3, 6, 9, 12)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_the_rate_waits_for_steps_that_were_not_made(policy_folder: Path) -> None:
+    """Nothing was learned of how large gradients are: the first that comes is still the first."""
+    policy = Policy(policy_folder, replace(SETTINGS, warmup_updates=4, algorithm=Algorithm(scale_rewards="none")))
+    groups = fresh(policy, UNEQUAL)
+    batches = [[_with_rewards_times(3e38, one) for one in groups], groups[2:], groups, groups]
+    found = [policy.train_step(batch).metrics["learner/learning_rate"] for batch in batches]
+    assert found == pytest.approx([0.0025, 0.0025, 0.0025, 0.005])
 
 
 def test_lora_trains_adapters_alone_and_publishes_merged_weights(policy_folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Starting policies: folders of any family, in any number of files, and the hub's cache."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def test_a_sharded_llama_starts_trains_and_is_published(tmp_path: Path) -> None:
     source = tmp_path / "source"
     make_other_policy(source, config, dtype=torch.bfloat16, part_size="20KB")
     assert len(list(source.glob("*.safetensors"))) > 1
-    (source / "modeling_own.py").write_text("raise SystemExit")
+    for name in ("modeling_own.py", "tokenizer_own.py"):
+        (source / name).write_text("raise SystemExit")
+    said = json.loads((source / "config.json").read_bytes())
+    (source / "config.json").write_text(json.dumps({**said, "auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}))
     (source / "pytorch_model.bin").write_bytes(b"a pickle")
     place(ModelSection(path=str(source)), tmp_path / "start", seed=0)
     assert not list((tmp_path / "start").glob("*.py"))
@@ -38,6 +42,7 @@ def test_a_sharded_llama_starts_trains_and_is_published(tmp_path: Path) -> None:
     policy.train_step(UNEQUAL)
     policy.save_hub(tmp_path / "version")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.bfloat16
+    assert "auto_map" not in (tmp_path / "version" / "config.json").read_text()  # nodes refuse it
 
 
 @pytest.fixture

@@ -61,6 +61,29 @@ def test_even_a_policy_that_is_no_number_any_more_learns_again_as_a_new_one_woul
         assert torch.equal(here, there)
 
 
+def rate(policy: Policy) -> float:
+    """That of the next update."""
+    return policy.train_step(UNEQUAL).metrics["learner/learning_rate"]
+
+
+def test_after_taking_a_version_the_rate_rises_anew_and_falls_as_it_would_have(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    """In the middle of the second rise another process goes on."""
+    settings = replace(SETTINGS, warmup_updates=4, schedule="linear", max_updates=10)
+    policy = Policy(policy_folder, settings)
+    wanted = published(policy, tmp_path / "wanted")
+    found = [rate(policy) for _ in range(5)]
+    policy.take(wanted)
+    found += [rate(policy) for _ in range(2)]
+    policy.save(tmp_path / "checkpoints")
+    again = Policy(policy_folder, settings)
+    again.restore(tmp_path / "checkpoints" / "000000007")
+    found += [rate(again) for _ in range(3)]
+    rises = [0.25, 0.5, 0.75, 1.0, 1.0] * 2
+    assert found == pytest.approx([1e-2 * rise * (1 - update / 10) for update, rise in enumerate(rises)])
+
+
 def test_what_was_taken_survives_a_checkpoint(policy_folder: Path, tmp_path: Path) -> None:
     wanted = published(Policy(policy_folder, SETTINGS), tmp_path / "wanted")
     policy = Policy(policy_folder, SETTINGS)

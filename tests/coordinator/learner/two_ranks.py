@@ -29,7 +29,10 @@ SCENARIOS = {
     ),
     "adapters": replace(PLAIN, lora_rank=4, learning_rate=1e-2),
     "bf16": replace(PLAIN, dtype="bfloat16"),
+    "sent back": replace(PLAIN, warmup_updates=4, schedule="linear", max_updates=8),
 }
+SENT_BACK_AT = 3
+"""Updates until this policy's own first version is taken; its checkpoint is one of the second rise of the rate."""
 UPDATES = 5
 BATCHES = [UNEQUAL, UNEQUAL[:2], UNEQUAL[1:], UNEQUAL[2:], UNEQUAL, UNEQUAL[:1]]
 """Of the fourth nobody learns anything, and in the last there are fewer samples than pieces could be."""
@@ -41,7 +44,12 @@ def train(folder: Path, settings: TrainSettings, results: Path, ranks: Ranks, re
     if resumed:
         policy.restore(resumed)
     metrics = []
+    sent_back = results.name == "sent back"
+    if sent_back:
+        policy.save_hub(results / "first")
     while policy.update < UPDATES:
+        if sent_back and policy.update == SENT_BACK_AT:
+            policy.take(results / "first")
         metrics.append(policy.train_step(BATCHES[policy.update]).metrics)
     policy.save(results / "checkpoints")
     policy.save_hub(results / "fifth")

@@ -1,5 +1,6 @@
 """The owner's limits: every reason, alone and together, and what it lets go on."""
 
+import os
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -136,6 +137,13 @@ def test_limits_are_written_with_what_they_mean_and_read_back(tmp_path: Path) ->
     assert "# power_watts = 0.0" in text
     assert settings.read(tmp_path) == limits
     assert settings.changed(tmp_path, {"hours": ""}).span is None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root writes for somebody else")
+def test_limits_that_root_sets_can_be_read_by_the_agent_whose_home_it_is(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12_345, 12_345)
+    written = settings.write(tmp_path, Limits(upload_gb=5)).stat()
+    assert (written.st_uid, written.st_gid) == (12_345, 12_345)
 
 
 def test_a_file_that_cannot_be_read_is_refused_and_names_itself(tmp_path: Path) -> None:

@@ -46,6 +46,24 @@ def governor(home: Path) -> Governor:
     return Governor(home, Uploads(home, lambda: datetime.now(UTC)))
 
 
+async def test_what_the_engine_itself_computes_is_not_taken_for_somebody_at_the_machine(tmp_path: Path) -> None:
+    asked: list[int] = []
+    made = Governor(
+        tmp_path,
+        Uploads(tmp_path, lambda: datetime.now(UTC)),
+        given={"idle_minutes": 5.0},
+        threads=4,
+        look_at_load=asked.append,
+    )
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.run)
+            while not asked:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert asked[0] == 4
+
+
 @asynccontextmanager
 async def agent(home: Path) -> AsyncIterator[Governor]:
     """The control side of an agent."""

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from protocol.signing import NodeKey
 from swarm_node import identity
+from swarm_node.api_client import Coordinator
 from swarm_node.doctor import cards, house, line, report, storage
-from swarm_node.doctor.engines import engine, engines
+from swarm_node.doctor.engines import engine, engines, processor
 from swarm_node.doctor.examine import Patient, examine
 from swarm_node.doctor.report import Finding, State
 from swarm_node.doctor.tiny_model import make_tiny_model
@@ -64,6 +66,15 @@ def test_the_model_is_compared_with_the_memory_that_is_free_and_allowed(
     weights_gb: int, share: float, state: str
 ) -> None:
     assert cards.memory(Seen((RTX,)), weights_gb * GB, vram_share=share).state.value == state
+
+
+def test_the_threads_of_an_engine_are_told_before_it_joins() -> None:
+    here = this_machine()._replace(nvidia=False, llama_offloads=False, threads=4)
+    finding = processor(Options(threads=0), here)
+    assert (finding.state, finding.check) == (State.OK, "cpu")
+    assert "takes 4 threads" in finding.said
+    assert "--threads" in finding.evidence
+    assert "takes 1 thread of" in processor(Options(threads=1), here).said
 
 
 def test_memory_that_nobody_tells_is_not_judged() -> None:
@@ -165,3 +176,12 @@ def test_every_finding_that_is_not_well_says_what_to_do() -> None:
 
 def test_a_finding_is_plain_json() -> None:
     assert report.ok("disk", "fine").to_json()["state"] == "ok"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("listen", ["8701", "::1:0", "no-such-host.invalid:0"])
+async def test_an_address_on_which_the_node_would_not_start_is_a_failure(listen: str) -> None:
+    coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))
+    finding = await line.reach(line.Line(coordinator, None), listen)
+    assert finding.state is State.FAIL
+    assert listen in finding.said

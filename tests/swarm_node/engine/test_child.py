@@ -119,3 +119,16 @@ def test_a_library_that_is_broken_is_named_and_the_child_ends(tmp_path: Path) ->
     assert isinstance(failed, Failed)
     assert "llama does not start: libggml.so" in failed.message
     assert "--engine" in failed.hint
+
+
+def test_transformers_fetches_nothing_in_a_child_of_ours() -> None:
+    """Whatever a policy's configuration asks it for."""
+    code = """
+import swarm_node.engine.child as child
+child.stay_offline()
+import transformers.integrations.hub_kernels as kernels
+import huggingface_hub.constants as hub
+print(kernels._kernels_enabled, hub.HF_HUB_OFFLINE)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

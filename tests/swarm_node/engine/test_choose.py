@@ -59,6 +59,27 @@ def test_the_first_engine_that_fits_is_taken(
     assert choice.command[choice.command.index("--engine") + 1] == name
 
 
+@pytest.mark.parametrize(
+    ("here", "options", "threads"),
+    [
+        (machine(TORCH), Options(threads=0), 4),
+        (machine(TORCH), Options(threads=7), 7),
+        (machine(TORCH, nvidia=True), Options(threads=0), 1),
+        (machine(TORCH, nvidia=True), Options(threads=6), 6),
+        (machine(TORCH, nvidia=True), Options(threads=0, device="cpu"), 4),
+        (machine(LLAMA, llama_offloads=True), Options(threads=0), 1),
+        (machine(LLAMA, llama_offloads=True), Options(threads=0, gpu_layers=0), 4),
+        (machine(BOTH), Options(threads=0, vllm_python="/vllm/python", device="cuda"), 1),
+    ],
+    ids=["processor", "as said", "beside a GPU", "said, beside a GPU", "not on the GPU", "Metal", "none there", "vllm"],
+)
+def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
+    here: Machine, options: Options, threads: int
+) -> None:
+    command = choose("auto", options, here._replace(threads=4, nvidia=here.nvidia or options.device == "cuda")).command
+    assert command[command.index("--threads") + 1] == str(threads)
+
+
 def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
     here = machine(BOTH, nvidia=True, llama_offloads=True)
     assert choose("auto", Options(dtype="q8_0"), here, QWEN).name == "llama"

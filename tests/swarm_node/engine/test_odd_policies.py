@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
+from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import qwen3_shape
+from swarm_node.engine.choose import Options, for_folder
 from swarm_node.engine.messages import GroupDone, GroupFailed
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
@@ -86,6 +88,69 @@ def test_a_folder_that_is_no_policy_is_refused(policy: Path, tmp_path: Path, con
     for bad in (folder, tmp_path / "absent"):
         with pytest.raises(EngineFailed, match="cannot be loaded"):
             TorchEngine().load(bad, 1)
+
+
+@pytest.mark.parametrize("name", ["modeling_swarm.py", "pytorch_model.bin", "consolidated.00.pth", "kernel.so", "code"])
+def test_a_folder_with_anything_but_numbers_and_text_is_refused(policy: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / name).write_bytes(b"import os")
+    with pytest.raises(EngineFailed, match=f"{name} is neither"):
+        TorchEngine().load(folder, 1)
+
+
+@pytest.mark.parametrize("value", [{"AutoModelForCausalLM": "modeling_swarm.Model"}, {}, None])
+def test_a_configuration_that_names_code_is_refused(policy: Path, tmp_path: Path, value: object) -> None:
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": value}))
+    with pytest.raises(EngineFailed, match="auto_map"):
+        TorchEngine().load(folder, 1)
+
+
+def promising(folder: Path, **changes: object) -> Path:
+    """A policy whose configuration says something else, and that is loaded unchecked."""
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / "canary.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("model", ["policy", "foreign"])
+def test_kernels_that_a_configuration_names_are_neither_fetched_nor_run(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(request.getfixturevalue(model), tmp_path / "policy")
+    promising(folder, attn_implementation="kernels-community/flash-attn2")
+    with pytest.raises(EngineFailed, match="names code"):
+        TorchEngine().load(folder, 1)
+
+
+@pytest.mark.parametrize("model", ["policy", "foreign"])
+def test_layers_that_no_tensors_stand_behind_are_not_made(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Made first and compared then, they would fill the memory: a few bytes promise a hundred million."""
+    folder = shutil.copytree(request.getfixturevalue(model), tmp_path / "policy")
+    promising(folder, num_hidden_layers=1000, layer_types=None)
+    with pytest.raises(EngineFailed, match="promises 1000 layers"):
+        TorchEngine().load(folder, 1)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "intermediate_size"])
+def test_sizes_that_no_bytes_stand_behind_are_not_made(foreign: Path, tmp_path: Path, name: str) -> None:
+    folder = promising(shutil.copytree(foreign, tmp_path / "policy"), **{name: 2**20})
+    with pytest.raises(EngineFailed, match="numbers, and the tensors have"):
+        TorchEngine().load(folder, 1)
+
+
+@pytest.mark.parametrize("config", [b"[" * 100_000, b" " * (limits.POLICY_CONFIG_MAX_BYTES + 1)], ids=["deep", "long"])
+def test_a_configuration_without_end_ends_nobody(policy: Path, tmp_path: Path, config: bytes) -> None:
+    """Not the agent either, which reads it to choose an engine."""
+    folder = shutil.copytree(policy, tmp_path / "policy")
+    (folder / "config.json").write_bytes(config)
+    with pytest.raises(EngineFailed, match="cannot be loaded"):
+        TorchEngine().load(folder, 1)
+    assert for_folder("torch", Options(), folder).name == "torch"
 
 
 @pytest.mark.parametrize("canary", [b"", b"[]", b'{"tokens": [1, 2, 3], "logprobs": [1.0]}'])

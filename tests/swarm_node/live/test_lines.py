@@ -31,6 +31,8 @@ def told(**changes: Any) -> dict[str, Any]:
         "finishing": False,
         "no_work": "",
         "distrust": "",
+        "trouble": "",
+        "trouble_ms": 0,
         "version": 7,
         "version_age_s": 75.0,
         "newest_version": 8,
@@ -116,6 +118,10 @@ def test_what_is_not_known_is_called_so() -> None:
     [
         ({"resting": "paused by you"}, "resting: paused by you"),
         ({"distrust": "proof ended"}, "stopped: proof ended"),
+        (
+            {"phase": "idle", "trouble": "Set the clock.", "trouble_ms": NOW_MS - 90_000},
+            "idle, in trouble for 1 min 30 s: Set the clock.",
+        ),
         ({"phase": "idle", "open_leases": 0, "no_work": "no budget"}, "idle: no budget"),
         ({"phase": "generating", "no_work": "no budget"}, "generating"),
         ({"phase": "offline"}, "loading"),
@@ -153,13 +159,13 @@ def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (2.34e12, "2.34e+03 GB")]
+    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (2.34e12, "2.34 TB")]
 )
 def test_sizes(count: float, said: str) -> None:
     assert lines.size(count) == said
 
 
-@pytest.mark.parametrize("place", ["resting", "distrust", "no_work", "no_upload", "rejected"])
+@pytest.mark.parametrize("place", ["resting", "distrust", "trouble", "no_work", "no_upload", "rejected"])
 def test_no_word_of_a_coordinator_steers_the_terminal(place: str) -> None:
     change: dict[str, Any] = {place: {STEERING: 1} if place == "rejected" else STEERING, "open_leases": 0}
     assert "\x1b" not in "".join(lines.of_status(told(**change)))

@@ -1,0 +1,59 @@
+"""What a policy's config.json may say to those who build a model of it, looked at before any library sees it.
+
+- It names no code: neither files of its own (`auto_map`) nor kernels to be fetched and run (`…_implementation`).
+- It promises no more layers than there are tensors, and no larger ones than the files bear out: a few hundred bytes
+  would else fill a volunteer's memory before anybody finds that nothing is behind them.
+- Whatever is wrong is a `ValueError`; whoever reads the file says whose it is.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+OURS = frozenset({None, "eager", "sdpa", "batched_mm", "grouped_mm"})
+"""Ways to compute that every installation has; any other may be a package's, or a place to fetch one from."""
+
+LAYERS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"}
+)
+"""How configurations call the number of modules that stand behind each other."""
+
+PARAMETERS_PER_BYTE = 2
+"""At the most: four bits each, in the smallest form in which weights are published."""
+
+
+def require_plain(config: dict[str, Any]) -> None:
+    """Refuse a configuration that names code."""
+    for name, value in _members(config):
+        if name == "auto_map" or (name.endswith("_implementation") and not _is_ours(value)):
+            raise ValueError(f"config.json names code to run ({name[:60]})")
+
+
+def require_layers(config: dict[str, Any], tensors: int) -> None:
+    """Refuse a configuration of more layers than there are tensors for them."""
+    for name, value in _members(config):
+        if name in LAYERS and isinstance(value, int) and value > tensors:
+            raise ValueError(f"config.json promises {value} layers, and there are {tensors} tensors")
+
+
+def require_borne_out(parameters: int, size_bytes: int) -> None:
+    """Refuse a model of more numbers than files of this size can hold."""
+    if parameters > PARAMETERS_PER_BYTE * size_bytes:
+        raise ValueError(f"config.json promises {parameters} numbers, and the tensors have {size_bytes} bytes")
+
+
+def _is_ours(way: Any) -> bool:
+    """Whether this is a way to compute, or one for each part of the model, that needs nothing more."""
+    ways = way.values() if isinstance(way, dict) else [way]
+    return all(isinstance(one, str | None) and one in OURS for one in ways)
+
+
+def _members(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every member of an object and of those within it: a configuration may hold others."""
+    left: list[Any] = [config]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)

@@ -1,0 +1,196 @@
+"""Attacks that no node can play alone in the arena: by peers, origins, readers, coordinators, and senders of bytes.
+
+- Most of them claim no work, so there are no groups to count and no gain: what is asked is whether the honest side ends
+  with the right bytes, the version before, a refusal by name, or a stop with a proof. Real programs or sockets play
+  them, but for what is a matter of the plan, the books or the task alone.
+- The one list of them: `make adversaries` has pytest play it (`tests.adversaries.trials`), and docs/adversaries.md has
+  it as a table, which `tests/tidy` compares.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Outsider(NamedTuple):
+    """One attack, and the tests that play it, by the files that they stand in."""
+
+    attack: str
+    tests: Mapping[str, Sequence[str]]
+
+    @property
+    def name(self) -> str:
+        """What `--only` calls it: `ChunkPoisoning`."""
+        return "".join(re.findall(r"\w+", self.attack.replace("'", "").title()))
+
+    @property
+    def ids(self) -> list[str]:
+        """Its tests as pytest names them."""
+        return [f"{path}::{test}" for path, tests in self.tests.items() for test in tests]
+
+    @property
+    def played_by(self) -> str:
+        """Its tests for a table, without the classes that they stand in."""
+        named = {path: ", ".join(f"`{test.split('::')[-1]}`" for test in tests) for path, tests in self.tests.items()}
+        return "; ".join(f"`{path}`: {names}" for path, names in named.items())
+
+
+OUTSIDERS = (
+    Outsider(
+        "chunk poisoning",
+        {
+            "tests/processes/test_lying_peer.py": [
+                "test_flipped_byte_in_a_chunk_is_refused_refetched_elsewhere_and_its_sender_blamed"
+            ]
+        },
+    ),
+    Outsider(
+        "withholding",
+        {
+            "tests/processes/test_frozen_peer.py": [
+                "test_a_peer_frozen_in_mid_download_holds_up_nobody_and_catches_up_when_it_thaws"
+            ],
+            "tests/swarm_node/test_p2p_download.py": [
+                "test_a_peer_that_accepts_and_stalls_costs_a_moment",
+                "test_a_peer_that_drips_bytes_does_not_hold_us",
+            ],
+        },
+    ),
+    Outsider(
+        "upload free-riding",
+        {
+            "tests/processes/test_broadcasts.py": [
+                "test_a_version_is_followed_to_every_nodes_first_token_and_uploads_are_what_receivers_witnessed"
+            ],
+            "tests/coordinator/test_links.py": ["test_nobody_praises_itself"],
+            "tests/coordinator/test_topology.py": ["test_good_uploaders_sit_high"],
+        },
+    ),
+    Outsider(
+        "eclipse, impostors",
+        {
+            "tests/processes/test_trust.py": [
+                "test_version_signed_by_somebody_else_is_refused",
+                "test_join_string_without_a_fingerprint_is_wrong_usage",
+            ],
+            "tests/swarm_node/test_p2p_defects.py": ["test_an_impostor_without_the_key_is_not_let_in"],
+            "tests/swarm_node/test_p2p_download.py": ["test_nothing_but_stalling_peers_is_given_up_with_the_reason"],
+            "tests/swarm_node/test_p2p_last_resort.py": ["test_the_origin_delivers_what_no_peer_can"],
+        },
+    ),
+    Outsider(
+        "rollback",
+        {
+            "tests/processes/test_trust.py": ["test_older_set_of_metadata_served_again_is_refused"],
+            "tests/swarm_node/test_updater.py": [
+                "test_rollback_by_an_origin_is_refused_while_the_coordinator_is_silent"
+            ],
+        },
+    ),
+    Outsider(
+        "freeze",
+        {
+            "tests/processes/test_trust.py": [
+                "test_frozen_metadata_is_refused_once_it_expires",
+                "test_silence_about_versions_stops_work_when_the_last_proof_runs_out",
+            ]
+        },
+    ),
+    Outsider(
+        "mix-and-match",
+        {
+            "tests/processes/test_trust.py": ["test_manifest_that_is_not_the_signed_one_is_refused"],
+            "tests/swarm_node/test_updater.py": ["test_mix_and_match_by_an_origin_is_noticed_and_undone"],
+            "tests/swarm_node/test_assemble_patched.py": ["test_a_patch_mixed_in_from_another_version_is_refused"],
+        },
+    ),
+    Outsider(
+        "fast-forward",
+        {
+            "tests/processes/test_key_rotation.py": ["test_fast_forward_by_all_online_keys_is_undone_by_rotating_them"],
+            "tests/protocol/test_trust_forged.py": [
+                "TestMixAndMatch::test_fast_forward_beyond_the_last_version_is_refused"
+            ],
+        },
+    ),
+    Outsider(
+        "equivocation",
+        {
+            "tests/processes/test_forked_ledger.py": [
+                "test_running_node_that_is_shown_a_rewritten_log_says_so_keeps_the_proof_and_ends"
+            ],
+            "tests/processes/test_why.py": [
+                "test_a_coordinator_that_tells_the_node_another_story_than_the_log_is_named"
+            ],
+            "tests/swarm_node/test_log_watch.py": [
+                "TestPatience::test_fork_hidden_by_withholding_tiles_ends_the_node_in_the_end"
+            ],
+        },
+    ),
+    Outsider(
+        "silent edit of the ledger",
+        {
+            "tests/swarm_node/test_log.py": [
+                "TestVerify::test_entry_that_was_changed_left_out_or_slipped_in_is_refused"
+            ],
+            "tests/coordinator/test_ledger_files.py": ["test_a_log_that_is_not_what_was_signed_stops_the_coordinator"],
+            "tests/ledger/test_store.py": ["test_rebuild_finds_damage_and_repairs_nothing"],
+            "tests/ledger/test_store_log.py": ["test_nothing_is_signed_against_what_was_signed_before"],
+        },
+    ),
+    Outsider(
+        "hostile bytes at the door",
+        {
+            "tests/processes/test_hostile_submissions.py": [
+                "test_a_hundred_megabytes_are_refused_and_memory_stays_flat",
+                "test_bodies_that_are_no_message_are_refused_by_name",
+            ],
+            "tests/swarm_node/test_p2p_host.py": ["test_garbage_on_the_port_harms_nobody"],
+        },
+    ),
+    Outsider(
+        "resource exhaustion",
+        {
+            "tests/coordinator/test_http_bodies.py": ["test_who_never_ends_a_request_holds_no_connection"],
+            "tests/coordinator/test_callers.py": ["test_answers_that_nobody_reads_are_let_go"],
+            "tests/swarm_node/test_p2p_host.py": [
+                "test_silent_sockets_are_dropped_and_do_not_keep_others_out",
+                "test_one_address_cannot_take_every_window",
+                "test_a_protocol_name_without_end_is_not_kept",
+            ],
+            "tests/swarm_node/test_p2p_slow_takers.py": [
+                "test_identities_that_take_their_bytes_drop_by_drop_do_not_keep_others_from_the_turns"
+            ],
+            "tests/swarm_node/test_p2p_turn_times.py": [
+                "test_a_requester_that_asks_and_takes_back_for_ever_keeps_no_turn"
+            ],
+            "tests/swarm_node/test_turns.py": ["test_a_crowd_at_one_address_keeps_nobody_at_another_out"],
+        },
+    ),
+    Outsider(
+        "code in an answer that a library reads",
+        {"tests/coordinator/rewards/test_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
+    ),
+    Outsider(
+        "a crowd that shares its work",
+        {"tests/adversaries/test_crowd.py": ["test_many_identities_that_forge_gain_no_more_than_one"]},
+    ),
+    Outsider(
+        "poisoning by one owner's many groups",
+        {
+            "tests/coordinator/test_shares.py": [
+                "TestShares::test_no_owner_gets_more_than_its_share_of_work_and_batch_among_many"
+            ],
+            "tests/coordinator/test_escrow.py": ["TestFaults::test_what_was_trained_on_before_a_fault_is_still_known"],
+        },
+    ),
+    Outsider(
+        "a cheat among real processes",
+        {"tests/processes/test_auditor.py": ["test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid"]},
+    ),
+)
+
+
+def chosen(only: Sequence[str]) -> list[Outsider]:
+    """Those that are called so; all, if nobody is named."""
+    return [one for one in OUTSIDERS if not only or one.name in only]

@@ -1,0 +1,174 @@
+"""An auditor's versions: made of real patches, compared with those before, deleted when nobody needs them any more."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from safetensors.torch import load_file, save_file
+
+from coordinator.audit.auditor import Auditor, Policies
+from coordinator.audit.calibration import Calibration, Limit, Tolerance
+from coordinator.audit.case import RoundArchive
+from coordinator.config import Config, load
+from coordinator.publishing import publish
+from coordinator.round import Round
+from protocol.auditing import AuditCase, Cases
+from protocol.canary import FILE_NAME
+from protocol.chunks import digest
+from protocol.errors import ConfigInvalid, DiskFull, NotAuthorised, SwarmError
+from protocol.learning import Publication, Upload
+from protocol.lease import Lease
+from protocol.rollout import RolloutClaim, Sample, pack_tokens
+from protocol.signing import NodeKey
+from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.torch_engine import TorchEngine
+from tests.coordinator.answering import CUT, PROXY, Answer, answering, error
+
+NODE, SEED, PROMPT = NodeKey(b"\1" * 32), 7, pack_tokens([19, 20, 13, 31])
+SAMPLES, NEW_TOKENS, VERSIONS = 3, 12, 10
+LIMIT = Limit(tolerance=1e-3, rate=1e-5, far=1.0)
+TIGHT = Calibration(
+    version=1,
+    made="2026-11-23",
+    model="tiny",
+    classes=(Tolerance(name="torch/bf16/cpu", margin=LIMIT, error=LIMIT, mean_error=1.0, positions=10**6),),
+)
+"""One position out of tolerance is more than chance gives in a thousand groups so small, and less than in a million."""
+
+
+class Played:
+    """A round of many versions, each a patch on the one before."""
+
+    def __init__(self, folder: Path, policy: Path, staleness: int, neighbours: int) -> None:
+        file = folder / "round.toml"
+        file.write_text("")
+        settings = {
+            "round.directory": folder / "round",
+            "sampling.samples_per_group": SAMPLES,
+            "sampling.max_new_tokens": NEW_TOKENS,
+            "staleness.max_updates": staleness,
+            "audit.neighbours": neighbours,
+        }
+        self.config: Config = load(file, [f"{name}={value}" for name, value in settings.items()])
+        round_ = Round(self.config)
+        self.round_id = round_.round_id
+        weights = load_file(policy / "model.safetensors")
+        name = next(iter(weights))
+        for version in range(1, VERSIONS + 1):
+            uploads = round_.publisher.uploads / str(version)
+            uploads.mkdir(parents=True)
+            for path in policy.iterdir():
+                if path.name == FILE_NAME:
+                    continue  # what the first weights gave
+                (uploads / path.name).write_bytes(path.read_bytes())
+            weights[name].view(-1)[version] += 1.0
+            save_file(weights, uploads / "model.safetensors", {"format": "pt"})
+            files = tuple(
+                Upload(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in uploads.iterdir()
+            )
+            manifest, named = round_.publisher.publish(Publication(version=version, update=version - 1, files=files))
+            assert version == 1 or any(entry.patches for entry in manifest.files)
+            round_.database.run_now(publish.record, manifest, named, now_ms=1)
+        round_.close()
+        self.archive = RoundArchive(self.config)
+        self.folder = folder / "auditor"
+        self.folder.mkdir()
+
+    def auditor(self, url: str = "http://127.0.0.1:1") -> Auditor:
+        return Auditor(self.config, self.archive, self.folder, "a", url, "token")
+
+    def case(self, version: int, policy: Path, *, off_by: float = 0.0) -> AuditCase:
+        """An honest claim to a version, but for one log-probability."""
+        lease = Lease(
+            lease_id="0" * 32, version=version, seed=SEED, samples=SAMPLES, prompt=PROMPT, price_micros_per_mtok=1,
+            expires_ms=1,
+        )  # fmt: skip
+        engine, done = TorchEngine(), list[GroupDone]()
+        engine.load(policy, version)
+        wanted = Request(
+            request_id="a", version=version, prompt=PROMPT, seed=SEED, samples=SAMPLES, max_new_tokens=NEW_TOKENS,
+            temperature=self.config.sampling.temperature,
+        )  # fmt: skip
+        engine.generate([wanted], done.append)
+        first, *rest = done[0].samples
+        claim = RolloutClaim(
+            round_id=self.round_id,
+            lease_id=lease.lease_id,
+            lease_digest=lease.digest,
+            samples=(_moved(first, off_by), *rest),
+        )
+        payload = claim.to_bytes()
+        return AuditCase(claim_id=digest(payload), lease=lease.to_bytes(), rollout=NODE.seal("rollout", payload))
+
+    def close(self) -> None:
+        self.archive.close()
+
+
+def _moved(sample: Sample, off_by: float) -> Sample:
+    logprobs = np.frombuffer(sample.logprobs, "<f4").copy()
+    logprobs[0] -= off_by
+    return sample.model_copy(update={"logprobs": logprobs.tobytes()})
+
+
+@pytest.fixture
+def played(request: pytest.FixtureRequest, policy: Path, tmp_path: Path) -> Iterator[Played]:
+    with closing(Played(tmp_path, policy, *request.param)) as made:
+        yield made
+
+
+def kept(played: Played) -> set[int]:
+    return {int(path.name) for path in played.folder.iterdir()}
+
+
+@pytest.mark.parametrize("played", [(0, 3), (2, 3), (4, 4)], ids=["S=0", "S=2", "S=4, v-8"], indirect=True)
+def test_what_fails_softly_is_compared_with_every_earlier_version_and_not_pardoned(played: Played) -> None:
+    """These are older than what the auditor keeps by itself."""
+    before = [VERSIONS - back for back in (1, 2, 4, 8)[: played.config.audit.neighbours]]
+    with closing(played.auditor()) as auditor, closing(played.archive):
+        played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
+        case = played.case(VERSIONS, played.folder / str(VERSIONS), off_by=0.01)
+        (found,) = auditor._judge(Cases(version=VERSIONS, cases=(case,), done=False), TIGHT)
+    report: dict[str, Any] = json.loads(found.report)
+    assert found.finding == "soft", report
+    assert [fit["version"] for fit in report["fits"]] == sorted(before)
+    assert kept(played) == {VERSIONS, *before}
+
+
+@pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
+def test_a_batch_leaves_the_last_versions_and_those_it_may_be_compared_with(played: Played) -> None:
+    policies = Policies(played.archive, played.folder, keep=2)
+    for version in range(2, VERSIONS + 1):
+        assert policies.folder(version)
+    policies.forget(8, spared=[7, 6, 4])
+    assert kept(played) == {10, 9, 8, 7, 6, 4}
+
+
+@pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
+def test_the_first_version_is_there_though_no_update_led_to_it(played: Played) -> None:
+    policies = Policies(played.archive, played.folder, keep=2)
+    assert policies.folder(1) == played.folder / "1"
+    assert policies.folder(VERSIONS + 1) is None
+
+
+@pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
+@pytest.mark.parametrize("away", [CUT, PROXY, Answer(429), error(DiskFull("full"))])
+def test_who_cannot_answer_now_is_asked_again(played: Played, away: Answer) -> None:
+    ended = Answer(200, Cases(version=0, cases=(), done=True).to_bytes())
+    with answering(away, ended) as (url, asked), closing(played.auditor(url)) as auditor:
+        auditor.run()
+    assert [one.path for one in asked] == ["/v1/auditor/take"] * 2
+
+
+@pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
+@pytest.mark.parametrize(
+    ("answer", "kind"), [(error(NotAuthorised("no")), NotAuthorised), (Answer(404, b"<html>"), ConfigInvalid)]
+)
+def test_a_refusal_ends_an_auditor(played: Played, answer: Answer, kind: type[SwarmError]) -> None:
+    with answering(answer) as (url, asked), closing(played.auditor(url)) as auditor, pytest.raises(kind):
+        auditor.run()
+    assert len(asked) == 1

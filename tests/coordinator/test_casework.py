@@ -1,0 +1,162 @@
+"""What auditors take: each case is one auditor's, for as long as that is at work on it, and what kills them ends."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.audit import casework
+from coordinator.audit.casework import TRIES_MAX
+from coordinator.audit.trust import Rules
+from coordinator.store import tables
+from protocol.signing import NodeKey
+from tests.coordinator.world import World
+
+
+@pytest.fixture
+def audited(tmp_path: Path, store_url: str) -> Iterator[World]:
+    """A round in which an owner's first ten groups are all audited."""
+    made = World(tmp_path, staleness=100, rules=Rules(), postgres_url=store_url)
+    made.publish(1, 0)
+    yield made
+    made.database.close()
+
+
+def earn(world: World, key: NodeKey, groups: int = 1) -> list[str]:
+    """The claims of so many groups."""
+    before = len(world.rows(tables.rollouts))
+    for _ in range(groups):
+        world.earn(key)
+    return [row["claim_id"] for row in world.rows(tables.rollouts)[before:]]
+
+
+def hold(world: World, auditor: str) -> int:
+    held: int = world.run(casework.hold, auditor, terms=world.audits, now_ms=world.now_ms)
+    return held
+
+
+def pass_time(world: World, timeouts: float = 1.0) -> None:
+    world.now_ms += int(timeouts * world.audits.timeout_ms)
+
+
+def column(world: World, name: str) -> dict[str, object]:
+    """By claim, in the order of their credit."""
+    return {row["claim_id"]: row[name] for row in world.rows(tables.audits)}
+
+
+def test_two_auditors_never_have_the_same_case(audited: World) -> None:
+    claims = earn(audited, audited.join(1), 3)
+    first, second = audited.take_cases("one", 2), audited.take_cases("two", 2)
+    assert (first, second) == (claims[:2], claims[2:])
+
+
+def test_an_auditor_that_comes_back_is_given_its_cases_again_one_by_one(audited: World) -> None:
+    """One of them may be why it had to come back."""
+    claims = earn(audited, audited.join(1), 3)
+    assert audited.take_cases("one", 2) == claims[:2]
+    audited.reopen()
+    assert audited.take_cases("one", 2) == claims[2:], "what nobody was lost with comes first"
+    for claim in claims[2:]:
+        audited.find(claim)
+    for claim in claims[:2]:
+        assert audited.take_cases("one", 2) == [claim]
+        audited.find(claim)
+    assert set(column(audited, "finding").values()) == {"pass"}
+
+
+def test_the_cases_of_an_auditor_that_was_killed_go_to_another(audited: World) -> None:
+    claims = earn(audited, audited.join(1), 2)
+    audited.take_cases("one")
+    assert audited.take_cases("two") == []
+    pass_time(audited)
+    for claim in claims:
+        assert audited.take_cases("two") == [claim]
+        audited.find(claim)
+
+
+def test_the_cases_of_slow_auditors_stay_theirs_as_long_as_they_are_at_work(audited: World) -> None:
+    """However many others ask meanwhile, which is what an operator starts when audits are behind."""
+    claims = earn(audited, audited.join(1), 5)
+    assert [audited.take_cases("one", 2), audited.take_cases("two", 2)] == [claims[:2], claims[2:4]]
+    audited.take_cases("three")
+    audited.find(claims[4])
+    for _ in range(10 * TRIES_MAX):
+        pass_time(audited, 0.5)
+        assert [hold(audited, "one"), hold(audited, "two"), hold(audited, "three")] == [2, 2, 0]
+        assert audited.take_cases("three") == []
+    assert set(column(audited, "tries").values()) == {0}
+    for claim in claims[:4]:
+        assert audited.find(claim)
+    assert set(column(audited, "finding").values()) == {"pass"}
+
+
+def test_a_slow_auditor_that_is_killed_in_the_end_loses_its_cases_after_one_time(audited: World) -> None:
+    claims = earn(audited, audited.join(1), 2)
+    audited.take_cases("one")
+    for _ in range(5):
+        pass_time(audited, 0.9)
+        hold(audited, "one")
+    pass_time(audited, 0.9)
+    assert audited.take_cases("two") == []
+    pass_time(audited, 0.1)
+    assert audited.take_cases("two") == claims[:1]
+    assert hold(audited, "one") == 0
+    assert column(audited, "tries") == {claims[0]: 1, claims[1]: 1}
+
+
+def test_a_late_verdict_counts_if_nobody_was_faster(audited: World) -> None:
+    (claim,) = earn(audited, audited.join(1))
+    audited.take_cases("one")
+    pass_time(audited)
+    audited.take_cases("two")
+    assert audited.find(claim)
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["each another one", "one that is started again"])
+def test_a_case_that_kills_auditors_is_pardoned_in_the_end_and_the_others_are_judged(
+    audited: World, same: bool
+) -> None:
+    """Whoever hides forgeries behind one of those would have them all paid unseen."""
+    claims = earn(audited, audited.join(1), 5)
+    poison, deaths = claims[2], 0
+    for number in range(20):
+        taken = audited.take_cases("one" if same else f"auditor {number}", 4)
+        if poison in taken:
+            deaths += 1
+            if not same:
+                pass_time(audited)
+            continue
+        for claim in taken:
+            assert audited.find(claim)
+    found = column(audited, "finding")
+    assert found.pop(poison) == "pardon"
+    assert deaths == TRIES_MAX
+    assert set(found.values()) == {"pass"}
+    assert audited.audit() == []
+
+
+def test_auditors_lose_nothing_while_the_coordinator_is_away(audited: World) -> None:
+    """They are at work meanwhile, and cannot say so."""
+    (claim,) = earn(audited, audited.join(1))
+    audited.take_cases("one")
+    for _ in range(TRIES_MAX + 1):
+        pass_time(audited, 5)
+        audited.reopen()
+        audited.run(casework.resume, terms=audited.audits, now_ms=audited.now_ms)
+        pass_time(audited, 0.9)
+        assert audited.take_cases("two") == []
+        assert hold(audited, "one") == 1
+    assert column(audited, "tries") == {claim: 0}
+    assert audited.find(claim)
+
+
+def test_without_an_auditor_training_goes_on_until_the_backlog_is_full(audited: World) -> None:
+    key = audited.join(1)
+    audited.terms = replace(audited.terms, audit_backlog_max=2)
+    claims = earn(audited, key, 2)
+    reply = audited.offer(key)
+    assert (reply.leases, reply.reason) == ((), "audits")
+    assert audited.batch(1) is not None
+    audited.find(claims[0])
+    audited.lease(key)

@@ -1,0 +1,114 @@
+"""What a lease and a rollout ask of the store, counted instead of timed: a statement costs more than what it asks."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator.audit.trust import Rules
+from coordinator.store.tables import WAITS, audits
+from coordinator.work import intake, offers
+from protocol.messages import LeaseRequest
+from protocol.signing import NodeKey
+from tests.coordinator.world import World, answer
+
+LEASE, ROLLOUT = 21, 22
+"""Statements, with what a round usually does: a look ahead, owners' shares, audits by lot."""
+
+CALLS = 660
+"""Calls of Python functions for an accepted rollout of eight samples."""
+
+NODES = 6
+
+
+@pytest.fixture
+def usual(tmp_path: Path, store_url: str) -> Iterator[World]:
+    """A round at work, with the settings of a usual one."""
+    lottery = Rules(first_groups=1, floor=0.05, trusted_groups=2)
+    made = World(tmp_path, staleness=100, size=4, lookahead=16, rules=lottery, problems=50, postgres_url=store_url)
+    made.terms = replace(made.terms, samples_per_group=8, max_owner_share=0.5)
+    made.judge = replace(made.judge, terms=made.terms)
+    made.publish(1, 0)
+    yield made
+    made.database.close()
+
+
+def at_work(world: World) -> list[NodeKey]:
+    """Nodes that have earned, been audited and trained on."""
+    keys = [world.join(number) for number in range(1, NODES + 1)]
+    for number in range(1, 5):
+        for key in keys:
+            world.earn(key)
+        for claim in world.take_cases():
+            world.find(claim)
+        world.train(number)
+    return keys
+
+
+def counted(world: World, effect: Callable[..., Any], *given: Any, **named: Any) -> tuple[Any, list[str]]:
+    """What an effect says, and its statements."""
+
+    def listening(connection: sa.Connection) -> tuple[Any, list[str]]:
+        heard: list[str] = []
+
+        @sa.event.listens_for(connection, "before_cursor_execute")
+        def hear(_connection: object, _cursor: object, text: str, *_rest: object) -> None:
+            heard.append(text)
+
+        said = effect(connection, *given, **named, now_ms=world.now_ms)
+        sa.event.remove(connection, "before_cursor_execute", hear)
+        return said, heard
+
+    found: tuple[Any, list[str]] = world.run(listening)
+    return found
+
+
+def test_a_lease_and_a_rollout_take_few_statements(usual: World) -> None:
+    ask = LeaseRequest(version=1, groups=1)
+    for key in at_work(usual):
+        offered, statements = counted(usual, offers.offer, key.node_id, ask, terms=usual.terms, draw=usual.draw)
+        assert len(statements) <= LEASE, "\n".join(statements)
+        envelope = answer(key, offered.leases[0])
+        verdict, statements = counted(usual, intake.take, key.node_id, envelope, judge=usual.judge)
+        assert verdict.outcome == "accepted"
+        assert len(statements) <= ROLLOUT, "\n".join(statements)
+
+
+def test_an_accepted_rollout_takes_few_calls(usual: World, store_url: str) -> None:
+    """On SQLite: PostgreSQL's driver makes calls of its own. The fewest of some: garbage may call, too."""
+    if store_url:
+        return
+    key = at_work(usual)[0]
+    assert min(calls_of_a_rollout(usual, key) for _ in range(4)) <= CALLS
+
+
+def calls_of_a_rollout(world: World, key: NodeKey) -> int:
+    envelope = answer(key, world.lease(key))
+    calls: Counter[str] = Counter()
+
+    def submit(connection: sa.Connection) -> Any:
+        sys.setprofile(lambda _frame, what, _argument: calls.update([what]))
+        try:
+            return intake.take(connection, key.node_id, envelope, judge=world.judge, now_ms=world.now_ms)
+        finally:
+            sys.setprofile(None)
+
+    assert world.run(submit).outcome == "accepted"
+    return calls["call"]
+
+
+def test_no_value_decides_on_an_index_of_sqlite() -> None:
+    """SQLite would compile a statement anew whenever it is given that value."""
+    assert sa.select(audits.c.claim_id).where(WAITS).compile().params == {}
+
+
+def test_what_a_savepoint_would_bring_back_stays_in_memory(tmp_path: Path) -> None:
+    """Else every acceptance writes it to a temporary file."""
+    world = World(tmp_path)
+    assert world.run(lambda connection: connection.exec_driver_sql("PRAGMA temp_store").scalar()) == 2
+    world.database.close()

@@ -1,0 +1,54 @@
+"""A machine for install.sh: a home of its own, few programs on its PATH, and no network."""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "installers" / "install.sh"
+NEEDED = ("sh", "env", "uname", "id", "ldd", "grep", "sed", "tr", "head", "tail", "cut", "awk", "df", "dirname", "date")
+TOOLS = (*NEEDED, "cat", "mkdir", "rmdir", "rm", "mv", "ln", "ls", "chmod", "readlink", "sleep")
+
+
+@dataclass
+class Machine:
+    """A home folder and what is on the PATH."""
+
+    home: Path
+    wheels: Path
+    tools: Path
+
+    @property
+    def prefix(self) -> Path:
+        return self.home / "echo"
+
+    @property
+    def program(self) -> Path:
+        return self.home / "bin" / "swarm-node"
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Nothing of the test's own but a temporary folder, and pip without a network."""
+        return {
+            "HOME": str(self.home), "PATH": str(self.tools), "PIP_NO_INDEX": "1", "TMPDIR": str(self.home)
+        } | dict(more)  # fmt: skip
+
+    def command(self, *options: str) -> list[str]:
+        place = ["--prefix", str(self.prefix), "--bin", str(self.home / "bin"), "--find-links", str(self.wheels)]
+        return ["/bin/sh", str(SCRIPT), *place, *options]
+
+    def run(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = self.command("--engine", "none", *options) if "--engine" not in options else self.command(*options)
+        return subprocess.run(command, env=self.environment(more), capture_output=True, text=True, check=False)
+
+    def version(self) -> str:
+        return subprocess.run([self.program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+
+    def versions(self) -> int:
+        return len(list((self.prefix / "versions").iterdir()))
+
+    def put(self, name: str, script: str) -> None:
+        """Another program of that name on this machine."""
+        tool = self.tools / name
+        tool.unlink(missing_ok=True)
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)

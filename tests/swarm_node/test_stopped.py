@@ -1,0 +1,28 @@
+"""Why an agent ended: noted for its owner, and never hidden by the disk that cannot take the note."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import DiskFull, OwnerBanned
+from swarm_node.control import stopped
+
+
+def test_what_ended_an_agent_is_known_until_the_next_one_starts(tmp_path: Path) -> None:
+    stopped.note(tmp_path, OwnerBanned("Two hard faults.", hint="Appeal."))
+    last = stopped.last(tmp_path)
+    assert last is not None
+    assert (last["code"], last["hint"]) == ("owner_banned", "Appeal.")
+    stopped.forget(tmp_path)
+    assert stopped.last(tmp_path) is None
+
+
+def test_a_disk_that_takes_no_note_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error out of here would be printed in the place of the one that ended the agent."""
+
+    def full(*_: object, **__: object) -> None:
+        raise DiskFull("There is no room left.")
+
+    monkeypatch.setattr(stopped, "write_durably", full)
+    stopped.note(tmp_path, OwnerBanned("Two hard faults."))
+    assert stopped.last(tmp_path) is None

@@ -1,0 +1,76 @@
+"""docs/protocol.md gives messages the fields that they have.
+
+- A message stands there as `Name {field, field: what it is, …}`.
+- An entry of the ledger or a statement of an owner stands on a line of its own: its kind, and the other fields.
+"""
+
+import importlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.message import Message
+from tests.tidy.repository import python_files, report, text
+
+PROTOCOL = Path("docs/protocol.md")
+
+Fields = frozenset[str]
+
+
+def below(model: type[Message]) -> Iterator[type[Message]]:
+    for child in model.__subclasses__():
+        yield child
+        yield from below(child)
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, set[Fields]]:
+    """Messages by their names, which a few share, and by their kinds: the fields of each."""
+    for path in python_files("protocol", "ledger"):
+        importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+    found = defaultdict(set)
+    for model in below(Message):
+        names = frozenset(model.model_fields)
+        found[model.__name__].add(names)
+        if "kind" in names and isinstance(kind := model.model_fields["kind"].default, str):
+            found[kind].add(names - {"kind"})
+    return dict(found)
+
+
+def written(where: re.Pattern[str]) -> list[tuple[str, Fields]]:
+    """What stands in the document: the names that a pattern finds before a brace, and the fields within."""
+    document = text(PROTOCOL)
+    return [(match[1], frozenset(names_from(document[match.end() :]))) for match in where.finditer(document)]
+
+
+def names_from(rest: str) -> Iterator[str]:
+    """The names that stand between a brace and the end of what it opens, but for those within further brackets."""
+    depth, word = 0, ""
+    for sign in rest:
+        if depth == 0 and sign in ",}":
+            if name := word.partition(":")[0].strip().removesuffix("|nil"):
+                yield name
+            word = ""
+            if sign == "}":
+                return
+            continue
+        depth += (sign in "{[") - (sign in "}]")
+        word += sign
+    raise AssertionError(f"{PROTOCOL}: a brace is not closed: {rest[:80]}")
+
+
+@pytest.mark.parametrize(
+    ("where", "at_least"),
+    [(re.compile(r"\b([A-Z][A-Za-z]+) +\{"), 40), (re.compile(r"^    ([a-z_]+) +\{", re.MULTILINE), 19)],
+    ids=["messages", "kinds"],
+)
+def test_the_protocol_document_gives_messages_their_fields(
+    real: dict[str, set[Fields]], where: re.Pattern[str], at_least: int
+) -> None:
+    found = written(where)
+    assert len(found) >= at_least, f"{PROTOCOL}: only {len(found)} messages were found"
+    wrong = [(name, said, real.get(name, set())) for name, said in found if said not in real.get(name, set())]
+    report([f"{PROTOCOL}: {name}: {sorted(said)} should be {[*map(sorted, fields)]}" for name, said, fields in wrong])

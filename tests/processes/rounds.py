@@ -34,6 +34,9 @@ WHOLE_VERSIONS: Settings = {
 }
 """For a test that follows versions on their way: many chunks each, no patches, and news of them at once."""
 
+NOBODY_LEARNS: Settings = {"learner": {"groups_per_update": 512}, "staleness": {"max_updates": 200}}
+"""There is work for longer than any test looks, however fast the machine."""
+
 NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 """A test that is about something else needs no auditor to be paid."""
 

@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from tests.processes.programs import Program, Swarm, until
-from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, operator_of, outbox_of
+from tests.processes.rounds import (
+    NOBODY_LEARNS,
+    Coordinator,
+    Settings,
+    assert_ledger_is_sound,
+    join,
+    operator_of,
+    outbox_of,
+)
 
 pytestmark = pytest.mark.processes
 
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 16, "max_new_tokens": 256},
-    "learner": {"groups_per_update": 512},
+    **NOBODY_LEARNS,
     "leases": {"timeout_s": 600.0, "heartbeat_s": 0.5},
 }
 

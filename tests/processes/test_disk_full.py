@@ -12,6 +12,7 @@ import pytest
 
 from tests.processes.programs import Program, Swarm, said, until
 from tests.processes.rounds import (
+    NOBODY_LEARNS,
     Coordinator,
     Operator,
     Settings,
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 4, "max_new_tokens": 64},
-    "learner": {"groups_per_update": 512},
+    **NOBODY_LEARNS,
     "leases": {"heartbeat_s": 0.5},
     "publish": {"chunk_size_bytes": 4096},
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.programs import PATIENCE_S, Swarm, script, until
-from tests.processes.rounds import Coordinator, Settings, operator_of
+from tests.processes.rounds import NOBODY_LEARNS, Coordinator, Settings, operator_of
 
 pytestmark = [
     pytest.mark.processes,
@@ -19,7 +19,7 @@ pytestmark = [
 GROUPS = 8
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 32, "max_new_tokens": 300},
-    "learner": {"groups_per_update": 512},
+    **NOBODY_LEARNS,
     "leases": {"groups_per_request": GROUPS, "newcomer_leases": GROUPS},
 }
 COLUMNS = 100

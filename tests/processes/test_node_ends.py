@@ -11,7 +11,15 @@ import sqlalchemy as sa
 from protocol.lease import OPEN
 from tests.processes.light_node import LightNode
 from tests.processes.programs import ENDS_WITHIN_S, Program, Swarm, until
-from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of
+from tests.processes.rounds import (
+    NOBODY_LEARNS,
+    Coordinator,
+    Settings,
+    assert_ledger_is_sound,
+    join,
+    node_id_of,
+    operator_of,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +28,7 @@ GROUPS = 16
 LEASE_TIMEOUT_S = 8.0
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 32, "max_new_tokens": MAX_NEW_TOKENS},
-    "learner": {"groups_per_update": 512},
+    **NOBODY_LEARNS,
     "leases": {"timeout_s": LEASE_TIMEOUT_S, "groups_per_request": GROUPS, "newcomer_leases": GROUPS},
 }
 

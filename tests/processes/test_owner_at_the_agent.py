@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until, words_of
-from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of
+from tests.processes.rounds import (
+    NOBODY_LEARNS,
+    Coordinator,
+    Settings,
+    assert_ledger_is_sound,
+    join,
+    node_id_of,
+    operator_of,
+)
 
 pytestmark = pytest.mark.processes
 
 GROUPS = 8
 SETTINGS: Settings = {
     "sampling": {"samples_per_group": 32, "max_new_tokens": 300},
-    "learner": {"groups_per_update": 512},
+    **NOBODY_LEARNS,
     "leases": {"groups_per_request": GROUPS, "newcomer_leases": GROUPS},
 }
 

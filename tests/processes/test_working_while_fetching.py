@@ -7,15 +7,23 @@ import pytest
 import sqlalchemy as sa
 
 from tests.processes.programs import Swarm, until
-from tests.processes.rounds import WHOLE_VERSIONS, Coordinator, Settings, join, node_id_of, operator_of, other_weights
+from tests.processes.rounds import (
+    NOBODY_LEARNS,
+    WHOLE_VERSIONS,
+    Coordinator,
+    Settings,
+    join,
+    node_id_of,
+    operator_of,
+    other_weights,
+)
 
 pytestmark = pytest.mark.processes
 
 GROUPS = 5
 """Accepted of a version before a node is said to work with it."""
 
-SETTINGS: Settings = {**WHOLE_VERSIONS, "learner": {"groups_per_update": 512}}
-"""Nobody trains: there must be work under version 1 for as long as the test looks."""
+SETTINGS: Settings = {**WHOLE_VERSIONS, **NOBODY_LEARNS}
 
 
 def accepted(coordinator: Coordinator, version: int) -> int:

@@ -68,7 +68,8 @@ def replay(cases: Sequence[Case], score: Score) -> list[Replay | SwarmError]:
             measured = found[number]
             assert not isinstance(measured, SwarmError)
             own = [rows.since(completion.start) for rows, completion in zip(replayed, said, strict=True)]
-            measured[version] = measure(said, own, cases[number].lease.seed)
+            lease = cases[number].lease
+            measured[version] = measure(said, own, lease.seed, whole=whole_tokens(lease, said))
     return found
 
 

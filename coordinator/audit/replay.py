@@ -6,12 +6,14 @@
   side of the claimed token's edge must rise against those on the other until the uniform meets the claimed token.
   So the noise of other arithmetic has one size wherever in the distribution it strikes, sure tokens included.
 - The *error* of a position is the claimed log-probability less the replayed one.
+- The *context* of a position is all that stands before it. Samples that begin with the same tokens share contexts
+  there, and with them whatever rounding does: such positions say one thing together, however many they are.
 - What an environment said in an episode is fed to the model and not measured: nobody drew it.
 - Pure: numpy in, numpy out. `score` is the definition for one sample; `coordinator.audit.scorer` does it on torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +62,8 @@ class Measured:
 
     sample: Integers
     position: Integers
+    context: Integers
+    """Alike where all that stands before is the same."""
     claimed: Integers
     dictated: Integers
     margins: Floats
@@ -102,28 +106,58 @@ def margins(scored: Scored, claimed: Integers, chances: Floats) -> Floats:
 
 
 def measure(
-    completions: Sequence[Completion], scored: Sequence[Scored], seed: int, numbers: Sequence[int] | None = None
+    completions: Sequence[Completion],
+    scored: Sequence[Scored],
+    seed: int,
+    numbers: Sequence[int] | None = None,
+    *,
+    whole: Sequence[Tokens] | None = None,
 ) -> Measured:
-    """Compare samples of one claim with their replay; `numbers` are theirs within the lease, by default 0, 1, 2 …"""
+    """Compare samples of one claim with their replay.
+
+    `numbers` are the samples' within the lease, by default 0, 1, 2 …; `whole` their tokens from the first one on, where
+    some begin after a prefix that others sampled.
+    """
     numbers = range(len(completions)) if numbers is None else numbers
-    parts = [
-        _measure(number, completion, replay, uniforms(seed, number, completion.start + len(completion.tokens)))
-        for number, completion, replay in zip(numbers, completions, scored, strict=True)
-    ]
-    return joined(parts)
+    rows = contexts([said.tokens for said in completions] if whole is None else whole)
+    return _together(
+        [
+            _measure(number, completion, replay, uniforms(seed, number, completion.start + len(completion.tokens)), row)
+            for number, completion, replay, row in zip(numbers, completions, scored, rows, strict=True)
+        ]
+    )
+
+
+def contexts(rows: Sequence[Tokens]) -> list[Integers]:
+    """For each position of each row a number, the same one where the rows are alike up to there."""
+    known: dict[tuple[int, int], int] = {}  # (context, token) → the context after it
+    found = []
+    for row in rows:
+        context, here = 0, []
+        for token in row.tolist():
+            here.append(context)
+            context = known.setdefault((context, token), len(known) + 1)
+        found.append(np.array(here, np.int64))
+    return found
 
 
 def joined(parts: Sequence[Measured]) -> Measured:
-    """The positions of several measurements, together."""
+    """The positions of several claims, together; none of them share a context."""
+    ends = np.cumsum([0, *(int(part.context.max(initial=-1)) + 1 for part in parts)])
+    return _together([replace(part, context=part.context + end) for part, end in zip(parts, ends, strict=False)])
+
+
+def _together(parts: Sequence[Measured]) -> Measured:
     fields = Measured.__dataclass_fields__
     return Measured(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
 
 
-def _measure(number: int, completion: Completion, scored: Scored, chances: Floats) -> Measured:
+def _measure(number: int, completion: Completion, scored: Scored, chances: Floats, context: Integers) -> Measured:
     drawn, claimed = completion.sampled, completion.tokens.astype(np.int64)
     return Measured(
         sample=np.full(completion.paid_tokens, number, np.int64),
         position=completion.start + np.flatnonzero(drawn),
+        context=context[len(context) - len(claimed) :][drawn],
         claimed=claimed[drawn],
         dictated=scored.dictated[drawn],
         margins=margins(scored, claimed, chances[completion.start :])[drawn],

@@ -4,13 +4,15 @@
 |---|---|---|
 | `form` | | the claim is not one that its lease allows: tokens, lengths, ends |
 | `token` | | a position whose margin is far |
-| `tokens` | more margins out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
+| `tokens` | more contexts with a margin out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
 | `logprob` | | a position whose log-probability is far |
-| `logprobs` | more errors out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
-| `mean` | the mean error of 64 or more positions is above tolerance | above twice that |
+| `logprobs` | more contexts with an error out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
+| `mean` | the mean error of 64 or more contexts is above tolerance | above twice that |
 | `version` | 64 or more positions lie nearer to another version, by 5 standard errors | by 10 |
 
 - A soft fail is a reason to look closer, not to punish; a hard fail is what honest work of the class never was.
+- What is counted or averaged is counted once for each context: what samples of a group repeat, they repeat with its
+  rounding, so a trained policy's hundred positions may be eight observations.
 - The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, is a
   margin like any other. That nothing follows an end is `form`.
 - A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic.
@@ -32,14 +34,16 @@ from coordinator.audit.calibration import GROUP_POSITIONS_MIN, Limit, Tolerance
 from coordinator.audit.replay import Floats, Measured
 from protocol.errors import SwarmError
 
-VALIDATOR = "replay/2"
+VALIDATOR = "replay/3"
 
 SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
 MEAN_HARD = 2.0
 HALF_WAY = 0.5
 """Beyond it a lean is nearer to the other version than to the claimed one."""
 LEAN_SOFT, LEAN_HARD = 5.0, 10.0
-"""Standard errors; wide, since the errors of one group share their causes."""
+"""Standard errors, of many contexts or as rare with few: see `WIDE`."""
+WIDE = 2.0
+"""Standard errors are taken to be so many times too small: errors of different contexts share causes, too."""
 
 RESOLUTION_NATS = 2.0**-24
 """Of claims, which are float32: what is repeated to the last bit is no surer than that."""
@@ -93,6 +97,8 @@ class Fit:
     """0: the claimed log-probabilities are those of the claimed version; 1: those of this one."""
     standard_errors: float
     """Of the lean, from 0."""
+    by_tokens: float
+    """Standard errors by which contexts have more tokens of this version than of the claimed one."""
     only_here: int
     """Positions with the dictated token under this version and not under the claimed one."""
     only_there: int
@@ -150,7 +156,7 @@ def judge(
         _many("tokens", measured, measured.margins, tolerance.margin),
         _far("logprob", measured, errors, tolerance.error),
         _many("logprobs", measured, errors, tolerance.error),
-        _mean(errors, tolerance),
+        _mean(measured, errors, tolerance),
         *(_other_version(fit) for fit in fits if len(measured) >= GROUP_POSITIONS_MIN),
     ]
     return Report(
@@ -183,31 +189,37 @@ def _far(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding
 
 
 def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
-    out = int((values > limit.tolerance).sum())
-    chance = tail(out, len(values), limit.rate)
+    of = len(np.unique(measured.context))
+    out = len(np.unique(measured.context[values > limit.tolerance]))
+    chance = tail(out, of, limit.rate)
     if chance >= SOFT_CHANCE:
         return None
-    expected = f"{limit.rate:.2g} of {len(values)} positions beyond {limit.tolerance:.3g} nats"
+    expected = f"{limit.rate:.2g} of {of} contexts beyond {limit.tolerance:.3g} nats"
     observed = f"{out} of them; chance gives as many in {chance:.1g} of honest claims"
     outcome = Outcome.HARD if chance < HARD_CHANCE else Outcome.SOFT
     return Finding(rule, outcome, expected, observed, _worst(measured, values, limit.tolerance))
 
 
-def _mean(errors: Floats, tolerance: Tolerance) -> Finding | None:
-    mean = float(errors.mean())
-    if len(errors) < GROUP_POSITIONS_MIN or mean <= tolerance.mean_error:
+def _mean(measured: Measured, errors: Floats, tolerance: Tolerance) -> Finding | None:
+    by_context, count = sums(measured, errors), sums(measured, np.ones_like(errors))
+    mean = float((by_context / count).mean())
+    if len(count) < GROUP_POSITIONS_MIN or mean <= tolerance.mean_error:
         return None
     outcome = Outcome.HARD if mean > MEAN_HARD * tolerance.mean_error else Outcome.SOFT
     return Finding("mean", outcome, f"a mean error of at most {tolerance.mean_error:.3g} nats", f"{mean:.3g} nats")
+
+
+def sums(measured: Measured, values: Floats) -> Floats:
+    """Of the values of each context."""
+    _, place = np.unique(measured.context, return_inverse=True)
+    return np.bincount(place, weights=values).astype(np.float64)
 
 
 def _other_version(fit: Fit) -> Finding | None:
     by_logprobs = 0.0
     if fit.lean > HALF_WAY:
         by_logprobs = fit.standard_errors * min(1.0, (1 - HALF_WAY / fit.lean) / (1 - HALF_WAY))
-    discordant = fit.only_here + fit.only_there
-    by_tokens = (fit.only_here - fit.only_there) / math.sqrt(discordant) if discordant else 0.0
-    strength = max(by_logprobs, by_tokens)
+    strength = max(by_logprobs, fit.by_tokens)
     if strength < LEAN_SOFT:
         return None
     observed = (
@@ -221,23 +233,37 @@ def _other_version(fit: Fit) -> Finding | None:
 def _fit(version: int, measured: Measured, other: Measured) -> Fit:
     """Regress the errors on what the other version would have said, with standard errors that trust no variance."""
     distance = other.logprobs - measured.logprobs
-    power = float((distance**2).sum())
-    lean = spread = 0.0
+    powers = sums(measured, distance**2)
+    power = float(powers.sum())
+    lean = standard_errors = 0.0
     if power > 0:
         lean = float((measured.errors * distance).sum()) / power
-        # Each residual as if its position had had no say in the lean (HC3): else one position that outweighs the
-        # others explains itself, and the lean seems certain.
-        others = np.maximum(1 - distance**2 / power, 1e-9)
-        residuals = np.hypot(measured.errors - lean * distance, RESOLUTION_NATS) / others
-        spread = math.sqrt(float((residuals**2 * distance**2).sum())) / power
+        pulls = sums(measured, (measured.errors - lean * distance) * distance)
+        unsure = RESOLUTION_NATS * sums(measured, np.abs(distance))
+        # How far each context moves the lean, as if it had had no say in it (CR3, a jackknife): else one that
+        # outweighs the others explains itself, and the lean seems certain.
+        moves = np.hypot(pulls, unsure) / np.maximum(power - powers, 1e-9 * power)
+        freedom = power**2 / float((powers**2).sum()) - 1  # contexts that weigh as much as these, less the lean itself
+        t = lean / math.sqrt(float((moves**2).sum()))
+        standard_errors = WIDE * normal_of_t(t / WIDE, freedom)
     here, there = (scored.claimed == scored.dictated for scored in (other, measured))
+    net = sums(measured, here.astype(float) - there)
     return Fit(
         version=version,
         lean=lean,
-        standard_errors=lean / spread if spread > 0 else 0.0,
+        standard_errors=standard_errors,
+        by_tokens=float(net.sum() / max(1.0, math.sqrt(float((net**2).sum())))),
         only_here=int((here & ~there).sum()),
         only_there=int((there & ~here).sum()),
     )
+
+
+def normal_of_t(t: float, freedom: float) -> float:
+    """As many standard errors of a normal distribution as are as rare as these of Student's t (Wallace 1959)."""
+    if freedom <= 0:
+        return 0.0
+    size = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
+    return math.copysign(size, t)
 
 
 def tail(count: int, of: int, rate: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.audit.replay import Measured, joined
-from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, judge, malformed, tail
+from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, judge, malformed, normal_of_t, tail
 from protocol.errors import TokensInvalid
 from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replayed
 
@@ -148,3 +148,57 @@ def test_versions_that_differ_by_less_than_rounding_accuse_nobody(seed: int) -> 
     assert report.fits[0].lean == pytest.approx(0.5, abs=0.05)
     assert report.fits[0].standard_errors > 20
     assert report.outcome is Outcome.PASS
+
+
+def repeating(seed: int, *, noise: float, step: float, contexts: int = 8, samples: int = 16) -> tuple[Measured, ...]:
+    """A trained policy's group, whose samples say the same few tokens: by the claimed version, and by another one."""
+    chance = np.random.Generator(np.random.Philox(seed))
+    measured = honest(contexts)
+    by_node, by_claimed, by_other = (chance.normal(0, noise, contexts) for _ in range(3))
+    apart = chance.normal(0, step, contexts)
+    one = replace(measured, claimed_logprobs=measured.logprobs + by_node, logprobs=measured.logprobs + by_claimed)
+    other = replace(measured, logprobs=measured.logprobs + by_other + apart)
+    return tuple(together([each] * samples) for each in (one, other))
+
+
+def together(parts: list[Measured]) -> Measured:
+    """Samples that share all their contexts."""
+    return replace(joined(parts), context=np.concatenate([part.context for part in parts]))
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-4, 1e-2])
+def test_honest_groups_of_a_thousand_that_repeat_themselves_are_not_accused(step: float) -> None:
+    """Eight roundings are eight observations, though there are 128 positions: noise by bf16, versions that near."""
+    outcomes = []
+    for seed in range(1000):
+        claimed, neighbour = repeating(seed, noise=1e-2, step=step)
+        outcomes.append(judge(claimed, LOOSE, 1, {41: neighbour}).outcome)
+    assert outcomes.count(Outcome.HARD) == 0
+    assert outcomes.count(Outcome.SOFT) <= 10
+
+
+def test_one_rounding_that_all_samples_repeat_is_one_position_out_of_tolerance() -> None:
+    measured = honest(400)
+    errors, margins = np.zeros(400), np.zeros(400)
+    errors[0] = margins[0] = 0.01
+    one = replace(measured, logprobs=measured.logprobs + errors, margins=margins)
+    assert outcome(together([one] * 16), "logprobs") is Outcome.PASS
+    assert outcome(together([one] * 16), "tokens") is Outcome.PASS
+    apart = joined([one] * 16)
+    assert outcome(apart, "logprobs") is outcome(apart, "tokens") is Outcome.HARD
+
+
+def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found() -> None:
+    """Eight contexts are enough, if nothing but rounding lies between the claim and that version."""
+    claimed, neighbour = repeating(1, noise=1e-7, step=1e-2)
+    stale = replace(claimed, claimed_logprobs=neighbour.logprobs + np.tile(np.linspace(-1e-7, 1e-7, 8), 16))
+    (finding,) = judge(stale, LOOSE, 1, {41: neighbour}).findings
+    assert (finding.rule, finding.outcome) == ("version", Outcome.HARD)
+
+
+@pytest.mark.parametrize(("t", "freedom", "normal"), [(2.5706, 5, 1.96), (12.706, 1, 1.96), (6.8688, 5, 3.29)])
+def test_students_t_counts_as_the_normal_errors_that_are_as_rare(t: float, freedom: float, normal: float) -> None:
+    """Quantiles of any table: 97.5 % and 99.95 %; the approximation is off by a few hundredths, most at one degree."""
+    assert normal_of_t(t, freedom) == pytest.approx(normal, rel=0.06)
+    assert normal_of_t(-t, freedom) == -normal_of_t(t, freedom)
+    assert normal_of_t(t, 0) == 0

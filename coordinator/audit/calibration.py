@@ -45,8 +45,8 @@ FLOOR_NATS = 1e-3
 POSITIONS_MIN = 10_000
 """Fewer probed positions say nothing of one in a thousand."""
 
-GROUP_POSITIONS_MIN = 64
-"""A mean of fewer errors is mostly chance."""
+GROUP_CONTEXTS_MIN = 64
+"""A mean over fewer is mostly chance."""
 
 
 class _Model(BaseModel):
@@ -69,7 +69,7 @@ class Tolerance(_Model):
     margin: Limit
     error: Limit
     mean_error: float = Field(gt=0)
-    """Of the mean absolute error of one group."""
+    """Of the mean absolute error of one group, each context counted once."""
     positions: int
     """Probed."""
 
@@ -104,7 +104,8 @@ def derive(name: str, groups: Sequence[Measured]) -> Tolerance:
         )
     every = joined(groups)
     errors = np.abs(every.errors)
-    means = [float(np.abs(group.errors).mean()) for group in groups if len(group) >= GROUP_POSITIONS_MIN]
+    by_context = [group.means(np.abs(group.errors)) for group in groups]
+    means = [float(values.mean()) for values in by_context if len(values) >= GROUP_CONTEXTS_MIN]
     return Tolerance(
         name=name,
         margin=_limit(every.margins),

@@ -77,6 +77,15 @@ class Measured:
     def errors(self) -> Floats:
         return self.claimed_logprobs - self.logprobs
 
+    def sums(self, values: Floats) -> Floats:
+        """Of what each position has, for each context."""
+        _, place = np.unique(self.context, return_inverse=True)
+        return np.bincount(place, weights=values).astype(np.float64)
+
+    def means(self, values: Floats) -> Floats:
+        """The same, shared by the positions of the context."""
+        return self.sums(values) / self.sums(np.ones_like(values))
+
 
 def score(logits: NDArray[np.floating], chances: Floats, tokens: Sequence[int], temperature: float = 1.0) -> Scored:
     """What a policy's logits [T, V] say about T tokens."""

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.audit.calibration import GROUP_POSITIONS_MIN, Limit, Tolerance
+from coordinator.audit.calibration import GROUP_CONTEXTS_MIN, Limit, Tolerance
 from coordinator.audit.replay import Floats, Measured
 from protocol.errors import SwarmError
 
@@ -47,6 +47,9 @@ WIDE = 2.0
 
 RESOLUTION_NATS = 2.0**-24
 """Of claims, which are float32: what is repeated to the last bit is no surer than that."""
+
+GROUP_POSITIONS_MIN = 64
+"""Fewer say too little of a version, however many contexts they have."""
 
 EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""
@@ -189,30 +192,26 @@ def _far(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding
 
 
 def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
+    """A context is out with any of its positions, so with as many times the chance."""
     of = len(np.unique(measured.context))
     out = len(np.unique(measured.context[values > limit.tolerance]))
-    chance = tail(out, of, limit.rate)
+    rate = min(1.0, limit.rate * len(values) / of)
+    chance = tail(out, of, rate)
     if chance >= SOFT_CHANCE:
         return None
-    expected = f"{limit.rate:.2g} of {of} contexts beyond {limit.tolerance:.3g} nats"
+    expected = f"{rate:.2g} of {of} contexts beyond {limit.tolerance:.3g} nats"
     observed = f"{out} of them; chance gives as many in {chance:.1g} of honest claims"
     outcome = Outcome.HARD if chance < HARD_CHANCE else Outcome.SOFT
     return Finding(rule, outcome, expected, observed, _worst(measured, values, limit.tolerance))
 
 
 def _mean(measured: Measured, errors: Floats, tolerance: Tolerance) -> Finding | None:
-    by_context, count = sums(measured, errors), sums(measured, np.ones_like(errors))
-    mean = float((by_context / count).mean())
-    if len(count) < GROUP_POSITIONS_MIN or mean <= tolerance.mean_error:
+    means = measured.means(errors)
+    mean = float(means.mean())
+    if len(means) < GROUP_CONTEXTS_MIN or mean <= tolerance.mean_error:
         return None
     outcome = Outcome.HARD if mean > MEAN_HARD * tolerance.mean_error else Outcome.SOFT
     return Finding("mean", outcome, f"a mean error of at most {tolerance.mean_error:.3g} nats", f"{mean:.3g} nats")
-
-
-def sums(measured: Measured, values: Floats) -> Floats:
-    """Of the values of each context."""
-    _, place = np.unique(measured.context, return_inverse=True)
-    return np.bincount(place, weights=values).astype(np.float64)
 
 
 def _other_version(fit: Fit) -> Finding | None:
@@ -233,13 +232,13 @@ def _other_version(fit: Fit) -> Finding | None:
 def _fit(version: int, measured: Measured, other: Measured) -> Fit:
     """Regress the errors on what the other version would have said, with standard errors that trust no variance."""
     distance = other.logprobs - measured.logprobs
-    powers = sums(measured, distance**2)
+    powers = measured.sums(distance**2)
     power = float(powers.sum())
     lean = standard_errors = 0.0
     if power > 0:
         lean = float((measured.errors * distance).sum()) / power
-        pulls = sums(measured, (measured.errors - lean * distance) * distance)
-        unsure = RESOLUTION_NATS * sums(measured, np.abs(distance))
+        pulls = measured.sums((measured.errors - lean * distance) * distance)
+        unsure = RESOLUTION_NATS * measured.sums(np.abs(distance))
         # How far each context moves the lean, as if it had had no say in it (CR3, a jackknife): else one that
         # outweighs the others explains itself, and the lean seems certain.
         moves = np.hypot(pulls, unsure) / np.maximum(power - powers, 1e-9 * power)
@@ -247,7 +246,7 @@ def _fit(version: int, measured: Measured, other: Measured) -> Fit:
         t = lean / math.sqrt(float((moves**2).sum()))
         standard_errors = WIDE * normal_of_t(t / WIDE, freedom)
     here, there = (scored.claimed == scored.dictated for scored in (other, measured))
-    net = sums(measured, here.astype(float) - there)
+    net = measured.sums(here.astype(float) - there)
     return Fit(
         version=version,
         lean=lean,

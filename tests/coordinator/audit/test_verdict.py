@@ -188,6 +188,15 @@ def test_one_rounding_that_all_samples_repeat_is_one_position_out_of_tolerance()
     assert outcome(apart, "logprobs") is outcome(apart, "tokens") is Outcome.HARD
 
 
+@pytest.mark.parametrize(("out", "expected"), [(1, Outcome.PASS), (3, Outcome.SOFT), (5, Outcome.HARD)])
+def test_a_context_of_sixteen_draws_has_sixteen_times_the_chance_to_be_out(out: int, expected: Outcome) -> None:
+    measured = honest(20)
+    clean = together([measured] * 16)
+    margins = np.zeros(len(clean))
+    margins[:out] = 0.01
+    assert outcome(replace(clean, margins=margins), "tokens") is expected
+
+
 def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found() -> None:
     """Eight contexts are enough, if nothing but rounding lies between the claim and that version."""
     claimed, neighbour = repeating(1, noise=1e-7, step=1e-2)

@@ -8,7 +8,8 @@
 | `logprob` | | a position whose log-probability is far |
 | `logprobs` | more contexts with an error out of tolerance than chance gives in 10³ groups | in 10⁶ groups |
 | `mean` | the mean error of 64 or more contexts is above tolerance | above twice that |
-| `version` | 64 or more positions lie nearer to another version, by 5 standard errors | by 10 |
+| `version` | 64 or more positions lean to another version by 5 standard errors | by 10 |
+| | or lie nearer to it than chance gives in 10³ groups | in 10⁶ groups |
 
 - A soft fail is a reason to look closer, not to punish; a hard fail is what honest work of the class never was.
 - What is counted or averaged is counted once for each context: what samples of a group repeat, they repeat with its
@@ -18,6 +19,10 @@
 - A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic.
 - Where two versions differ by less than the rounding of a replay, honest claims lean half-way: the rounding of the
   claimed one's is in every error and in every distance. So a lean from there to 1 counts from 0 standard errors to all.
+- A lean finds a step in noise that is larger, over many contexts. Where a claim *is* another version's, but for
+  rounding, few will do. However large honest errors are: if they are as likely up as down, and the less likely the
+  farther off, one comes within a part ρ of the distance to that version in at most ρ / (1 − ρ) of contexts, since the
+  density at x is at most 1 / 2x. Fisher's test joins the contexts.
 - The same inputs give the same report, anywhere: `VALIDATOR` changes whenever a rule does.
 """
 
@@ -50,6 +55,13 @@ RESOLUTION_NATS = 2.0**-24
 
 GROUP_POSITIONS_MIN = 64
 """Fewer say too little of a version, however many contexts they have."""
+
+REPLAY_NATS = 3e-5
+"""As far as engines differ in float32 (`calibration.FLOOR_NATS`): no claim is nearer to a version than that."""
+DISTANT = 10.0
+"""A context says how near a claim is if versions differ there by so many times as much."""
+CONTEXT_CHANCE = 0.01
+"""The least that one context counts for, so that it takes six of them to fail hard."""
 
 EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""
@@ -100,6 +112,8 @@ class Fit:
     """0: the claimed log-probabilities are those of the claimed version; 1: those of this one."""
     standard_errors: float
     """Of the lean, from 0."""
+    chance: float
+    """Of an honest claim to lie as near to this version in as many contexts."""
     by_tokens: float
     """Standard errors by which contexts have more tokens of this version than of the claimed one."""
     only_here: int
@@ -219,14 +233,16 @@ def _other_version(fit: Fit) -> Finding | None:
     if fit.lean > HALF_WAY:
         by_logprobs = fit.standard_errors * min(1.0, (1 - HALF_WAY / fit.lean) / (1 - HALF_WAY))
     strength = max(by_logprobs, fit.by_tokens)
-    if strength < LEAN_SOFT:
+    if strength < LEAN_SOFT and fit.chance >= SOFT_CHANCE:
         return None
+    expected = f"less than {LEAN_SOFT:g} standard errors, and nothing that chance gives less than once in 1,000 claims"
     observed = (
         f"nearer to version {fit.version}: lean {fit.lean:.2f}, {fit.only_here} tokens are dictated by it alone and "
-        f"{fit.only_there} by the claimed version alone; {strength:.1f} standard errors"
+        f"{fit.only_there} by the claimed version alone; {strength:.1f} standard errors; chance brings "
+        f"{fit.chance:.1g} of honest claims as near"
     )
-    outcome = Outcome.HARD if strength >= LEAN_HARD else Outcome.SOFT
-    return Finding("version", outcome, f"less than {LEAN_SOFT:g} standard errors", observed)
+    outcome = Outcome.HARD if strength >= LEAN_HARD or fit.chance < HARD_CHANCE else Outcome.SOFT
+    return Finding("version", outcome, expected, observed)
 
 
 def _fit(version: int, measured: Measured, other: Measured) -> Fit:
@@ -251,10 +267,29 @@ def _fit(version: int, measured: Measured, other: Measured) -> Fit:
         version=version,
         lean=lean,
         standard_errors=standard_errors,
+        chance=_chance_to_be_near(measured, distance),
         by_tokens=float(net.sum() / max(1.0, math.sqrt(float((net**2).sum())))),
         only_here=int((here & ~there).sum()),
         only_there=int((there & ~here).sum()),
     )
+
+
+def _chance_to_be_near(measured: Measured, distance: Floats) -> float:
+    """Of an honest claim to come as near to a version at this distance, by all contexts where it is far enough."""
+    far = measured.means(np.abs(distance))
+    near = np.maximum(measured.means(np.abs(measured.errors - distance)), REPLAY_NATS)
+    tells = far > DISTANT * REPLAY_NATS
+    parts = near[tells] / far[tells]
+    return fisher(np.clip(parts / np.maximum(1 - parts, parts), CONTEXT_CHANCE, 1.0))
+
+
+def fisher(chances: Floats) -> float:
+    """How rarely independent chances are as small together (Fisher 1932): the tail of χ² with two degrees each."""
+    half = float(-np.log(chances).sum())
+    if half <= 0:
+        return 1.0
+    terms = np.arange(len(chances)) * math.log(half) - np.cumsum([0.0, *np.log(np.arange(1, len(chances)))])
+    return min(1.0, float(np.exp(terms - half).sum()))
 
 
 def normal_of_t(t: float, freedom: float) -> float:

@@ -2,13 +2,14 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from coordinator.audit.replay import Measured, joined
-from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, judge, malformed, normal_of_t, tail
+from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, fisher, judge, malformed, normal_of_t, tail
 from protocol.errors import TokensInvalid
 from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replayed
 
@@ -197,12 +198,42 @@ def test_a_context_of_sixteen_draws_has_sixteen_times_the_chance_to_be_out(out: 
     assert outcome(replace(clean, margins=margins), "tokens") is expected
 
 
-def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found() -> None:
-    """Eight contexts are enough, if nothing but rounding lies between the claim and that version."""
+@pytest.mark.parametrize("noise", [1e-6, 1e-4])
+def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found(noise: float) -> None:
+    """Eight contexts are enough, if little but rounding lies between the claim and that version."""
     claimed, neighbour = repeating(1, noise=1e-7, step=1e-2)
-    stale = replace(claimed, claimed_logprobs=neighbour.logprobs + np.tile(np.linspace(-1e-7, 1e-7, 8), 16))
+    rounding = np.random.Generator(np.random.Philox(5)).normal(0, noise, 8)
+    stale = replace(claimed, claimed_logprobs=neighbour.logprobs + np.tile(rounding, 16))
     (finding,) = judge(stale, LOOSE, 1, {41: neighbour}).findings
     assert (finding.rule, finding.outcome) == ("version", Outcome.HARD)
+
+
+@pytest.mark.parametrize("tails", [lambda chance: chance.normal(), lambda chance: chance.standard_cauchy()])
+@pytest.mark.parametrize("noise", [1e-5, 1e-3, 1e-1])
+def test_no_noise_brings_honest_claims_near_to_another_version(
+    noise: float, tails: Callable[[np.random.Generator], float]
+) -> None:
+    """Whatever its size and its tails, beside versions 1e-3 nats apart: what chance gives once in 100 is no more."""
+    chance, measured, rare = np.random.Generator(np.random.Philox(7)), honest(20), 0
+    other = replace(measured, logprobs=measured.logprobs + np.linspace(-1e-3, 1e-3, 20))
+    for _ in range(2000):
+        errors = np.array([noise * tails(chance) for _ in range(20)])
+        claim = replace(measured, claimed_logprobs=measured.logprobs + errors)
+        rare += (
+            judge(claim, LOOSE, 1, {41: replace(other, claimed_logprobs=claim.claimed_logprobs)}).fits[0].chance < 0.01
+        )
+    assert rare <= 0.01 * 2000
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_fishers_tail_is_that_of_uniform_chances(count: int) -> None:
+    chance = np.random.Generator(np.random.Philox(count))
+    found = np.array([fisher(chance.random(count)) for _ in range(4000)])
+    for level in (0.1, 0.5, 0.9):
+        assert float((found <= level).mean()) == pytest.approx(level, abs=0.03)
+    assert fisher(np.ones(3)) == 1
+    assert fisher(np.full(3000, 0.1)) < 1e-100
+    assert fisher(np.zeros(0)) == 1
 
 
 @pytest.mark.parametrize(("t", "freedom", "normal"), [(2.5706, 5, 1.96), (12.706, 1, 1.96), (6.8688, 5, 3.29)])

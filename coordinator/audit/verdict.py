@@ -60,8 +60,8 @@ REPLAY_NATS = 3e-5
 """As far as engines differ in float32 (`calibration.FLOOR_NATS`): no claim is nearer to a version than that."""
 DISTANT = 10.0
 """A context says how near a claim is if versions differ there by so many times as much."""
-CONTEXT_CHANCE = 0.01
-"""The least that one context counts for, so that it takes six of them to fail hard."""
+CONTEXT_CHANCE = 1e-3
+"""The least that one context counts for: one is no finding, two fail softly, and it takes three to fail hard."""
 
 EVIDENCE_MAX = 8
 """Positions shown for one finding, the worst first."""

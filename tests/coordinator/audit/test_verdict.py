@@ -125,6 +125,8 @@ LOOSE = EXACT.model_copy(
     | {"mean_error": 1.0}
 )
 """By which nothing but a neighbour betrays a claim."""
+FREE = LOOSE.model_copy(update={"error": LOOSE.error.model_copy(update={"tolerance": 5.0, "far": 50.0})})
+"""By which nothing else does, however far off a log-probability is."""
 
 
 def test_a_claim_of_another_versions_numbers_bit_for_bit_is_that_versions() -> None:
@@ -206,6 +208,15 @@ def test_who_repeats_another_versions_numbers_in_few_contexts_is_still_found(noi
     stale = replace(claimed, claimed_logprobs=neighbour.logprobs + np.tile(rounding, 16))
     (finding,) = judge(stale, LOOSE, 1, {41: neighbour}).findings
     assert (finding.rule, finding.outcome) == ("version", Outcome.HARD)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, Outcome.PASS), (2, Outcome.SOFT), (3, Outcome.HARD)])
+def test_no_single_context_accuses_however_near(count: int, expected: Outcome) -> None:
+    """Of sixty-four, the others of which say nothing of where two versions lie."""
+    measured, distance = honest(64), np.zeros(64)
+    distance[:count] = 0.5
+    near = replace(measured, claimed_logprobs=measured.logprobs + distance)
+    assert judge(near, FREE, 1, {41: replace(near, logprobs=near.claimed_logprobs)}).outcome is expected
 
 
 @pytest.mark.parametrize("tails", [lambda chance: chance.normal(), lambda chance: chance.standard_cauchy()])

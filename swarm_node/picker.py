@@ -289,7 +289,7 @@ class Picker:
         if state.holds_all:
             found = list(islice(state.to_come(self._unasked), self._rules.outlook))
         else:
-            found = self._draw(state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
+            found = self._draw(state, state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
         return min(found, key=lambda chunk: (self._copies[chunk], self._rng.random()), default=None)
 
     def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
@@ -323,7 +323,7 @@ class Picker:
             return self._only_waits(chunk) and chunk not in helper.asked and helper.can_answer(chunk) and fits(chunk)
 
         if helper.source.kind == "peer":
-            return self._draw(helper.extras, free)
+            return self._draw(helper, helper.extras, free)
         pool = list(self._unasked or self._missing)
         return [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if free(chunk)]
 
@@ -364,8 +364,8 @@ class Picker:
     def _needs_origin(self, now: float) -> bool:
         return needs_origin(self._states.values(), now - self._progress_at, self._rules, self._pace)
 
-    def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
-        return drawn(offers, self._missing, fits, most=self._rules.sample, rng=self._rng)
+    def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+        return drawn(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
 
     def _write_off(self, state: SourceState) -> None:
         """Nothing comes of what it owes: that is open again, like what was kept for it."""

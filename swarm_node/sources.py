@@ -232,18 +232,18 @@ def deal(
 
 def drawn(
     offers: list[ChunkId],
-    missing: Collection[ChunkId],
+    held: Collection[ChunkId],
     fits: Callable[[ChunkId], bool],
     *,
     most: int,
     rng: Random,
 ) -> list[ChunkId]:
-    """A few that fit, by chance; of what was looked at, those that are not missing leave the list."""
+    """A few that fit, by chance; of what was looked at, what the source does not hold, or is here, leaves the list."""
     found: list[ChunkId] = []
     for _ in range(min(most, len(offers))):
         place = int(len(offers) * rng.random())
         chunk = offers[place]
-        if chunk not in missing:
+        if chunk not in held:
             offers[place] = offers[-1]
             offers.pop()
         elif fits(chunk):

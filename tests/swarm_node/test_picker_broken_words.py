@@ -1,0 +1,73 @@
+"""Sources that do not do what they said: nothing waits for them, and no more is asked of them than of any other."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol import limits
+from protocol.frames import Have, Reason, Reject, Want
+from protocol.ids import ChunkId
+from swarm_node.p2p.link import Link
+from swarm_node.picker import Picker
+from swarm_node.sources import Source
+from tests.swarm_node.p2p_world import (
+    QUICK,
+    as_peer,
+    fetch,
+    holds_exactly,
+    make_version,
+    node,
+    plan_of,
+    stall,
+    store,
+)
+from tests.swarm_node.picker_world import CHUNKS, PEER_A, RULES, picker_for
+
+ALONE = replace(PEER_A, stripes=(0, 1, 2))
+
+
+def lost_by(source: Source, chunks: list[ChunkId], picker: Picker, now: float) -> None:
+    """It says that it holds these, and has none of them when asked."""
+    picker.had(source.name, chunks, now)
+    for chunk in chunks:
+        picker.refused(source.name, chunk, Reason.ABSENT, now)
+
+
+def test_who_boasts_is_asked_for_no_more_at_once_than_who_says_nothing() -> None:
+    picker = picker_for(ALONE)
+    lost_by(ALONE, CHUNKS, picker, 0.0)
+    assert len(picker.next(RULES.pause_max_s)) == RULES.waits
+
+
+@pytest.mark.trio
+async def test_a_boaster_with_nothing_to_give_breaks_no_rule_of_ours(tmp_path: Path) -> None:
+    """All chunks that it told of and lacked were once asked of it at the same moment: more than a stream may carry."""
+    version = make_version(4 * limits.EXCHANGE_WANTS_MAX)
+    lost, all_lost = set[ChunkId](), trio.Event()
+
+    async def boast(link: Link) -> None:
+        names = iter(version.chunks)
+        while told := tuple(islice(names, limits.EXCHANGE_HAVE_NAMES_MAX)):
+            await link.send(Have(told), stall_s=1.0)
+        while not all_lost.is_set():
+            for message in await link.receive():
+                assert isinstance(message, Want)
+                lost.add(message.chunk)
+                await link.send(Reject(message.chunk, Reason.ABSENT), stall_s=1.0)
+            if len(lost) > 3 * limits.EXCHANGE_WANTS_MAX:
+                all_lost.set()
+        await stall(link)
+
+    async def origin(chunk: ChunkId) -> bytes:
+        await all_lost.wait()
+        return version.chunks[chunk]
+
+    hasty = replace(QUICK.picker, origin_patience_s=0.0, look_s=0.01, pause_s=0.01, pause_max_s=0.02)
+    blobs = store(tmp_path / "me")
+    async with node(1, boast) as boaster, node(2) as me:
+        await fetch(version, plan_of(as_peer(boaster)), me, blobs, origin=origin, rules=replace(QUICK, picker=hasty))
+    assert all_lost.is_set()
+    assert holds_exactly(blobs, version.chunks)

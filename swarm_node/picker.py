@@ -95,6 +95,7 @@ class Picker:
         self._pace, named = pace, {source.name: source for source in sources}
         for name in self._states.keys() - named.keys():
             self._states[name].leave()
+            self._resign(self._states[name])
         for name, source in named.items():
             blames = self._blames.get(name, 0)
             self._states.setdefault(name, SourceState(source, blames, self._rules.window)).join(source)
@@ -256,6 +257,7 @@ class Picker:
         """Take a chunk back from whoever only waits to send it, to ask this source for it then."""
         self._heirs[chunk] = state
         state.reserved[chunk] = now
+        self._unasked.pop(chunk, None)
         self._take_back_all(chunk)
 
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:

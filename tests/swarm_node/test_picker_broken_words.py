@@ -11,7 +11,8 @@ from protocol import limits
 from protocol.frames import Have, Reason, Reject, Want
 from protocol.ids import ChunkId
 from swarm_node.p2p.link import Link
-from swarm_node.picker import Picker
+from swarm_node.picker import Ask, Picker
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source
 from tests.swarm_node.p2p_world import (
     QUICK,
@@ -24,9 +25,37 @@ from tests.swarm_node.p2p_world import (
     stall,
     store,
 )
-from tests.swarm_node.picker_world import CHUNKS, PEER_A, RULES, picker_for
+from tests.swarm_node.picker_world import CHUNKS, HTTP, PEER_A, RULES, SEEDER, STRIPES, asked_of, picker_for
 
-ALONE = replace(PEER_A, stripes=(0, 1, 2))
+SPARE_SEEDER, ALONE = replace(SEEDER, stripes=()), replace(PEER_A, stripes=(0, 1, 2))
+
+
+def kept_for_the_seeder() -> tuple[Picker, float]:
+    """One chunk, asked of a parent that does not say a word, and kept for the seeder until it does."""
+    picker, now = picker_for(ALONE, SPARE_SEEDER, HTTP, chunks=CHUNKS[:1]), RULES.ahead_s
+    assert picker.next(0.0) == [Ask(ALONE.name, CHUNKS[0])]
+    assert asked_of(picker.next(now), SPARE_SEEDER) == []
+    return picker, now
+
+
+def test_what_was_kept_for_a_source_that_a_later_plan_does_not_name_is_open_to_others() -> None:
+    picker, now = kept_for_the_seeder()
+    picker.follow([ALONE, HTTP], stripes=STRIPES, pace=PlanPace())
+    picker.refused(ALONE.name, CHUNKS[0], Reason.CANCELLED, now)
+    assert asked_of(picker.next(now + RULES.look_s), ALONE) == CHUNKS[:1]
+
+
+def test_a_source_that_is_always_busy_does_not_take_what_is_kept_for_another() -> None:
+    """The parent of before owes the chunk and says no word, that of now refuses it whenever it is asked."""
+    picker, now = picker_for(PEER_A, HTTP, chunks=CHUNKS[:1]), 0.0
+    picker.next(now)
+    silent, busy = replace(PEER_A, stripes=()), replace(SEEDER, stripes=(0,))
+    picker.follow([silent, busy, HTTP], stripes=STRIPES, pace=PlanPace())
+    while Ask(HTTP.name, CHUNKS[0]) not in (orders := picker.next(now)):
+        for chunk in asked_of(orders, busy):
+            picker.refused(busy.name, chunk, Reason.BUSY, now)
+        now = picker.wake_at(now)
+        assert now < RULES.origin_patience_s + 2 * RULES.confirm_s
 
 
 def lost_by(source: Source, chunks: list[ChunkId], picker: Picker, now: float) -> None:

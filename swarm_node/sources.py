@@ -101,7 +101,7 @@ class SourceState:
     @property
     def is_out(self) -> bool:
         """Nobody counts on it."""
-        return self.gone or self.down
+        return self.gone or self.down or self.paused_until == math.inf
 
     def plan(self, part: Collection[ChunkId]) -> None:
         """These missing chunks are its part."""
@@ -117,7 +117,7 @@ class SourceState:
     def leave(self) -> None:
         """The plan does not name it any more."""
         self.source = replace(self.source, stripes=())
-        self.paused_until, self.down = math.inf, True
+        self.paused_until = math.inf
 
     def owe(self, chunk: ChunkId, since: float) -> None:
         """It was asked for a chunk, or can answer from now on."""

@@ -45,6 +45,13 @@ def test_what_was_kept_for_a_source_that_a_later_plan_does_not_name_is_open_to_o
     assert asked_of(picker.next(now + RULES.look_s), ALONE) == CHUNKS[:1]
 
 
+def test_who_is_in_the_plan_again_has_not_failed_by_having_left_it() -> None:
+    picker = picker_for(ALONE, HTTP)
+    picker.follow([HTTP], stripes=STRIPES, pace=PlanPace())
+    picker.follow([ALONE, HTTP], stripes=STRIPES, pace=PlanPace())
+    assert len(asked_of(picker.next(0.0), ALONE)) == RULES.waits
+
+
 def test_a_source_that_is_always_busy_does_not_take_what_is_kept_for_another() -> None:
     """The parent of before owes the chunk and says no word, that of now refuses it whenever it is asked."""
     picker, now = picker_for(PEER_A, HTTP, chunks=CHUNKS[:1]), 0.0

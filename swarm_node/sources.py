@@ -85,7 +85,7 @@ class SourceState:
     down: bool = False
     """They are so many that nobody counts on it until it delivers."""
     lost: bool = False
-    """Its exchange ended, and it has not said since what it holds."""
+    """Its exchange ended, or it left the plan, and it has not said since what it holds."""
     gone: bool = False
     """It lied."""
 
@@ -117,7 +117,7 @@ class SourceState:
     def leave(self) -> None:
         """The plan does not name it any more."""
         self.source = replace(self.source, stripes=())
-        self.paused_until = math.inf
+        self.paused_until, self.lost = math.inf, True
 
     def owe(self, chunk: ChunkId, since: float) -> None:
         """It was asked for a chunk, or can answer from now on."""

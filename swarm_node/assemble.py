@@ -54,7 +54,7 @@ def find(policies: Path, manifest: PolicyManifest) -> Path | None:
 
 def held(policies: Path, manifest: PolicyManifest) -> dict[str, Path]:
     """The files of earlier versions that this one can be made from, by their digest; damaged ones are none of them."""
-    folders = sorted((path for path in policies.glob("[0-9]*") if path.is_dir()), reverse=True)
+    folders = sorted(_of_versions(policies), reverse=True)
     found: dict[str, Path] = {}
     for entry in manifest.files:
         sizes = entry.sizes()
@@ -186,11 +186,20 @@ def clear(policies: Path) -> None:
 
 
 def prune(policies: Path, keep: Collection[Path]) -> int:
-    """Remove all policy folders but these, and what crashes left unfinished; returns how many went."""
-    gone = [folder for folder in policies.iterdir() if folder not in keep] if policies.is_dir() else []
+    """Remove all policy folders but these, and what a crash left unfinished; returns how many went.
+
+    What others put here, a file manager or whoever made the file system, stays.
+    """
+    clear(policies)
+    gone = [folder for folder in _of_versions(policies) if folder not in keep]
     for folder in gone:
         shutil.rmtree(folder)
     return len(gone)
+
+
+def _of_versions(policies: Path) -> list[Path]:
+    """The folders that have the name of a version's."""
+    return [path for path in policies.glob("[0-9]*-*") if path.is_dir() and not path.is_symlink()]
 
 
 def _safe_name(entry: FileEntry) -> str:

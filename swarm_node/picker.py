@@ -95,6 +95,7 @@ class Picker:
         self._pace, named = pace, {source.name: source for source in sources}
         for name in self._states.keys() - named.keys():
             self._states[name].leave()
+            self._resign(self._states[name])
         for name, source in named.items():
             blames = self._blames.get(name, 0)
             self._states.setdefault(name, SourceState(source, blames, self._rules.window)).join(source)
@@ -256,6 +257,7 @@ class Picker:
         """Take a chunk back from whoever only waits to send it, to ask this source for it then."""
         self._heirs[chunk] = state
         state.reserved[chunk] = now
+        self._unasked.pop(chunk, None)
         self._take_back_all(chunk)
 
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:
@@ -289,7 +291,7 @@ class Picker:
         if state.holds_all:
             found = list(islice(state.to_come(self._unasked), self._rules.outlook))
         else:
-            found = self._draw(state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
+            found = self._draw(state, state.offers, lambda chunk: chunk in self._unasked and chunk not in state.asked)
         return min(found, key=lambda chunk: (self._copies[chunk], self._rng.random()), default=None)
 
     def _taken_over(self, state: SourceState, now: float) -> ChunkId | None:
@@ -323,7 +325,7 @@ class Picker:
             return self._only_waits(chunk) and chunk not in helper.asked and helper.can_answer(chunk) and fits(chunk)
 
         if helper.source.kind == "peer":
-            return self._draw(helper.extras, free)
+            return self._draw(helper, helper.extras, free)
         pool = list(self._unasked or self._missing)
         return [chunk for chunk in self._rng.sample(pool, min(len(pool), self._rules.sample)) if free(chunk)]
 
@@ -364,8 +366,8 @@ class Picker:
     def _needs_origin(self, now: float) -> bool:
         return needs_origin(self._states.values(), now - self._progress_at, self._rules, self._pace)
 
-    def _draw(self, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
-        return drawn(offers, self._missing, fits, most=self._rules.sample, rng=self._rng)
+    def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+        return drawn(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
 
     def _write_off(self, state: SourceState) -> None:
         """Nothing comes of what it owes: that is open again, like what was kept for it."""

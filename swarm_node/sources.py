@@ -85,7 +85,7 @@ class SourceState:
     down: bool = False
     """They are so many that nobody counts on it until it delivers."""
     lost: bool = False
-    """Its exchange ended, and it has not said since what it holds."""
+    """Its exchange ended, or it left the plan, and it has not said since what it holds."""
     gone: bool = False
     """It lied."""
 
@@ -101,7 +101,7 @@ class SourceState:
     @property
     def is_out(self) -> bool:
         """Nobody counts on it."""
-        return self.gone or self.down
+        return self.gone or self.down or self.paused_until == math.inf
 
     def plan(self, part: Collection[ChunkId]) -> None:
         """These missing chunks are its part."""
@@ -117,7 +117,7 @@ class SourceState:
     def leave(self) -> None:
         """The plan does not name it any more."""
         self.source = replace(self.source, stripes=())
-        self.paused_until, self.down = math.inf, True
+        self.paused_until, self.lost = math.inf, True
 
     def owe(self, chunk: ChunkId, since: float) -> None:
         """It was asked for a chunk, or can answer from now on."""
@@ -232,18 +232,18 @@ def deal(
 
 def drawn(
     offers: list[ChunkId],
-    missing: Collection[ChunkId],
+    held: Collection[ChunkId],
     fits: Callable[[ChunkId], bool],
     *,
     most: int,
     rng: Random,
 ) -> list[ChunkId]:
-    """A few that fit, by chance; of what was looked at, those that are not missing leave the list."""
+    """A few that fit, by chance; of what was looked at, what the source does not hold, or is here, leaves the list."""
     found: list[ChunkId] = []
     for _ in range(min(most, len(offers))):
         place = int(len(offers) * rng.random())
         chunk = offers[place]
-        if chunk not in missing:
+        if chunk not in held:
             offers[place] = offers[-1]
             offers.pop()
         elif fits(chunk):

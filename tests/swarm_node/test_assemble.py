@@ -96,11 +96,23 @@ def test_prune_removes_old_versions_and_what_crashes_left(tmp_path: Path, blobs:
     policies = tmp_path / "policies"
     old = assemble(policies, MANIFEST, blobs)
     new = assemble(policies, manifest_of(*MANIFEST.files, version=2, chunk_size=CHUNK_SIZE), blobs)
-    (policies / ".unfinished-x").mkdir()
-    assert prune(policies, {new}) == 2
+    (policies / ".unfinished").mkdir()
+    assert prune(policies, {new}) == 1
     assert not old.exists()
     assert list(policies.iterdir()) == [new]
     assert prune(tmp_path / "nowhere", ()) == 0
+
+
+def test_what_others_put_among_the_versions_stays_and_is_no_obstacle(tmp_path: Path, blobs: BlobStore) -> None:
+    """A file manager's notes, and the folder of a file system's own, which its user may not remove."""
+    policies = tmp_path / "policies"
+    old = assemble(policies, MANIFEST, blobs)
+    (policies / ".DS_Store").touch()
+    (policies / "lost+found").mkdir()
+    (policies / "0-old").symlink_to(tmp_path)
+    assert prune(policies, ()) == 1
+    assert not old.exists()
+    assert {path.name for path in policies.iterdir()} == {".DS_Store", "lost+found", "0-old"}
 
 
 def test_a_disk_that_fills_up_while_assembling_leaves_nothing(tiny_disk: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from random import Random
 
 from protocol.chunks import chunk_id
 from swarm_node.picker import Picker
+from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source
-from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, asked_of, picker_for
+from tests.swarm_node.picker_world import PEER_A, PEER_C, RULES, SEEDER, STRIPES, asked_of, picker_for
 
 MANY = [chunk_id(number.to_bytes(2)) for number in range(300)]
 
@@ -96,3 +97,14 @@ def test_whose_exchange_ended_does_not_count_as_one_that_holds_nothing() -> None
         picker.had(spare.name, MANY[:1], 2.0)
     picker.next(2.0)
     assert not picker.is_behind
+
+
+def test_whom_a_later_plan_does_not_name_does_not_count_as_one_that_holds_nothing() -> None:
+    gone = [Source(name, "peer") for name in ("never", "reached")]
+    picker = picker_for(PEER_A, *gone, chunks=MANY)
+    picker.had(PEER_A.name, MANY, 0.0)
+    picker.next(0.0)
+    assert not picker.is_behind
+    picker.follow([PEER_A], stripes=STRIPES, pace=PlanPace())
+    picker.next(1.0)
+    assert picker.is_behind

@@ -179,12 +179,16 @@ def why(
     from swarm_node import identity
     from swarm_node import join_string as joining
     from swarm_node import why as asking
+    from swarm_node.leased import Leased
     from swarm_node.logged import Logged
 
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
     join = joining.parse(join_string)
-    key, refused = identity.of(home).key, asking.refused(join, home, lease)
+    key = identity.of(home).key
+    if lease:
+        lease = Leased(joining.round_folder(home, join)).typed(lease)
+    refused = asking.refused(join, home, lease)
     place, lie, code = asking.NOT_ASKED, None, 0
     try:
         found = trio.run(asking.ask, join, key, lease)

@@ -150,7 +150,7 @@ def _state(row: dict[str, Any]) -> str:
     for name in ("banned", "revoked", "paused"):
         if row[f"{name}_ms"] is not None:
             return name
-    return str(row["phase"]) if row["alive"] else "silent"
+    return str(row["phase"]) if row.get("alive", True) else "silent"  # an older coordinator does not say
 
 
 def when(moment_ms: int) -> str:

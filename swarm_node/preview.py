@@ -64,12 +64,13 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
         here += ", all of them wanted"
     yield f"demand: {here}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
-    yield f"demand: the learner waits {idle:.0%} of its time; {status['budget_micros']} micro-units of budget are left"
+    left = f"{status['budget_micros']:,} micro-units of budget are left"
+    yield f"demand: the learner waits {idle:.0%} of its time; {left}"
     found = forecast(status, rows, price=price)
     if found.unknown:
         yield f"earnings: unknown: {found.unknown}"
     else:
-        yield f"earnings: about {found.low} to {found.high} micro-units an hour, by the nodes that work here now"
+        yield f"earnings: about {found.low:,} to {found.high:,} micro-units an hour, by the nodes that work here now"
 
 
 def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> list[str]:

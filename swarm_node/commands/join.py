@@ -198,6 +198,6 @@ def _say(earnings: "Earnings", as_json: bool) -> None:
         return
     rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
     typer.echo(
-        f"Accepted {earnings.accepted} rollouts of {earnings.tokens} tokens, worth {earnings.credit_micros} micro-units"
-        + (f"; rejected: {rejected}." if rejected else ".")
+        f"Accepted {earnings.accepted:,} rollouts of {earnings.tokens:,} tokens, "
+        f"worth {earnings.credit_micros:,} micro-units" + (f"; rejected: {rejected}." if rejected else ".")
     )

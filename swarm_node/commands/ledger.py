@@ -68,8 +68,8 @@ def verify(
         return
     owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {owed} micro-units, "
-        f"and say of all {found.nodes} nodes what the leaderboard says."
+        f"Proved: {found.entries:,} entries make the signed root {found.root[:16]}…, owe {owed:,} micro-units, "
+        f"and say of all {found.nodes:,} nodes what the leaderboard says."
     )
     if not found.logged_roots:
         typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
@@ -105,7 +105,7 @@ def receipts(
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         if state == "reinstated" and not amounts:
             continue  # as good as always
-        typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
+        typer.echo(f"{state}: {len(amounts):,} claims, {sum(amounts):,} micro-units, proved")
     typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
 
 
@@ -141,7 +141,7 @@ def payouts(
             continue
         how = f"paid, reference {line.paid.reference}" if line.paid else line.state
         where = one_line(line.address)
-        typer.echo(f"batch {number}: {line.amount_micros} micro-units to {where}, proved; {how}")
+        typer.echo(f"batch {number}: {line.amount_micros:,} micro-units to {where}, proved; {how}")
     if not found:
         typer.echo("no batch of payouts has this node's owner")
 

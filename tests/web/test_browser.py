@@ -137,6 +137,17 @@ async def test_no_page_scrolls_sideways(served: Served, tab: Tab, width: int) ->
         assert widest <= width, (path, widest, await tab.look(WIDER))
 
 
+BROKEN_HASHES = """[...document.querySelectorAll('td:last-child > code')]
+  .filter((one) => one.getClientRects().length > 1)
+  .map((one) => one.textContent)"""
+
+
+async def test_a_hash_stays_on_its_line_on_a_tablet(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/entries/0"), width=800)
+    assert await tab.look("document.querySelectorAll('td:last-child > code').length") > 0
+    assert await tab.look(BROKEN_HASHES) == []
+
+
 CUT_OFF = """[...document.querySelectorAll('svg text')]
   .filter((one) => one.getBoundingClientRect().left < one.closest('svg').getBoundingClientRect().left)
   .map((one) => one.textContent)"""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import CheckpointInvalid, ConfigInvalid
+from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
 from protocol.lesson import lesson
 from swarm_node import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
@@ -168,6 +168,10 @@ def check(
 
     round_id, data = joining.parse(join_string).round_id, file.read_bytes()
     kind = proof.kind_of(data)
+    if kind not in (proof.RECEIPT, payout_proof.KIND, proof.FORK):
+        raise ProofInvalid(
+            f"{file} is no receipt, and no proof of a payout or a fork.", hint="They lie in rounds/ of a node's home."
+        )
     if kind == payout_proof.KIND:
         line = payout_proof.check(data, round_id)
         typer.echo(f"Proved: under the signed root of {line.checkpoint.size} entries stands")

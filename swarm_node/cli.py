@@ -1,5 +1,6 @@
 """The commands of `swarm-node`."""
 
+import errno
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
+from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
 from swarm_node import locks, logs
@@ -261,6 +262,12 @@ def main() -> None:
     except SwarmError as error:
         typer.echo(f"swarm-node: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        full = DiskFull("There is no room for what this command writes.", hint="Free some, or send it elsewhere.")
+        typer.echo(f"swarm-node: {named(full)}", err=True)
+        sys.exit(1)
     except BaseExceptionGroup as group:
         errors, rest = group.split(SwarmError)
         if rest is not None or errors is None:

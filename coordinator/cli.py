@@ -1,6 +1,7 @@
 """The commands of `swarm-coordinator`."""
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -33,7 +34,7 @@ from coordinator.commands import (
 from coordinator.commands.options import EXIT_CODES, ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.files import private_from_now_on
-from protocol.errors import ConfigInvalid, SwarmError, named
+from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
 
@@ -371,3 +372,9 @@ def main() -> None:
     except SwarmError as error:
         typer.echo(f"swarm-coordinator: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        full = DiskFull("There is no room for what this command writes.", hint="Free some, or send it elsewhere.")
+        typer.echo(f"swarm-coordinator: {named(full)}", err=True)
+        sys.exit(1)

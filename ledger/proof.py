@@ -19,9 +19,10 @@ from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Reinstate, Void,
 from ledger.note import NOTE_MAX_BYTES, Key
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
 from protocol import canonical, limits, trust
-from protocol.errors import ProofInvalid
+from protocol.errors import ProofInvalid, SwarmError
 from protocol.message import Message
 
+RECEIPT: Final = "echo-swarm/receipt"
 FORK: Final = "echo-swarm/fork"
 
 PROOF_MAX_HASHES = 64
@@ -52,7 +53,7 @@ class Proven(Message):
 class Receipt(Message):
     """Entries that are in the log."""
 
-    kind: Literal["echo-swarm/receipt"] = "echo-swarm/receipt"
+    kind: Literal["echo-swarm/receipt"] = RECEIPT
     roots: Roots
     checkpoint: SignedNote
     entries: Annotated[tuple[Proven, ...], Field(min_length=1, max_length=RECEIPT_MAX_ENTRIES)]
@@ -101,7 +102,10 @@ def check_claim(data: bytes, round_id: str, claim_id: str) -> tuple[Pending, Set
 
 def kind_of(data: bytes) -> str:
     """What a file says of itself that it proves; empty if nothing."""
-    value = canonical.decode(data, max_bytes=limits.MESSAGE_MAX_BYTES)
+    try:
+        value = canonical.decode(data, max_bytes=limits.MESSAGE_MAX_BYTES)
+    except SwarmError:
+        return ""
     kind = value.get("kind") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else ""
 

@@ -1,5 +1,6 @@
 """The commands of `swarm-node`."""
 
+import errno
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.errors import ConfigInvalid, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
+from protocol.errors import ConfigInvalid, DiskFull, LedgerForked, ProofInvalid, RolledBack, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
 from swarm_node import locks, logs
@@ -179,12 +180,16 @@ def why(
     from swarm_node import identity
     from swarm_node import join_string as joining
     from swarm_node import why as asking
+    from swarm_node.leased import Leased
     from swarm_node.logged import Logged
 
     if replay and not lease:
         raise ConfigInvalid("--replay needs a lease.", hint="`swarm-node why JOIN_STRING` lists the last ones.")
     join = joining.parse(join_string)
-    key, refused = identity.of(home).key, asking.refused(join, home, lease)
+    key = identity.of(home).key
+    if lease:
+        lease = Leased(joining.round_folder(home, join)).typed(lease)
+    refused = asking.refused(join, home, lease)
     place, lie, code = asking.NOT_ASKED, None, 0
     try:
         found = trio.run(asking.ask, join, key, lease)
@@ -257,6 +262,12 @@ def main() -> None:
     except SwarmError as error:
         typer.echo(f"swarm-node: {named(error)}", err=True)
         sys.exit(2 if isinstance(error, ConfigInvalid) else 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        full = DiskFull("There is no room for what this command writes.", hint="Free some, or send it elsewhere.")
+        typer.echo(f"swarm-node: {named(full)}", err=True)
+        sys.exit(1)
     except BaseExceptionGroup as group:
         errors, rest = group.split(SwarmError)
         if rest is not None or errors is None:

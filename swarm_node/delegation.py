@@ -5,7 +5,7 @@ from pathlib import Path
 from protocol.errors import ConfigInvalid, SwarmError
 from protocol.ids import NodeId
 from protocol.owner import Delegation, open_statement
-from swarm_node.disk import write_durably
+from swarm_node.disk import disk_named, write_durably
 
 FILE = "delegation"
 
@@ -23,7 +23,8 @@ def kept(home: Path, node: NodeId, given: Path | None = None) -> bytes | None:
             f"{path} is not a delegation to {node} ({error}).", hint="Ask the owner: `swarm-node keys delegate`."
         ) from None
     if given is not None:
-        home.mkdir(parents=True, exist_ok=True)
+        with disk_named(home):
+            home.mkdir(parents=True, exist_ok=True)
         write_durably(home / FILE, data, temp_folder=home)
     return data
 

@@ -22,6 +22,9 @@ _RUN, _serial = secrets.token_hex(8), count()
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """A full disk, a full quota, and the shell's file size limit: the same to whoever waits for the bytes."""
 
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""A sound disk that takes nothing from this user."""
+
 
 class DiskFailed(DiskFull):
     """The disk does not take or give what it should, though not for lack of room; whoever can wait for room waits."""
@@ -41,9 +44,14 @@ def disk_named(folder: Path) -> Iterator[None]:
                 f"There is no room left below {folder} ({reason}).",
                 hint="Free some space there, or move the node's folder to a larger disk; work goes on by itself then.",
             ) from error
+        if error.errno in _CLOSED:
+            raise DiskFailed(
+                f"Nothing may be written below {folder} ({reason}).",
+                hint="Make it this user's, on a disk that is mounted for writing; or name another folder with --home.",
+            ) from error
         raise DiskFailed(
             f"The disk fails below {folder} ({reason}).",
-            hint="Is it there, sound, and may it be written to? The system's log may say; it is tried again meanwhile.",
+            hint="Is it there, sound, and a folder? The system's log may say.",
         ) from error
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from protocol import limits
-from protocol.errors import LeaseClosed
+from protocol.errors import ConfigInvalid, LeaseClosed
 from protocol.ids import Digest
 from protocol.lease import Lease
 from swarm_node.disk import disk_named
@@ -21,6 +21,11 @@ FILE = "leased"
 
 FILE_MAX_BYTES = 4 * limits.MIB
 """Forty thousand leases."""
+
+LEASE_CHARS, CLAIM_CHARS = 32, 64
+
+TYPED_MIN = 6
+"""Signs of a lease that somebody must type at least; status shows eight."""
 
 _LINE = re.compile("^([0-9a-f]{32}) ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -50,6 +55,18 @@ class Leased:
         """The digest of a lease as it came first; None without a note."""
         digest = self._notes().get(lease_id)
         return Digest(digest) if digest else None
+
+    def typed(self, text: str) -> str:
+        """The lease or claim that somebody names; of a lease that is noted here its beginning is enough."""
+        if not re.fullmatch(f"[0-9a-f]{{{TYPED_MIN},64}}", text):
+            raise ConfigInvalid(f"'{text}' names no lease and no claim.", hint="`swarm-node why JOIN_STRING` has them.")
+        if len(text) in (LEASE_CHARS, CLAIM_CHARS):
+            return text
+        found = [lease_id for lease_id in self._notes() if lease_id.startswith(text)]
+        if len(found) != 1:
+            many = f"{len(found)} leases of this home's begin" if found else "No lease of this home's begins"
+            raise ConfigInvalid(f"{many} with {text}.", hint="Name all of it: `swarm-node why JOIN_STRING` has it.")
+        return found[0]
 
     def _notes(self) -> dict[str, str]:
         """The digest of each lease that is noted, the first one of several."""

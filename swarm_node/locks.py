@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import ConfigInvalid, SwarmError
+from swarm_node.disk import disk_named
 
 try:
     import fcntl
@@ -28,7 +29,9 @@ def require() -> None:
 def held(path: Path, taken: SwarmError) -> Iterator[None]:
     """Hold the lock of this file until the end; raises `taken` if somebody else does."""
     require()
-    with path.open("w") as lock:
+    with disk_named(path.parent):
+        lock = path.open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from protocol.errors import SwarmError, named
+from protocol.errors import Unreachable
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
 from swarm_node.doctor import cards, report, storage
@@ -64,12 +64,13 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
         here += ", all of them wanted"
     yield f"demand: {here}; update {status['update']} of {status['max_updates']}"
     idle = status.get("learner_idle_share_lately", 0.0)
-    yield f"demand: the learner waits {idle:.0%} of its time; {status['budget_micros']} micro-units of budget are left"
+    left = f"{status['budget_micros']:,} micro-units of budget are left"
+    yield f"demand: the learner waits {idle:.0%} of its time; {left}"
     found = forecast(status, rows, price=price)
     if found.unknown:
         yield f"earnings: unknown: {found.unknown}"
     else:
-        yield f"earnings: about {found.low} to {found.high} micro-units an hour, by the nodes that work here now"
+        yield f"earnings: about {found.low:,} to {found.high:,} micro-units an hour, by the nodes that work here now"
 
 
 def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> list[str]:
@@ -83,10 +84,10 @@ def understood(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int
 
 
 async def tell(settings: Settings, key: NodeKey) -> list[str]:
-    """Demand, earnings, and the model against this machine; what cannot be found out is said to be unknown."""
+    """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
-    return [f"demand and earnings: unknown, the coordinator did not answer within {PATIENCE_S:.0f} s"]
+    raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
 
 
 async def _look(join: JoinString, settings: Settings, key: NodeKey) -> list[str]:
@@ -95,8 +96,6 @@ async def _look(join: JoinString, settings: Settings, key: NodeKey) -> list[str]
         status, rows = await coordinator.status(), await coordinator.leaderboard()
         said = understood(status, rows, price=settings.price_micros_per_mtok)
         round_ = await ask(coordinator, join)
-    except SwarmError as error:
-        return [f"demand and earnings: unknown: {named(error)}"]
     finally:
         await coordinator.close()
     size = sum(entry.size_bytes for entry in round_.manifest.files) if round_.manifest else None

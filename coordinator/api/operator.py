@@ -1,6 +1,7 @@
 """What the operator's commands call, with the operator's token: about nodes and versions."""
 
 import json
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from coordinator.config.section import Section
 from coordinator.orders import REASON_MAX_CHARS, Action
 from coordinator.people import moderation
 from coordinator.publishing.replacing import Replacement
-from coordinator.round import now_ms
+from coordinator.round import Round, now_ms
 from protocol import limits
 from protocol.errors import MalformedMessage
 
@@ -30,14 +31,20 @@ class Order(Section):
 @routes.get("/v1/operator/nodes")
 async def nodes(request: web.Request) -> web.Response:
     """Every node, with its owner and what was ordered about it."""
-    return reply_json(await require_operator(request).database.read(moderation.listed))
+    here = require_operator(request)
+    return reply_json(await here.database.read(partial(moderation.listed, alive_since_ms=_alive_since_ms(here))))
 
 
 @routes.get("/v1/operator/nodes/{node:.{1,100}}")
 async def node(request: web.Request) -> web.Response:
     """One node, with its refusals and the orders about it."""
     here = require_operator(request)
-    return reply_json(await here.database.read(moderation.shown, request.match_info["node"]))
+    about = partial(moderation.shown, alive_since_ms=_alive_since_ms(here))
+    return reply_json(await here.database.read(about, request.match_info["node"]))
+
+
+def _alive_since_ms(here: Round) -> int:
+    return now_ms() - here.silent_after_ms
 
 
 @routes.post("/v1/operator/orders")

@@ -120,7 +120,7 @@ def rule(
         return
     typer.echo(
         f"appeal {number} {done['state']} as {done['reason_code']}: "
-        f"{done['reinstated_claims']} claims, {done['reinstated_micros']} micro-units reinstated"
+        f"{done['reinstated_claims']} claims, {done['reinstated_micros']:,} micro-units reinstated"
     )
 
 
@@ -141,8 +141,8 @@ def _print(row: dict[str, Any], config_file: Path) -> None:
     if row["state"] == "open":
         ends = ", and end the ban" if row["ends_ban"] else ""
         typer.echo(
-            f"to grant it would pay {len(row['claims'])} claims, {row['amount_micros']} micro-units of "
-            f"{row['free_micros']} free{ends}"
+            f"to grant it would pay {len(row['claims'])} claims, {row['amount_micros']:,} micro-units of "
+            f"{row['free_micros']:,} free{ends}"
         )
         typer.echo(f"swarm-coordinator appeals show {config_file} {row['number']} --replay")
     elif row["said"]:

@@ -6,6 +6,7 @@
 
 import json
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -30,11 +31,12 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the own
 )
 def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) -> None:
     """List all nodes, the best earner first."""
+    from coordinator.figures.summary import AFTER_ALL_MS
     from coordinator.people import moderation
 
     config = load(config_file, settings)
     found = ask(config, "GET", "/v1/operator/nodes")
-    rows = read_store(config, moderation.listed) if found is None else found
+    rows = read_store(config, partial(moderation.listed, alive_since_ms=AFTER_ALL_MS)) if found is None else found
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -42,8 +44,8 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         name = readable(row["name"], row["node_id"])
         typer.echo(
             f"{row['node_id'][-8:]} {name:20} {_state(row):10} version {row['version']:<5} "
-            f"{row['accepted_rollouts']} accepted, {row['rejected_rollouts']} rejected, earned {row['posted_micros']}, "
-            f"pending {row['pending_micros']}, asks {row['price_micros_per_mtok']}"
+            f"{row['accepted_rollouts']:,} accepted, {row['rejected_rollouts']:,} rejected, "
+            f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, asks {row['price_micros_per_mtok']:,}"
         )
     typer.echo(f"{len(rows)} nodes")
     if found is None:
@@ -59,21 +61,23 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
 )
 def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJson = False) -> None:
     """Show one node: its owner, its work, why answers were refused, and the orders about it."""
+    from coordinator.figures.summary import AFTER_ALL_MS
     from coordinator.people import moderation
 
     config = load(config_file, settings)
     found = ask(config, "GET", f"/v1/operator/nodes/{quote(node, safe='')}")
-    row = read_store(config, lambda connection: moderation.shown(connection, node)) if found is None else found
+    about = partial(moderation.shown, text=node, alive_since_ms=AFTER_ALL_MS)
+    row = read_store(config, about) if found is None else found
     if as_json:
         typer.echo(json.dumps(row, default=str))
         return
     typer.echo(f"{readable(row['name'], row['node_id'])}, {_state(row)}\nnode  {row['node_id']}\nowner {row['owner']}")
     typer.echo(
         f"last seen {when(row['last_seen_ms'])}, version {row['version']}, {row['tokens_per_s']:.1f} tokens/s, "
-        f"asks {row['price_micros_per_mtok']}"
+        f"asks {row['price_micros_per_mtok']:,}"
     )
     typer.echo(
-        f"earned {row['posted_micros']}, pending {row['pending_micros']}, void {row['voided_micros']}; "
+        f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, void {row['voided_micros']:,}; "
         f"leases {json.dumps(row['leases'])}"
     )
     for refusal in row["refusals"]:
@@ -146,7 +150,7 @@ def _state(row: dict[str, Any]) -> str:
     for name in ("banned", "revoked", "paused"):
         if row[f"{name}_ms"] is not None:
             return name
-    return str(row["phase"])
+    return str(row["phase"]) if row.get("alive", True) else "silent"  # an older coordinator does not say
 
 
 def when(moment_ms: int) -> str:

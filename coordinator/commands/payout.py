@@ -144,7 +144,7 @@ def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
         typer.echo(json.dumps(row._asdict() | payouts.as_json(batch)))
         return
     typer.echo(
-        f"batch {row.number}: {row.state}, {batch.amount_micros} micro-units to {len(batch.payees)} payees by rail "
+        f"batch {row.number}: {row.state}, {batch.amount_micros:,} micro-units to {len(batch.payees)} payees by rail "
         f"{row.rail}, reference {row.reference or '-'}"
     )
     typer.echo(f"root {batch.root.hex()}")

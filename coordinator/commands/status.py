@@ -45,6 +45,7 @@ def status(
             typer.echo(json.dumps(told, indent=2))
         else:
             screen.show(console, told)
+            typer.echo(f"Join with:   swarm-node join {told['join_string']}")  # whole, to be copied: no panel breaks it
         return
     try:
         if screen.can_draw(console) and not as_json:
@@ -56,7 +57,14 @@ def status(
 
 
 def look(config: Config, config_file: Path) -> dict[str, Any]:
-    """What the coordinator says of its round; of a stopped one, what its store says."""
+    """What the coordinator says of its round, or of a stopped one its store; and the string to join it with."""
+    from coordinator.round import join_string
+
+    told = _told(config, config_file)
+    return told | {"join_string": join_string(asking.launched(config), told["round_id"])}
+
+
+def _told(config: Config, config_file: Path) -> dict[str, Any]:
     found: dict[str, Any] | None = None
     if asking.has_token(config):
         with suppress(NotFound, NotAuthorised):  # an older coordinator, or one whose token is another

@@ -115,9 +115,13 @@ def effects(config: Config) -> list[str]:
     window = math.ceil(audit.escrow_factor * (1 - floor) / floor) if floor else 0
     lines = [
         f"One update trains on B × G = {learner.groups_per_update} × {sampling.samples_per_group} = {samples} samples, "
-        f"at most {tokens} tokens.",
-        f"It costs at most {dearest_micros} micro-units"
-        + (f"; the budget lasts for {lasts} such updates of {config.round.max_updates}." if lasts is not None else "."),
+        f"at most {tokens:,} tokens.",
+        f"It costs at most {dearest_micros:,} micro-units"
+        + (
+            f"; the budget lasts for {lasts:,} such updates of {config.round.max_updates:,}."
+            if lasts is not None
+            else "."
+        ),
         f"A version at least every {staleness.kappa} updates"
         + ("" if staleness.publish_every else ", until what is measured says another number")
         + f"; at most (S + 1) × B = {under_way} groups are under way.",

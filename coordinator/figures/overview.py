@@ -16,6 +16,9 @@ Tone = Literal["good", "bad", "plain"]
 NODES_SHOWN = 8
 """Of those at work or standing by; `swarm-coordinator nodes list` has them all."""
 
+UNFINISHED_SHOWN_MIN = 0.01
+"""Of a node's leases; fewer are no trouble, and would read 0 %."""
+
 INCIDENTS_SHOWN = 5
 """The training page has more."""
 
@@ -113,6 +116,8 @@ def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
     if len(told["fleet"]) > NODES_SHOWN:
         yield f"and {len(told['fleet']) - NODES_SHOWN} more: `swarm-coordinator nodes list`"
     for one in told["unfinished_by"]:
+        if one["skipped_share"] + one["expired_share"] < UNFINISHED_SHOWN_MIN:
+            continue
         yield f"{one['name']} skipped {one['skipped_share']:.0%} of its leases, let {one['expired_share']:.0%} expire"
 
 

@@ -78,7 +78,7 @@ def _nothing_comes(told: Mapping[str, Any], config: Config, backlog: int) -> str
     dearest = terms_of(config).max_cost_micros(config.market.max_price_micros_per_mtok)
     if told["budget_micros"] < dearest:
         return (
-            f"The budget is used up: {told['budget_micros']} micro-units are left, and one group may cost {dearest}. "
+            f"The budget is used up: {told['budget_micros']:,} micro-units are left, and one group may cost {dearest}. "
             "Lower market.max_price_micros_per_mtok or sampling.max_new_tokens, or end the round."
         )
     return ""

@@ -78,7 +78,7 @@ def create(connection: sa.Connection, terms: Terms, *, now_ms: int) -> int:
     found, shares = _payable(connection, size, terms, now_ms)
     if not found:
         raise PayoutFailed(
-            f"No owner with an address that counts is owed {terms.minimum_micros} micro-units.",
+            f"No owner with an address that counts is owed {terms.minimum_micros:,} micro-units.",
             hint="Owners set one with `swarm-node keys address`; it counts after payouts.address_delay_h.",
         )
     number = 1 + (connection.execute(sa.select(sa.func.max(payout_batches.c.batch))).scalar() or 0)

@@ -43,19 +43,22 @@ def _is_part(node_id: str, text: str) -> bool:
     return len(text) >= SHORTEST and (node_id.startswith(text) or node_id.endswith(text))
 
 
-def listed(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Every node as the leaderboard has it, with its owner and what was ordered about it."""
+def listed(connection: sa.Connection, *, alive_since_ms: int) -> list[dict[str, Any]]:
+    """Every node as the leaderboard has it, with its owner, whether it is alive, and what was ordered about it."""
     columns = (nodes.c.node_id, nodes.c.owner, nodes.c.paused_ms, nodes.c.revoked_ms)
     banned = sa.select(sa.func.max(trust.c.banned_ms)).where(standings.ANSWERS).scalar_subquery().label("banned_ms")
     rows = connection.execute(sa.select(*columns, banned)).mappings()
     about = {row["node_id"]: dict(row) for row in rows}
-    return [line | about[line["node_id"]] for line in summary.leaderboard(connection)]
+    return [
+        line | about[line["node_id"]] | {"alive": line["last_seen_ms"] >= alive_since_ms}
+        for line in summary.leaderboard(connection)
+    ]
 
 
-def shown(connection: sa.Connection, text: str) -> dict[str, Any]:
+def shown(connection: sa.Connection, text: str, *, alive_since_ms: int) -> dict[str, Any]:
     """One node, with its refusals and the orders about it and its owner."""
     node = find(connection, text)
-    (line,) = (line for line in listed(connection) if line["node_id"] == node)
+    (line,) = (line for line in listed(connection, alive_since_ms=alive_since_ms) if line["node_id"] == node)
     return {
         **line,
         "refusals": history.refusals(connection, node),

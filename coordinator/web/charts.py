@@ -11,7 +11,12 @@ from coordinator.web import words
 from coordinator.web.html import Markup, el
 
 WIDTH, HEIGHT = 640, 200
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 26
+RIGHT, TOP, BOTTOM = 12, 10, 26
+LEFT, SIGN, GAP = 64, 9.7, 6
+"""The axis stands at LEFT, or farther in where labels are long: by the widest digit of their type, and a gap."""
+
+DIGITS = range(3, 10)
+"""So many tell the labels of an axis apart: the fewest at which no two are the same."""
 
 SERIES = 2
 """Lines in a chart that the style sheet can tell apart."""
@@ -35,7 +40,7 @@ def lines(
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return _nothing(title)
-    scale = _Scale(points, from_zero)
+    scale = _Scale(points, from_zero, tell)
     low, high = interval or ("", "")
     plain = {title: curve for title, curve in curves.items() if title not in (low, high)}
     drawn = []
@@ -60,7 +65,7 @@ def lines(
         if interval:
             keys.append(el("li", f"{low} to {high}", class_="key band"))
         legend = el("ul", keys, class_="legend")
-    return _figure(name, title, across, scale, tell, drawn, legend, [across, *curves], rows)
+    return _figure(name, title, across, scale, drawn, legend, [across, *curves], rows)
 
 
 def bars(name: str, title: str, across: str, points: Sequence[Point], *, tell: Tell = words.figure) -> Markup:
@@ -68,31 +73,33 @@ def bars(name: str, title: str, across: str, points: Sequence[Point], *, tell: T
     if not points:
         return _nothing(title)
     low, high = points[0][0] - 0.5, points[-1][0] + 0.5
-    scale = _Scale([(low, 0.0), (high, 0.0), *points], True)
-    width = 0.8 * (WIDTH - LEFT - RIGHT) / (high - low)
+    scale = _Scale([(low, 0.0), (high, 0.0), *points], True, tell)
+    width = 0.8 * (WIDTH - scale.axis - RIGHT) / (high - low)
     drawn = [
         el("rect", x=f"{scale.x(x) - width / 2:.1f}", y=f"{scale.y(y):.1f}", width=f"{width:.1f}",
            height=f"{HEIGHT - BOTTOM - scale.y(y):.1f}", class_="bar s0")
         for x, y in points
     ]  # fmt: skip
     rows = [[words.figure(x), tell(y)] for x, y in points]
-    return _figure(name, title, across, scale, tell, drawn, None, [across, title], rows)
+    return _figure(name, title, across, scale, drawn, None, [across, title], rows)
 
 
 class _Scale:
     """From figures to places in the picture."""
 
-    def __init__(self, points: Sequence[Point], from_zero: bool) -> None:
+    def __init__(self, points: Sequence[Point], from_zero: bool, tell: Tell) -> None:
         self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
         self.bottom, self.top = min(y for _, y in points), max(y for _, y in points)
         if from_zero:
             self.bottom = min(0.0, self.bottom)
         if self.top == self.bottom:
             self.top += abs(self.top) or 1.0
+        self.ticks = _ticks([self.bottom, (self.bottom + self.top) / 2, self.top], tell)
+        self.axis = min(max(LEFT, GAP + SIGN * max(map(len, self.ticks.values()))), WIDTH / 2)
 
     def x(self, value: float) -> float:
         share = (value - self.left) / (self.right - self.left) if self.right > self.left else 0.5
-        return LEFT + (WIDTH - LEFT - RIGHT) * share
+        return self.axis + (WIDTH - self.axis - RIGHT) * share
 
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.bottom) / (self.top - self.bottom)
@@ -102,24 +109,32 @@ class _Scale:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in curve)
 
 
+def _ticks(values: Sequence[float], tell: Tell) -> dict[float, str]:
+    """The labels of an axis; figures have as many digits as it takes to tell them apart."""
+    told = [tell(value) for value in values]
+    for digits in DIGITS if tell is words.figure else ():
+        told = [words.figure(value, digits) for value in values]
+        if len(set(told)) == len(told):
+            break
+    return dict(zip(values, told, strict=True))
+
+
 def _figure(
     name: str,
     title: str,
     across: str,
     scale: _Scale,
-    tell: Tell,
     drawn: Sequence[Markup],
     legend: Markup | None,
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
 ) -> Markup:
     axes: list[Any] = []
-    for step in range(3):
-        value = scale.bottom + (scale.top - scale.bottom) * step / 2
+    for value, label in scale.ticks.items():
         y = f"{scale.y(value):.1f}"
-        axes.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        axes.append(el("text", tell(value), x=LEFT - 6, y=y, class_="end"))
-    axes.append(el("text", rows[0][0], x=LEFT, y=HEIGHT - 6))
+        axes.append(el("line", x1=f"{scale.axis:.1f}", x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
+        axes.append(el("text", label, x=f"{scale.axis - GAP:.1f}", y=y, class_="end"))
+    axes.append(el("text", rows[0][0], x=f"{scale.axis:.1f}", y=HEIGHT - 6))
     axes.append(el("text", f"{across} {rows[-1][0]}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
     last = f"{len(rows)} points; {across} {rows[-1][0]}: {', '.join(rows[-1][1:])}. The table below has all of them."
     svg = el(

@@ -43,7 +43,7 @@ def render(start: int, found: Sequence[Recorded], size: int, join_string: str) -
     """The page."""
     rows = [
         [el("a", one.index, href=f"/entries/{one.index}"), one.entry.kind, _says(one), words.moment(one.recorded_ms),
-         el("code", f"{one.content_hash[:16]}…", title=one.content_hash)]
+         el("code", f"{one.content_hash[:12]}…", title=one.content_hash, class_="short")]
         for one in found
     ]  # fmt: skip
     about = el(

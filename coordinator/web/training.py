@@ -171,12 +171,13 @@ def _fleet(status: Mapping[str, Any]) -> Any:
     working = [one for one in status["fleet"] if one["works"]]
     spent = sum(one["cost_micros_per_s"] for one in working)
     load = status["load"]
+    empty = "Everybody works." if status["nodes_alive"] else "Nobody is there."
     told = None
     if working and load:
         told = el(
             "p", f"Together {words.figure(spent)} credit/s, at most {words.figure(spent * load['train_s'])} a step."
         )
-    return told, table("Who works and who stands by", FLEET_COLUMNS, rows, empty="Everybody works.")
+    return told, table("Who works and who stands by", FLEET_COLUMNS, rows, empty=empty)
 
 
 def _incidents(incidents: Sequence[Incident]) -> Markup:

@@ -53,11 +53,11 @@ def whole(value: int) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
-def figure(value: float | None) -> str:
-    """Any number in about three digits."""
+def figure(value: float | None, digits: int = 3) -> str:
+    """Any number in about so many digits."""
     if value is None:
         return DASH
-    return whole(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+    return whole(round(value)) if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
 def percent(share: float | None) -> str:

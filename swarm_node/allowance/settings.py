@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from protocol import limits as bounds
 from protocol.errors import ConfigInvalid
-from swarm_node.disk import write_durably
+from swarm_node.disk import disk_named, write_durably
 
 FILE = "limits.toml"
 """In a node's home."""
@@ -102,7 +102,8 @@ def changed(home: Path, given: dict[str, Any]) -> Limits:
 
 def write(home: Path, limits: Limits) -> Path:
     """Write the limits that differ from the defaults, each with what it means; for whose home it is, if root does."""
-    home.mkdir(parents=True, exist_ok=True)
+    with disk_named(home):
+        home.mkdir(parents=True, exist_ok=True)
     lines = ["# What this node may do. A running agent takes a change over within seconds.\n"]
     for name, field in Limits.model_fields.items():
         value = getattr(limits, name)

@@ -37,13 +37,15 @@ def appeal(
     from swarm_node import identity
     from swarm_node import join_string as joining
     from swarm_node.api_client import Coordinator
+    from swarm_node.leased import Leased
 
     join = joining.parse(join_string)
+    key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.of(home).key
+    lease = Leased(joining.round_folder(home, join)).typed(lease)
     try:
         said = Appeal.from_value({"kind": "appeal", "round_id": join.round_id, "about": lease, "reason": reason})
     except MalformedMessage as error:
-        raise ConfigInvalid(error.message, hint="Name a lease or claim as `swarm-node why` shows it.") from None
-    key = unlocked(owner_key, passphrase_file, passphrase_fd) if owner_key else identity.of(home).key
+        raise ConfigInvalid(error.message) from None
 
     async def send() -> "AppealReply":
         coordinator = Coordinator(join.url, join.round_id, key)

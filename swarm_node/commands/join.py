@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from protocol.errors import SwarmError, named
 from protocol.nicknames import nickname
 from swarm_node import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
@@ -98,7 +99,7 @@ def join(
     trusted = witnesses_of(witness, quorum)
     me = _member(join_string, home, name, listen, advertise, typed, price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
-        _preview(me)
+        _preview(me, must=dry_run)
     if dry_run:
         return
     settings = agent.Settings(
@@ -171,14 +172,20 @@ def _member(
     )
 
 
-def _preview(settings: "member.Settings") -> None:
-    """Say what the round needs and may pay, before anything of it is downloaded."""
+def _preview(settings: "member.Settings", *, must: bool) -> None:
+    """Say what the round needs and may pay, before anything of it is downloaded; raises if that must be known."""
     import trio
 
     from swarm_node import identity, preview
 
     key = identity.load_or_create(settings.home / identity.FILE).key
-    for line in trio.run(preview.tell, settings, key):
+    try:
+        said = trio.run(preview.tell, settings, key)
+    except SwarmError as error:
+        if must:
+            raise
+        said = [f"demand and earnings: unknown: {named(error)}"]
+    for line in said:
         typer.echo(line, err=True)
 
 
@@ -198,6 +205,6 @@ def _say(earnings: "Earnings", as_json: bool) -> None:
         return
     rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
     typer.echo(
-        f"Accepted {earnings.accepted} rollouts of {earnings.tokens} tokens, worth {earnings.credit_micros} micro-units"
-        + (f"; rejected: {rejected}." if rejected else ".")
+        f"Accepted {earnings.accepted:,} rollouts of {earnings.tokens:,} tokens, "
+        f"worth {earnings.credit_micros:,} micro-units" + (f"; rejected: {rejected}." if rejected else ".")
     )

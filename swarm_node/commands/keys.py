@@ -278,7 +278,7 @@ def show_earnings(found: "Earnings", *, as_json: bool = False) -> None:
     for row in (*found.nodes, found.total):
         name = f"{row.name or 'all nodes'}{' (revoked)' if row.revoked else ''}"
         amounts = (row.pending_micros, row.payable_micros, row.paying_micros, row.paid_micros)
-        table.add_row(Text(one_line(name)), *map(str, amounts))
+        table.add_row(Text(one_line(name)), *(f"{amount:,}" for amount in amounts))
     Console().print(table)
     typer.echo(f"owner {found.owner}")
     nowhere = "nowhere yet: the owner sets an address with `swarm-node keys address`"

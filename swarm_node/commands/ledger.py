@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import CheckpointInvalid, ConfigInvalid
+from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
 from protocol.lesson import lesson
 from swarm_node import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
@@ -68,8 +68,8 @@ def verify(
         return
     owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {found.entries} entries make the signed root {found.root[:16]}…, owe {owed} micro-units, "
-        f"and say of all {found.nodes} nodes what the leaderboard says."
+        f"Proved: {found.entries:,} entries make the signed root {found.root[:16]}…, owe {owed:,} micro-units, "
+        f"and say of all {found.nodes:,} nodes what the leaderboard says."
     )
     if not found.logged_roots:
         typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
@@ -105,7 +105,7 @@ def receipts(
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         if state == "reinstated" and not amounts:
             continue  # as good as always
-        typer.echo(f"{state}: {len(amounts)} claims, {sum(amounts)} micro-units, proved")
+        typer.echo(f"{state}: {len(amounts):,} claims, {sum(amounts):,} micro-units, proved")
     typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
 
 
@@ -141,7 +141,7 @@ def payouts(
             continue
         how = f"paid, reference {line.paid.reference}" if line.paid else line.state
         where = one_line(line.address)
-        typer.echo(f"batch {number}: {line.amount_micros} micro-units to {where}, proved; {how}")
+        typer.echo(f"batch {number}: {line.amount_micros:,} micro-units to {where}, proved; {how}")
     if not found:
         typer.echo("no batch of payouts has this node's owner")
 
@@ -168,6 +168,10 @@ def check(
 
     round_id, data = joining.parse(join_string).round_id, file.read_bytes()
     kind = proof.kind_of(data)
+    if kind not in (proof.RECEIPT, payout_proof.KIND, proof.FORK):
+        raise ProofInvalid(
+            f"{file} is no receipt, and no proof of a payout or a fork.", hint="They lie in rounds/ of a node's home."
+        )
     if kind == payout_proof.KIND:
         line = payout_proof.check(data, round_id)
         typer.echo(f"Proved: under the signed root of {line.checkpoint.size} entries stands")

@@ -88,17 +88,17 @@ def speed(told: dict[str, Any]) -> str:
 def credit(told: dict[str, Any]) -> str:
     """What is owed."""
     if told["earnings_ms"] is None:
-        return f"{told['credit_micros']} micro-units in this run; pending and payable: not heard yet"
+        return f"{told['credit_micros']:,} micro-units in this run; pending and payable: not heard yet"
     return (
-        f"{told['pending_micros'] or 0} pending, {told['payable_micros'] or 0} payable "
-        f"({ago(_since_s(told, told['earnings_ms']))} ago); {told['credit_micros']} micro-units in this run"
+        f"{told['pending_micros'] or 0:,} pending, {told['payable_micros'] or 0:,} payable "
+        f"({ago(_since_s(told, told['earnings_ms']))} ago); {told['credit_micros']:,} micro-units in this run"
     )
 
 
 def verdicts(told: dict[str, Any]) -> str:
     """What became of rollouts."""
     rejected = ", ".join(f"{count} {code}" for code, count in told["rejected"].items())
-    said = f"{told['accepted']} accepted, {rejected or 'none'} rejected"
+    said = f"{told['accepted']:,} accepted, {rejected or 'none'} rejected"
     last = told["last_verdict"]
     if last is None:
         return f"{said}; none heard yet"

@@ -56,6 +56,13 @@ def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: P
     assert not any(line.startswith("learner ") for line in rest)
 
 
+def test_status_ends_in_the_string_to_join_with(stopped: Path) -> None:
+    last = say("status", str(stopped)).splitlines()[-1]
+    told: dict[str, Any] = json.loads(say("status", str(stopped), "--json"))
+    assert last == f"Join with:   swarm-node join {told['join_string']}"
+    assert told["join_string"].endswith(f"#{told['round_id']}")
+
+
 def test_for_scripts_it_is_the_same_json_with_the_moment(stopped: Path) -> None:
     told: dict[str, Any] = json.loads(say("status", str(stopped), "--json"))
     assert told["stopped_since_ms"] == STOPPED_MS
@@ -70,7 +77,7 @@ class Older(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # named so by `http.server`
         known = self.path == "/v1/status"
-        body = {"version": 3} if known else self.refusal.to_wire()
+        body = {"version": 3, "round_id": "a" * 64} if known else self.refusal.to_wire()
         self.send_response(200 if known else self.refusal.http_status)
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())
@@ -96,6 +103,7 @@ def test_a_coordinator_that_refuses_the_operators_figures_is_asked_for_the_publi
 def test_nodes_and_versions_are_told_with_the_same_line(stopped: Path) -> None:
     nodes, versions = (say(what, "list", str(stopped)).splitlines() for what in ("nodes", "policy"))
     assert "n7" in nodes[0]
+    assert " silent " in nodes[0], "nobody works for a round that nobody leads"
     assert nodes[-1] == versions[-1]
     assert nodes[-1].startswith("STOPPED since 2023-11-14")
     assert json.loads(say("nodes", "list", str(stopped), "--json"))[0]["name"] == "n7"

@@ -1,6 +1,7 @@
 """Orders of the operator: over HTTP with their token, with a trace, and with the effect that they say."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from coordinator import orders
 from coordinator.audit.trust import Rules, Standing
 from coordinator.cli import app
+from coordinator.figures.summary import AFTER_ALL_MS
 from coordinator.people import moderation, standings
 from coordinator.store import tables
 from coordinator.store.state import Database
@@ -60,6 +62,7 @@ async def test_a_paused_node_gets_no_new_work_but_may_finish_what_it_holds(tmp_p
         assert not (await order(served, "pause", node.node_id))["changed"]
         assert (await order(served, "resume", node.node_id))["changed"]
         assert len(await served.lease(node)) == 1
+        assert (await shown(served, node.node_id))["alive"]
         given = (await shown(served, node.node_id))["orders"]
         assert [(one["action"], one["reason"], one["given_by"]) for one in given] == [
             ("resume", "because", "somebody@here"),
@@ -205,7 +208,7 @@ async def test_a_stopped_round_is_still_readable(tmp_path: Path) -> None:
         node = await served.join(1)
         await order(served, "pause", node.node_id)
     database = Database(tmp_path / "round" / "state.db")
-    (row,) = await asyncio.to_thread(database.run_now, moderation.listed)
-    assert (row["name"], row["paused_ms"] is not None) == ("n1", True)
+    (row,) = await asyncio.to_thread(partial(database.run_now, moderation.listed, alive_since_ms=AFTER_ALL_MS))
+    assert (row["name"], row["paused_ms"] is not None, row["alive"]) == ("n1", True, False)
     assert len(database.run_now(orders.about)) == 1
     database.close()

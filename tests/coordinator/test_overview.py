@@ -57,6 +57,12 @@ def test_what_went_wrong_is_dated_and_named(told: dict[str, Any]) -> None:
     assert line.startswith("13 Nov 02:13:21 UTC node 1 lease_closed: ")
 
 
+def test_who_leaves_hardly_a_lease_is_not_named_for_it(told: dict[str, Any]) -> None:
+    rows = [{"name": f"n{share}", "skipped_share": share, "expired_share": 0.0} for share in (0.02, 0.004)]
+    fleet = lines(told | {"unfinished_by": rows})["fleet"]
+    assert [line for line in fleet if "skipped" in line] == ["n0.02 skipped 2% of its leases, let 0% expire"]
+
+
 def test_an_alarm_that_is_the_verdict_is_told_once(told: dict[str, Any]) -> None:
     assert told["alarm"] == told["learner"]["why"] != ""
     assert "alarm" not in lines(told)

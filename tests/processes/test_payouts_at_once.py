@@ -69,7 +69,7 @@ def test_what_is_typed_twice_at_once_pays_once(round_: tuple[Swarm, Coordinator,
     world.database.close()
     first, second = twice(swarm, where, "payout", "create", str(coordinator.config_file))
     assert (first[0], second[0]) == (0, 1), (first, second)
-    assert f"batch 1: made, {OWED} micro-units" in first[1]
+    assert f"batch 1: made, {OWED:,} micro-units" in first[1]
     assert "payout_busy" in second[1] or "No owner with an address that counts" in second[1], second[1]
     words = ("payout", "settle", str(coordinator.config_file), "1", "--reference", "SEPA-1")
     first, second = twice(swarm, where, *words)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.chunks import digest
-from protocol.errors import DiskFull, LeaseClosed, SwarmError
+from protocol.errors import ConfigInvalid, DiskFull, LeaseClosed, SwarmError
 from protocol.lease import Lease
 from protocol.rollout import pack_tokens
 from swarm_node import leased
@@ -15,7 +15,7 @@ from tests.swarm_node.worker_world import World
 
 def lease(number: int, prompt: int = 1) -> Lease:
     return Lease(
-        lease_id=f"{number:032x}", version=1, seed=number, samples=1, prompt=pack_tokens([prompt]),
+        lease_id=f"{number:032x}", version=1, seed=number % 2**63, samples=1, prompt=pack_tokens([prompt]),
         price_micros_per_mtok=1, expires_ms=1,
     )  # fmt: skip
 
@@ -52,6 +52,33 @@ def test_a_lease_that_is_offered_again_with_another_prompt_does_not_rewrite_its_
     (tmp_path / leased.FILE).rename(tmp_path / f"{leased.FILE}.old")
     with pytest.raises(LeaseClosed):
         noted.keep([lease(1, prompt=9)])
+
+
+def test_the_beginning_of_a_lease_names_it_as_status_shows_it(tmp_path: Path) -> None:
+    noted = Leased(tmp_path)
+    noted.keep([lease(0xAB << 120), lease(0xCD << 120), lease((0xCD << 120) + 1)])
+    whole = f"{0xAB << 120:032x}"
+    assert noted.typed(whole[:8]) == noted.typed(whole) == whole
+    assert noted.typed("f" * 32) == "f" * 32, "the coordinator may know of it"
+    assert noted.typed("f" * 64) == "f" * 64, "a claim"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense", "'nonsense' names no lease"),
+        ("cd0", "'cd0' names no lease"),
+        ("f" * 65, "names no lease"),
+        ("cd000000", "2 leases of this home's begin with cd000000"),
+        ("ee000000", "No lease of this home's begin"),
+        ("e" * 40, "No lease of this home's begin"),
+    ],
+)
+def test_what_names_no_lease_is_wrong_usage(tmp_path: Path, text: str, said: str) -> None:
+    noted = Leased(tmp_path)
+    noted.keep([lease(0xCD << 120), lease((0xCD << 120) + 1)])
+    with pytest.raises(ConfigInvalid, match=said):
+        noted.typed(text)
 
 
 def test_a_note_that_is_no_text_spoils_none(tmp_path: Path) -> None:

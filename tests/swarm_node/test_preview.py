@@ -1,9 +1,13 @@
 """What is told of a round before it is joined: a range by those who work there, or that nobody knows."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from protocol.errors import Unreachable
+from swarm_node.cli import app
 from swarm_node.preview import forecast, lines, understood
 
 NOW_MS = 1_000_000_000
@@ -83,6 +87,12 @@ def test_where_nobody_works_nobody_is_said_to_be_wanted(changes: dict[str, Any],
 def test_a_coordinator_that_talks_nonsense_is_not_understood(status: dict[str, Any], rows: Any) -> None:
     (said,) = understood(status, rows, price=1)
     assert "unknown" in said
+
+
+def test_a_dry_run_that_learns_nothing_fails(tmp_path: Path) -> None:
+    words = ("join", f"http://127.0.0.1:9#{'a' * 64}", "--dry-run", "--engine", "torch", "--home", str(tmp_path))
+    found = CliRunner().invoke(app, words)
+    assert isinstance(found.exception, Unreachable), found.output
 
 
 def test_a_coordinator_does_not_write_to_the_terminal() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from coordinator.web import charts
 from protocol.nicknames import nickname
 from protocol.signing import NodeKey
 from tests import npm
@@ -134,6 +135,32 @@ async def test_no_page_scrolls_sideways(served: Served, tab: Tab, width: int) ->
         await tab.look("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         widest = await tab.look("document.documentElement.scrollWidth")
         assert widest <= width, (path, widest, await tab.look(WIDER))
+
+
+BROKEN_HASHES = """[...document.querySelectorAll('td:last-child > code')]
+  .filter((one) => one.getClientRects().length > 1)
+  .map((one) => one.textContent)"""
+
+
+async def test_a_hash_stays_on_its_line_on_a_tablet(served: Served, tab: Tab) -> None:
+    await tab.open(url(served, "/entries/0"), width=800)
+    assert await tab.look("document.querySelectorAll('td:last-child > code').length") > 0
+    assert await tab.look(BROKEN_HASHES) == []
+
+
+CUT_OFF = """[...document.querySelectorAll('svg text')]
+  .filter((one) => one.getBoundingClientRect().left < one.closest('svg').getBoundingClientRect().left)
+  .map((one) => one.textContent)"""
+"""Labels of an axis that begin outside of their picture, where nothing is drawn."""
+
+
+@pytest.mark.parametrize("worst", [-0.000477, -5.12e-06, 0.000_123_4, 1_234_567_890.0, 999.9])
+async def test_no_label_of_an_axis_is_cut_off(served: Served, tab: Tab, worst: float) -> None:
+    await tab.open(url(served, "/training"))
+    drawn = str(charts.lines("a", "a", "update", {"a": [(0.0, worst), (1.0, worst * 1.01)]}))
+    await tab.look(f"document.querySelector('main').innerHTML = {json.dumps(drawn)}")
+    assert await tab.look("document.querySelectorAll('svg text').length") == 5
+    assert await tab.look(CUT_OFF) == []
 
 
 async def test_the_browser_proves_a_receipt_by_itself(served: Served, tab: Tab) -> None:

@@ -181,6 +181,11 @@ def test_everything_in_a_chart_has_a_style() -> None:
         charts.lines("d", "d", "x", {"one": curve, "two": curve, "three": curve})
 
 
+def test_labels_of_an_axis_are_told_apart() -> None:
+    drawn = str(charts.lines("e", "e", "x", {"ratio": [(0.0, 0.99996), (1.0, 1.00004)]}))
+    assert re.findall(r'class="end">([0-9.]+)<', drawn) == ["0.99996", "1", "1.00004"]
+
+
 def test_an_interval_is_a_band_from_its_lower_to_its_upper_bound() -> None:
     average, low, high = ([(0.0, y), (1.0, y)] for y in (0.5, 0.25, 1.0))
     drawn = str(

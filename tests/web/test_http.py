@@ -7,6 +7,7 @@ import io
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -16,7 +17,7 @@ from coordinator.api.snapshot import Snapshot
 from coordinator.api.stats import number
 from coordinator.api.watch import LISTENERS_MAX, WATCH, Watch
 from protocol.signing import NodeKey
-from tests.coordinator.served import Served
+from tests.coordinator.served import Served, serve
 from tests.web.rounds import HOSTILE, furnished, hostile_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,6 +86,12 @@ class TestPages:
         response = await served.client.get("/entries/999999999999999999")
         assert response.status == 200
         assert "does not reach so far" in await response.text()
+
+    async def test_where_nobody_is_nobody_is_said_to_work(self, tmp_path: Path) -> None:
+        async with serve(tmp_path) as empty:
+            text = await (await empty.client.get("/training")).text()
+        assert "Nobody is there." in text
+        assert "Everybody works" not in text
 
     async def test_search_finds_a_node_by_name_and_by_id(self, served: Served) -> None:
         for sought in ("N1", EARNER[-8:].lower()):

@@ -79,7 +79,7 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
         "generating",
         "7, heard of 1 min 15 s ago; 8 is out",
         "1,234 tokens/s, llama",
-        "400 pending, 1200 payable",
+        "400 pending, 1,200 payable",
     ]
     promised += ["12 accepted, 2 stale_version rejected", "last: rejected stale_version", "61 °C, 300 W", "of 5 GB"]
     status = "\n".join(lines.of_status(told()))

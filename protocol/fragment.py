@@ -59,6 +59,22 @@ class Begun:
         return len(self.tokens) // 4
 
 
+@dataclass(frozen=True)
+class Grown:
+    """How far one node has told of one sample."""
+
+    count: int = 0
+    finish: Finish = ""
+
+
+def grown(before: Sequence[Grown], fragment: Fragment) -> tuple[Grown, ...]:
+    """How far the samples are with one more checked fragment."""
+    after = list(before)
+    for part in fragment.parts:
+        after[part.sample] = Grown(before[part.sample].count + len(part.tokens) // 4, part.finish)
+    return tuple(after)
+
+
 def begun(lease: Lease, fragments: Sequence[Fragment]) -> tuple[Begun, ...]:
     """All that checked fragments of a lease come to, for each of its samples."""
     samples = [Begun()] * lease.samples
@@ -70,7 +86,7 @@ def begun(lease: Lease, fragments: Sequence[Fragment]) -> tuple[Begun, ...]:
 
 
 def check_fragment(
-    fragment: Fragment, lease: Lease, round_id: str, bounds: PolicyBounds, *, before: Sequence[Begun], head: str
+    fragment: Fragment, lease: Lease, round_id: str, bounds: PolicyBounds, *, before: Sequence[Grown], head: str
 ) -> None:
     """Whether a fragment of this lease continues `before`, whose last fragment has the hash `head`."""
     expected = (round_id, lease.lease_id, lease.digest, head)
@@ -101,12 +117,12 @@ def check_fragments(
     payloads: Sequence[bytes], lease: Lease, round_id: str, bounds: PolicyBounds
 ) -> tuple[Completion, ...]:
     """What one node has told of its lease, from all payloads in their order; samples that it left alone are empty."""
-    told, head = list[Fragment](), ""
+    told, before, head = list[Fragment](), (Grown(),) * lease.samples, ""
     for payload in payloads:
         fragment = Fragment.from_bytes(payload)
-        check_fragment(fragment, lease, round_id, bounds, before=begun(lease, told), head=head)
+        check_fragment(fragment, lease, round_id, bounds, before=before, head=head)
         told.append(fragment)
-        head = chunks.digest(payload)
+        before, head = grown(before, fragment), chunks.digest(payload)
     prefixes = lease.prefixes or [Prefix(tokens=b"", finish="")] * lease.samples
     return tuple(
         Completion(

@@ -7,6 +7,8 @@
 - When the group is whole, each node is credited for its own tokens at its own lease's price: the last one for its
   rollout, each earlier one for its part: the claim that its fragments make, audited and settled as any other.
 - A lease makes one claim at the most: a rollout, or the fragments that it left.
+- How far a lease is told is remembered by its last fragment, which stands for all: what a node tells wrongly, however
+  often, has nothing read again but that one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +23,7 @@ from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from protocol import chunks, limits
 from protocol.errors import FragmentMismatch, LeaseClosed
-from protocol.fragment import Begun, Fragment, begun, check_fragment, joined
+from protocol.fragment import Begun, Fragment, Grown, begun, check_fragment, grown, joined
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Lease, Prefix
 from protocol.rollout import PolicyBounds
@@ -29,6 +31,19 @@ from protocol.signing import Envelope, open_envelope
 
 # Built once: making a statement costs more than running it, and this runs for every rollout.
 _forget = Prepared(sa.delete(fragments).where(fragments.c.lease_id.in_(sa.bindparam("leases", expanding=True))))
+
+_last = Prepared(
+    sa.select(fragments.c.number, fragments.c.envelope)
+    .where(fragments.c.lease_id == sa.bindparam("lease"))
+    .order_by(fragments.c.number.desc())
+    .limit(1)
+)
+
+REMEMBERED_MAX = 1024
+"""Leases of which it is known how far they are told; of others it is read again."""
+
+_remembered: dict[str, tuple[Grown, ...]] = {}
+"""By the digest of the last fragment, which by `previous` says it of any store; those of late come last."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +99,38 @@ def take(connection: sa.Connection, node: NodeId, word: Word, *, round_id: str, 
     offer = connection.execute(sa.select(leases.c.offer).where(mine)).scalar()
     if offer is None:
         raise LeaseClosed("This lease has ended, or is another node's.")
-    before = _payloads(connection, fragment.lease_id)
-    head = chunks.digest(before[-1]) if before else ""
+    last = _last(connection, lease=fragment.lease_id).first()
+    head = chunks.digest(Envelope.from_bytes(last.envelope).payload) if last else ""
     if word.digest != head:
-        if len(before) == limits.FRAGMENTS_MAX:
+        number = last.number + 1 if last else 0
+        if number == limits.FRAGMENTS_MAX:
             raise FragmentMismatch(f"{limits.FRAGMENTS_MAX} fragments of one lease are enough.")
         lease = Lease.from_bytes(offer)
-        known = begun(lease, [Fragment.from_bytes(payload) for payload in before])
-        check_fragment(fragment, lease, round_id, bounds, before=known, head=head)
-        row = {"lease_id": fragment.lease_id, "number": len(before), "envelope": word.envelope}
+        before = _grown_until(connection, lease, head) if fragment.previous == head else ()
+        check_fragment(fragment, lease, round_id, bounds, before=before, head=head)
+        row = {"lease_id": fragment.lease_id, "number": number, "envelope": word.envelope}
         connection.execute(sa.insert(fragments).values(row))
+        _remember(word.digest, grown(before, fragment))
     return LeaseId(fragment.lease_id)
+
+
+def _grown_until(connection: sa.Connection, lease: Lease, head: str) -> tuple[Grown, ...]:
+    """How far a lease is told, whose last fragment has this digest."""
+    found = _remembered.pop(head, None)
+    if found is None:
+        found = (Grown(),) * lease.samples
+        if not head:
+            return found
+        for payload in _payloads(connection, lease.lease_id):
+            found = grown(found, Fragment.from_bytes(payload))
+    _remember(head, found)
+    return found
+
+
+def _remember(head: str, known: tuple[Grown, ...]) -> None:
+    while len(_remembered) >= REMEMBERED_MAX:
+        del _remembered[next(iter(_remembered))]
+    _remembered[head] = known
 
 
 def chain(connection: sa.Connection, lease_id: str | None) -> list[Told]:

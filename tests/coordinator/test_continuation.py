@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from coordinator.store import tables
+from coordinator.work import intake
 from protocol import limits
 from protocol.chunks import digest
 from protocol.fragment import Fragment, Part
 from protocol.lease import Lease
+from protocol.messages import LeaseProgress
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey, open_envelope
 from tests.coordinator.world import END, MAX_COST, PRICE, SAMPLES, World, answer, fragment
@@ -212,6 +215,44 @@ def test_a_fragment_sent_again_is_kept_once_and_the_next_one_follows_it(world: W
     assert len(world.rows(tables.fragments)) == 2
 
 
+def test_what_is_told_wrongly_over_and_over_has_no_more_read_again_than_the_last_that_was_kept(world: World) -> None:
+    """Else one node's small requests keep the one writer busy, by all that it has told before of all its leases."""
+    key = world.join(1)
+    lease = world.lease(key)
+    head, kept = "", list[bytes]()
+    for sample, start in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        (part,) = _parts(fragment(key, lease, {sample: [FIRST]}))
+        parts = (part.model_copy(update={"start": start}),)
+        kept.append(fragment(key, lease, {}, parts=parts, previous=head))
+        assert world.tell(key, kept[-1]).taken
+        head = digest(open_envelope("fragment", kept[-1]).payload)
+    out_of_turn = [*kept[:-1], fragment(key, lease, {0: [FIRST]}, previous="c" * 64)]
+    in_turn = [fragment(key, lease, {0: [FIRST]}, previous=head), fragment(key, lease, {1: [END]}, previous=head)]
+    world.tell(key, in_turn[0])  # another process has told of the others
+    for wrong in (*out_of_turn, *in_turn):
+        taken, reads = _told_and_read(world, key, wrong)
+        assert (taken, [limit for limit in reads if not limit]) == ((), [])
+    assert len(world.rows(tables.fragments)) == len(kept)
+
+
+def _told_and_read(world: World, key: NodeKey, told: bytes) -> tuple[tuple[str, ...], list[bool]]:
+    """What is taken, and of each time that fragments were read whether it was one."""
+    reads: list[bool] = []
+
+    def tell(connection: sa.Connection) -> tuple[str, ...]:
+        @sa.event.listens_for(connection, "before_cursor_execute")
+        def hear(_connection: object, _cursor: object, text: str, *_rest: object) -> None:
+            if "fragments.envelope" in text:
+                reads.append("LIMIT" in text)
+
+        message = LeaseProgress(held=(), fragments=(told,))
+        return intake.take_progress(connection, key.node_id, message, judge=world.judge, now_ms=world.now_ms).taken
+
+    taken: tuple[str, ...] = world.run(tell)
+    assert reads
+    return taken, reads
+
+
 @pytest.mark.parametrize(
     "attack",
     ["another's lease", "another's key", "another round", "out of turn", "whole", "garbage", "end within", "twice"],
@@ -245,5 +286,9 @@ def test_an_answer_that_goes_on_where_the_prefix_was_complete_is_refused(world: 
 
 
 def _twice(key: NodeKey, lease: Lease) -> tuple[Part, Part]:
-    (part,) = Fragment.from_bytes(open_envelope("fragment", fragment(key, lease, {0: [FIRST]})).payload).parts
+    (part,) = _parts(fragment(key, lease, {0: [FIRST]}))
     return (part, part)
+
+
+def _parts(told: bytes) -> tuple[Part, ...]:
+    return Fragment.from_bytes(open_envelope("fragment", told).payload).parts

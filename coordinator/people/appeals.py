@@ -6,6 +6,8 @@
 - One appeal stands for all that one fault took, whichever of the claims it names: the claim at fault, the pledge, the
   window before it, and what a ban by it voided. Where the operator's own order banned, the first claim that it took
   stands for the ban.
+- A node's key may be a thief's, who forged and then appeals badly. So until the ruling its owner's word takes the place
+  of a node's, and a revoked key is not heard at all. The log keeps the digest of what came first.
 - A granted appeal pays each of these claims what was voided of it, out of the budget; the book lets that happen once,
   and only after a ruling that grants it. Without budget for all of it nothing is ruled.
 - The fault is lifted from its owner's standing. If too few are left for a ban, and no order of the operator's stands,
@@ -31,7 +33,7 @@ from ledger.book import BookBroken, ClaimState, Outcome
 from ledger.tables import claims_table
 from protocol import chunks, limits
 from protocol.appeal import Appeal, AppealReply, Standing, open_appeal
-from protocol.errors import BudgetExhausted, LeaseOfAnother, MessageTooLarge, NotFound
+from protocol.errors import BudgetExhausted, KeyRevoked, LeaseOfAnother, MessageTooLarge, NotFound
 from protocol.ids import NodeId
 from protocol.signing import Envelope
 
@@ -53,7 +55,11 @@ def take(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: i
     claim_id = subject(connection, row)
     known = connection.execute(sa.select(appeals).where(appeals.c.claim_id == claim_id)).first()
     if known is not None:
-        return _reply("already_recorded", known)
+        if known.state != "open" or signer != row.owner_now or signer == _read(known.envelope)[0]:
+            return _reply("already_recorded", known)
+        here = sa.update(appeals).where(appeals.c.number == known.number)
+        connection.execute(here.values(envelope=envelope, made_ms=now_ms))
+        return _reply("recorded", known)
     _require_room(connection, row.owner)
     made = entry.Appeal(claim_id=claim_id, statement_digest=chunks.digest(envelope))
     if store.append(connection, made, now_ms) is not Outcome.APPLIED:
@@ -202,15 +208,18 @@ def _is_fault(connection: sa.Connection, claim_id: str) -> bool:
 def _appealable(connection: sa.Connection, about: str, signer: NodeId) -> Any:
     """The claim that is meant, if it is the signer's and something took it."""
     here = (audits.c.lease_id == about) | (audits.c.claim_id == about)
-    row = connection.execute(_claims.where(here)).first()
+    columns = (nodes.c.owner.label("owner_now"), nodes.c.revoked_ms)
+    query = _claims.add_columns(*columns).join(nodes, nodes.c.node_id == audits.c.node_id)
+    row = connection.execute(query.where(here)).first()
     if row is None:
         raise NotFound(
             "Nothing was credited for this lease or claim, so nothing was taken.",
             hint="`swarm-node why` says why an answer was refused; mend that, and the next one counts.",
         )
-    owner = connection.execute(sa.select(nodes.c.owner).where(nodes.c.node_id == row.node_id)).scalar()
-    if signer not in (row.node_id, row.owner, owner):
+    if signer not in (row.node_id, row.owner, row.owner_now):
         raise LeaseOfAnother("The claim is another node's.", hint="Its own key appeals, or its owner's.")
+    if signer == row.node_id and row.revoked_ms is not None:
+        raise KeyRevoked("The owner of this node has revoked its key.", hint="The owner appeals: `--owner-key`.")
     if not _was_taken(row):
         raise NotFound(f"Nothing was taken of this claim: it is {row.money}.", hint="There is nothing to appeal.")
     return row

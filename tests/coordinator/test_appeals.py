@@ -24,6 +24,7 @@ from protocol.auditing import Explanation, Explanations, Why
 from protocol.errors import (
     BadSignature,
     BudgetExhausted,
+    KeyRevoked,
     LeaseOfAnother,
     MalformedMessage,
     MessageTooLarge,
@@ -32,7 +33,7 @@ from protocol.errors import (
     SwarmError,
     WrongAudience,
 )
-from protocol.owner import Delegation, seal_statement
+from protocol.owner import Delegation, Revocation, seal_statement
 from protocol.signing import NodeKey
 from tests.coordinator.served import serve
 from tests.coordinator.test_escrow import HALF, earn, entries, let_be_drawn, voids
@@ -235,17 +236,45 @@ class TestDenied:
             rule(world, 7)
 
 
+def owner_of(world: World, key: NodeKey) -> NodeKey:
+    """Whom a node works for from now on."""
+    owner = NodeKey(bytes([9] * 32))
+    delegation = seal_statement(owner, Delegation(node_id=key.node_id, number=1))
+    world.run(owners.delegate, key.node_id, delegation, now_ms=world.now_ms)
+    return owner
+
+
+def revoke(world: World, owner: NodeKey, key: NodeKey) -> None:
+    said = seal_statement(owner, Revocation(node_id=key.node_id, number=2))
+    world.run(owners.take, said, round_id=ROUND, scheme="", delay_ms=0, now_ms=world.now_ms)
+
+
 class TestWho:
     def test_a_banned_node_and_its_owner_are_heard_and_strangers_are_not(self, world: World) -> None:
         key, (first, second, _) = a_ban(world)
-        owner, stranger = NodeKey(bytes([9] * 32)), world.join(3)
-        delegation = seal_statement(owner, Delegation(node_id=key.node_id, number=1))
-        world.run(owners.delegate, key.node_id, delegation, now_ms=world.now_ms)
+        owner, stranger = owner_of(world, key), world.join(3)
         with pytest.raises(LeaseOfAnother):
             appeal(world, stranger, first)
         assert appeal(world, key, first).outcome == "recorded"
         assert appeal(world, owner, second).outcome == "recorded"
         assert {row["signer"] for row in world.run(appeals.listed)} == {key.node_id, owner.node_id}
+
+    def test_a_thief_of_a_node_key_does_not_use_up_its_owners_appeal(self, world: World) -> None:
+        key, (first, second, _) = a_ban(world)
+        owner = owner_of(world, key)
+        assert appeal(world, key, first, "I forged it, and will again.").outcome == "recorded"
+        assert appeal(world, owner, first, "The key was stolen.").outcome == "recorded"
+        for again in (key, owner):
+            assert appeal(world, again, first, "And another word.").outcome == "already_recorded"
+        revoke(world, owner, key)
+        with pytest.raises(KeyRevoked):
+            appeal(world, key, second, "That one, too.")
+        (row,) = world.run(appeals.listed)
+        assert (row["signer"], row["reason"]) == (owner.node_id, "The key was stolen.")
+        assert len(entries(world, AppealEntry)) == 1
+        rule(world, 1, "denied")
+        assert appeal(world, owner, first, "Still.").standing == "denied"
+        assert appeal(world, owner, second).outcome == "recorded"
 
     def test_what_took_nothing_cannot_be_appealed(self, world: World) -> None:
         key, good, _, _ = a_fault(world)

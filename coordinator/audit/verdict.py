@@ -206,14 +206,22 @@ def _far(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding
 
 
 def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Finding | None:
-    """A context is out with any of its positions, so with as many times the chance."""
-    of = len(np.unique(measured.context))
-    out = len(np.unique(measured.context[values > limit.tolerance]))
-    rate = min(1.0, limit.rate * len(values) / of)
-    chance = tail(out, of, rate)
+    """A context is out with any of its positions, so with as many times the chance; with n of them, an n-th of that.
+
+    Whatever they share, they have no more out on the average than one by one (Markov's inequality). Each n is a look.
+    """
+    outside = measured.sums((values > limit.tolerance).astype(float))
+    of, most = len(outside), int(measured.sums(np.ones_like(values)).max())
+    looks = [1 << power for power in range(most.bit_length())]
+    chance, least, out, rate = min(
+        (tail(out, of, rate) * len(looks), least, out, rate)
+        for least in looks
+        for out, rate in [(int((outside >= least).sum()), min(1.0, limit.rate * len(values) / (of * least)))]
+    )
     if chance >= SOFT_CHANCE:
         return None
-    expected = f"{rate:.2g} of {of} contexts beyond {limit.tolerance:.3g} nats"
+    times = f", {least} times or oftener" if least > 1 else ""
+    expected = f"{rate:.2g} of {of} contexts beyond {limit.tolerance:.3g} nats{times}"
     observed = f"{out} of them; chance gives as many in {chance:.1g} of honest claims"
     outcome = Outcome.HARD if chance < HARD_CHANCE else Outcome.SOFT
     return Finding(rule, outcome, expected, observed, _worst(measured, values, limit.tolerance))

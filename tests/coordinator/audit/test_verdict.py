@@ -8,15 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.audit.replay import Measured, joined
+from coordinator.audit.calibration import SHIPPED, Tolerance, read
+from coordinator.audit.replay import Measured, joined, margins, score
 from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, fisher, judge, malformed, normal_of_t, tail
 from protocol.errors import TokensInvalid
+from protocol.rollout import Completion
+from protocol.sampling import uniforms
 from tests.coordinator.audit.claims import EXACT, drawn, honest, logits, replayed
 
 
-def outcome(measured: Measured, rule: str) -> Outcome:
+def outcome(measured: Measured, rule: str, tolerance: Tolerance = EXACT) -> Outcome:
     """What one rule says."""
-    found = [finding.outcome for finding in judge(measured, EXACT, 1).findings if finding.rule == rule]
+    found = [finding.outcome for finding in judge(measured, tolerance, 1).findings if finding.rule == rule]
     return max(found, default=Outcome.PASS)
 
 
@@ -245,6 +248,38 @@ def test_fishers_tail_is_that_of_uniform_chances(count: int) -> None:
     assert fisher(np.ones(3)) == 1
     assert fisher(np.full(3000, 0.1)) < 1e-100
     assert fisher(np.zeros(0)) == 1
+
+
+def steered(contexts: int, *, of: int = 8, samples: int = 64, noise: float = 0.0, seed: int = 1) -> Measured:
+    """Samples of few contexts; in some of them each takes the likeliest token wherever that is not far by bf16."""
+    table = np.repeat(logits(of, seed=seed), samples, 0)
+    rough = table + np.repeat(noise * logits(of, seed=10**6 + seed) / 2, samples, 0)
+    chances, likeliest = uniforms(1, 0, len(table)), table.argmax(-1)
+    misses = margins(score(table, chances, likeliest.tolist()), likeliest, chances)
+    takes = (misses < BF16.margin.far) & (np.arange(len(table)) < samples * contexts)
+    tokens = np.where(takes, likeliest, drawn(rough, 1).tokens)
+    logprobs = score(rough, chances, tokens.tolist()).logprobs
+    said = Completion(tokens.astype(np.uint32), logprobs.astype(np.float32), "length")
+    return replace(replayed(table, said, 1), context=np.repeat(np.arange(of), samples))
+
+
+BF16 = read(SHIPPED).of("torch/bf16/cpu")
+
+
+def test_who_steers_many_samples_in_few_contexts_is_found() -> None:
+    """A context that ten of its samples show to be out is ten times as rare as one that a single sample shows."""
+    found = {
+        contexts: [outcome(steered(contexts, seed=seed), "tokens", BF16) for seed in range(10)] for contexts in (3, 5)
+    }
+    assert found[3].count(Outcome.PASS) <= 5
+    assert found[5].count(Outcome.HARD) >= 5
+    assert Outcome.PASS not in found[5]
+
+
+def test_honest_samples_of_few_contexts_steer_nothing() -> None:
+    outcomes = [outcome(steered(0, noise=0.03, seed=seed), "tokens", BF16) for seed in range(400)]
+    assert outcomes.count(Outcome.HARD) == 0
+    assert outcomes.count(Outcome.SOFT) <= 4
 
 
 @pytest.mark.parametrize(("t", "freedom", "normal"), [(2.5706, 5, 1.96), (12.706, 1, 1.96), (6.8688, 5, 3.29)])

@@ -25,7 +25,7 @@ from protocol.messages import Reason
 _open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, groups.c.state == "open")
 # Built once: making a statement costs more than running it, and this runs for every lease.
 _running = Prepared(
-    sa.select(evaluations.c.number, evaluations.c.samples, evaluations.c.why)
+    sa.select(evaluations.c.number, evaluations.c.problems, evaluations.c.samples, evaluations.c.why)
     .where(evaluations.c.state == "running", evaluations.c.version == sa.bindparam("version"), _open_ones.exists())
     .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
     .limit(1)
@@ -40,6 +40,7 @@ class Part:
     """What a node may measure: so many groups of one evaluation, of so many samples each."""
 
     evaluation: int
+    problems: int
     samples: int
     most: int
     alone: bool
@@ -59,10 +60,12 @@ def part(
     busy = len(at_work | {node})
     chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
     if found.why in FIRST or reason in NOT_NEEDED or chosen:
-        return Part(found.number, found.samples, asked, alone=chosen, stays=chosen or found.why in FIRST)
+        stays = chosen or found.why in FIRST
+        return Part(found.number, found.problems, found.samples, asked, alone=chosen, stays=stays)
     if busy == 1:
         most = max(1, int(share * asked))
-        return Part(found.number, found.samples, 0 if measuring else most, alone=False, stays=False)
+        most = 0 if measuring else most
+        return Part(found.number, found.problems, found.samples, most, alone=False, stays=False)
     return None
 
 

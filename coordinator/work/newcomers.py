@@ -3,7 +3,8 @@
 - A newcomer is a node whose owner has no group yet that was found right. After a hard fault an owner is one again.
 - In a round that begins, everybody is a newcomer, and they have all the room there is.
 - While others ask, newcomers hold a part of the window together and one lease each, until an audit has found their
-  first group right; and who let leases expire waits, twice as long after each.
+  first group right; and who let leases expire waits, twice as long after each. So it is with what is measured: of an
+  evaluation they hold a part together, and a lease of it is their one.
 """
 
 from math import ceil
@@ -12,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.people import standings
-from coordinator.store.state import set_fact
-from coordinator.store.tables import IS_OPEN, leases, nodes
+from coordinator.store.state import get_fact, set_fact
+from coordinator.store.tables import IS_OPEN, groups, leases, nodes
 from coordinator.work import sizing
 from coordinator.work.leases import Terms, last_expired_ms
 from ledger.prepared import Prepared
@@ -38,7 +39,14 @@ _held = Prepared(
         .subquery()
     )
 )
-_holds = sa.exists().where(_out, leases.c.node_id == nodes.c.node_id).label("holds")
+_measured = Prepared(
+    sa.select(sa.func.count())
+    .select_from(leases)
+    .join(nodes, nodes.c.node_id == leases.c.node_id)
+    .join(groups, groups.c.group_no == leases.c.group_no)
+    .where(IS_OPEN, ~standings.IS_KNOWN, groups.c.evaluation == sa.bindparam("evaluation"))
+)
+_holds = sa.exists().where(IS_OPEN, leases.c.node_id == nodes.c.node_id).label("holds")
 _own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
 
 
@@ -59,6 +67,18 @@ def part(
         return 0
     places = ceil(SHARE * window)
     return min(1, places - int(_held(connection, enough=places).scalar_one()))
+
+
+def to_measure(
+    connection: sa.Connection, worker: Any, evaluation: int, problems: int, terms: Terms, now_ms: int
+) -> int:
+    """How many groups of an evaluation of so many this node may take: all, unless it is a newcomer beside others."""
+    others_ms = None if worker.is_known else get_fact(connection, OTHERS)
+    if others_ms is None or others_ms <= now_ms - 2 * terms.timeout_ms:
+        return problems
+    if _must_wait(connection, worker.node_id, terms, now_ms):
+        return 0
+    return max(0, min(1, ceil(SHARE * problems) - int(_measured(connection, evaluation=evaluation).scalar_one())))
 
 
 def _must_wait(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> bool:

@@ -8,6 +8,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -20,6 +21,7 @@ from coordinator.work import (
     foresight,
     lengths,
     measuring,
+    newcomers,
     prompts,
     stragglers,
     tally,
@@ -95,7 +97,7 @@ def offer(
     admission.require_plays(message, draw.environment)
     expire(connection, terms=terms, now_ms=now_ms)
     count, reason, newest = admission.how_many(connection, worker, message, terms, now_ms)
-    measured, stays, alone = _measure(connection, node, message, reason, price, terms, draw, now_ms)
+    measured, stays, alone = _measure(connection, worker, message, reason, terms, draw, now_ms)
     if measured:
         message = message.model_copy(update={"groups": message.groups - len(measured)})
         count = 0 if alone or not message.groups else min(count, message.groups)
@@ -118,10 +120,9 @@ def offer(
 
 def _measure(
     connection: sa.Connection,
-    node: NodeId,
+    worker: Any,
     message: LeaseRequest,
     reason: Reason,
-    price: int,
     terms: Terms,
     draw: Draw,
     now_ms: int,
@@ -129,12 +130,14 @@ def _measure(
     """Leases of groups that are measured; whether the node shall stay with its version, and gets nothing besides."""
     if reason not in ("", *measuring.NOT_NEEDED):
         return [], False, False
+    node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     asked = min(message.groups, terms.groups_per_request)
     part = measuring.part(connection, node, message.version, asked, reason, terms.evaluation_share)
     if part is None:
         return [], False, False
     affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
-    hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
+    most = newcomers.to_measure(connection, worker, part.evaluation, part.problems, terms, now_ms)
+    hands = min(part.most, most, admission.free_hands(connection, node, terms, now_ms), affordable)
     taken = measuring.take(connection, part.evaluation, hands, message.version if message.continues else None)
     given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
     return given, part.stays and bool(given) and measuring.is_left(connection, part.evaluation), part.alone

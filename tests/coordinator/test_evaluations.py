@@ -144,6 +144,24 @@ def start_in_the_middle(world: World, nodes: int, *, problems: int = 8) -> list[
     return keys
 
 
+def test_free_keys_that_answer_nothing_leave_most_of_an_evaluation_to_others(world: World) -> None:
+    worker = world.join(1)
+    world.publish(1, 0)
+    for _ in range(2):
+        world.earn(worker)
+    world.train(1)
+    terms = EvaluationTerms(every=1, before_train=False, problems=8, samples=2, last_update=100)
+    assert publish(world, 2, 1, terms) == 1
+    world.give_back(worker, *world.offer(worker, version=2).leases)
+    hoarders = [world.join(number) for number in range(2, 30)]
+    taken = [lease for key in hoarders for lease in measured(world.offer(key, version=2, groups=8))]
+    assert 1 <= len(taken) <= 2, "a quarter of eight, each by another key"
+    world.now_ms += world.terms.timeout_ms
+    assert measured(world.offer(worker, version=2, groups=8))
+    again = [lease for key in hoarders[:2] for lease in measured(world.offer(key, version=2, groups=8))]
+    assert again == [], "who let one expire waits"
+
+
 def test_a_share_of_the_nodes_measures_while_the_others_train(world: World) -> None:
     keys = start_in_the_middle(world, 8)
     replies = [world.offer(key, version=3, groups=2) for key in keys]

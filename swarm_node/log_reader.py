@@ -23,6 +23,9 @@ from swarm_node.disk import write_durably
 LEADERBOARD_MAX_BYTES = 64 * limits.MIB
 """A hundred thousand nodes, about half a kilobyte each."""
 
+DRAWS_MAX_BYTES = 64 * limits.MIB
+"""Some eighty bytes a claim; an epoch has 256, or as many as came after a round's end."""
+
 COSIGNED_MAX_BYTES = WITNESSES_MAX * NOTE_MAX_BYTES + limits.KIB
 
 
@@ -94,6 +97,10 @@ class LogReader:
 
     async def leaderboard(self) -> bytes:
         return await self._need("leaderboard", LEADERBOARD_MAX_BYTES)
+
+    async def draws(self, epoch: int) -> bytes:
+        """The list of an epoch whose secret is revealed."""
+        return await self._need(f"audits/{epoch}", DRAWS_MAX_BYTES)
 
     async def receipt(self, claim_id: str) -> bytes:
         return await self._need(f"receipts/{claim_id}", limits.MESSAGE_MAX_BYTES)

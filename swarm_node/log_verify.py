@@ -6,6 +6,7 @@
 4. All entries together make the signed root, and the first of them the roots that the witnesses signed.
 5. The root documents that the log names, one after the other, are those that are served, and all of them: in a log that
    names any, one that is served and not named is shown to this reader alone, or the keys are just being replaced.
+6. The audits are those that the lottery drew (`swarm_node.log_draws`).
 
 The leaderboard and the witnesses' words are fetched first, then a checkpoint that covers them, then the root documents:
 so all that the log names are served. For one that it does not name yet, newer checkpoints are awaited for a while.
@@ -35,6 +36,8 @@ from protocol.errors import (
     SwarmError,
     UntrustedMetadata,
 )
+from swarm_node import log_draws
+from swarm_node.log_draws import Audits, Drawn
 from swarm_node.log_reader import LogReader
 
 PATIENCE_S = 30.0
@@ -74,6 +77,8 @@ class Verified:
     """How many root documents are served."""
     logged_roots: int
     """How many of them the log names: all, or 0 if it is older than such entries."""
+    audits: Drawn
+    """What the lottery drew."""
 
 
 class _Log:
@@ -83,6 +88,7 @@ class _Log:
         self.size = 0
         self.roots: list[tuple[int, Root]] = []
         """Each with its index."""
+        self.audits = Audits()
         self._folding = Folding()
         self._tiles: dict[tuple[int, int], bytes] = {}
 
@@ -96,6 +102,7 @@ class _Log:
             outcome = self._folding.add(entry)
             if outcome is not Outcome.APPLIED:
                 raise ProofInvalid(f"Entry {index} cannot stand where it stands: {outcome.value}.")
+            self.audits.hear(index, entry)
             if isinstance(entry, Root):
                 self.roots.append((index, entry))
         for tile, data in tiles.grown(self.size, [leaf_hash(body) for body in bodies], self._read):
@@ -135,8 +142,11 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
         _, checkpoint, roots = await _covering(reader, round_id, log.size + 1, end, missing)
         await _read(reader, log, checkpoint, shown, tell)
         _check_roots(log, roots)
+    drawn = await log_draws.check(reader, log.audits)
     balances = {str(account): micros for account, micros in log.state.balances.items()}
-    return Verified(log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed, len(roots), len(log.roots))
+    return Verified(
+        log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed, len(roots), len(log.roots), drawn
+    )
 
 
 def _end(reader: LogReader) -> float:

@@ -4,19 +4,20 @@
 - An epoch ends after so many claims, or with the round. Then its secret is in the log, with the digest of its list.
 - Claims that are accepted after the end, since they were leased before it, have an epoch of their own, which ends when
   no lease is open any more.
+- Secrets are made of one master key; a revealed one says nothing of the others.
 - A secret that is not the one committed to draws nothing and is not revealed: everything is audited meanwhile.
 """
 
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from blake3 import blake3
 
-from coordinator.audit import drawing
-from coordinator.audit.drawing import Draw
 from coordinator.audit.trust import Rules
 from coordinator.store.state import get_fact
 from coordinator.store.tables import IS_OPEN, audits, epochs, leases
-from ledger import store
+from ledger import drawing, store
+from ledger.drawing import Draw
 from ledger.entry import Commitment, Reveal
 from ledger.prepared import Prepared
 
@@ -43,6 +44,11 @@ _count = Prepared(
     .values(claims=epochs.c.claims + 1)
     .returning(epochs.c.epoch, epochs.c.secret_digest, epochs.c.claims)
 )
+
+
+def secret_of(master: bytes, epoch: int) -> bytes:
+    """The secret of an epoch."""
+    return blake3(b"echo-swarm audit epoch %d" % epoch, key=master).digest()
 
 
 def begin(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> None:
@@ -101,11 +107,11 @@ def _next(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int)
 
 
 def _commit(connection: sa.Connection, epoch: int, terms: AuditTerms, now_ms: int) -> None:
-    digest = drawing.commitment(drawing.secret(terms.master, epoch))
+    digest = drawing.commitment(secret_of(terms.master, epoch))
     store.append(connection, Commitment(epoch=epoch, secret_digest=digest), now_ms)
     connection.execute(sa.insert(epochs).values(epoch=epoch, secret_digest=digest, state="committed"))
 
 
 def _secret(epoch: int, secret_digest: str, terms: AuditTerms) -> bytes | None:
-    secret = drawing.secret(terms.master, epoch)
+    secret = secret_of(terms.master, epoch)
     return secret if drawing.commitment(secret) == secret_digest else None

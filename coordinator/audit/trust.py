@@ -28,7 +28,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from coordinator.audit.drawing import ALL_PPM
+from ledger.drawing import ALL_PPM
 
 Level = Literal["new", "known", "trusted", "held", "banned"]
 Finding = Literal["pass", "soft", "hard", "pardon"]

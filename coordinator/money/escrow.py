@@ -27,7 +27,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.audit import lottery, trust
-from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
 from coordinator.people import standings
@@ -38,6 +37,7 @@ from coordinator.work import continuation, evaluations, marks
 from coordinator.work import leases as lease_table
 from ledger import store
 from ledger.book import BookBroken, Outcome
+from ledger.drawing import ALL_PPM
 from ledger.entry import Post, Verdict, Void
 from ledger.prepared import Prepared
 from ledger.tables import claims_table

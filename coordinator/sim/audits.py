@@ -4,9 +4,9 @@ from dataclasses import replace
 from random import Random
 
 from coordinator.audit import trust
-from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.trust import Rules
 from coordinator.sim.machines import Node
+from ledger.drawing import ALL_PPM
 
 
 def is_drawn(node: Node, rules: Rules, chance: Random) -> bool:

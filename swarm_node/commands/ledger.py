@@ -71,6 +71,10 @@ def verify(
         f"Proved: {found.entries:,} entries make the signed root {found.root[:16]}…, owe {owed:,} micro-units, "
         f"and say of all {found.nodes:,} nodes what the leaderboard says."
     )
+    typer.echo(
+        f"Its lottery drew {found.audits.drawn:,} of {found.audits.claims:,} claims so far, and none of these was paid "
+        f"unseen but for {found.audits.pardoned:,} pardons."
+    )
     if not found.logged_roots:
         typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
     if witnesses.quorum:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from coordinator.audit import trust
-from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.trust import Rules, Standing
+from ledger.drawing import ALL_PPM
 
 HONEST_MICROS = 1_000
 """What an honest group earns; a plan may forge dearer ones."""

@@ -20,12 +20,12 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.audit import trust
-from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.trust import Rules
 from coordinator.money import escrow
 from coordinator.people import standings
 from coordinator.store.state import set_fact
 from coordinator.store.tables import audits
+from ledger.drawing import ALL_PPM
 from ledger.tables import claims_table
 from protocol import chunks
 from protocol.rollout import Sample, pack_logprobs, pack_tokens

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from coordinator.audit import drawing, trust
+from coordinator.audit import trust
 from coordinator.audit.trust import Finding
 from coordinator.people import standings
-from ledger import store
+from ledger import drawing, store
 from ledger.entry import Reveal
 from protocol import chunks
 from protocol.lease import Lease

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit import drawing, lottery
-from coordinator.audit.drawing import ALL_PPM
+from coordinator.audit import lottery
 from coordinator.audit.trust import Rules, Standing
 from coordinator.people import standings
 from coordinator.store import tables
 from coordinator.store.state import set_fact
-from ledger import store
+from ledger import drawing, store
+from ledger.drawing import ALL_PPM
 from ledger.entry import Commitment, Pending, Reveal, Verdict, Void
 from protocol.errors import OwnerBanned
 from protocol.signing import NodeKey

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from protocol.auditing import Explanations, Why
 from protocol.errors import OwnerBanned
 from tests.processes.light_node import LightNode
-from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, said, script, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, join, node_id_of, operator_of
 
 pytestmark = pytest.mark.processes
@@ -88,6 +88,9 @@ def test_a_node_that_swaps_tokens_is_banned_and_an_honest_one_is_paid(swarm: Swa
     line = coordinator.leaderboard()[node_id]
     assert line["posted_micros"] > 0 == line["pending_micros"] == line["voided_micros"]
     assert_ledger_is_sound(coordinator)
+    proved = json.loads(said(swarm, "swarm-node", "ledger", "verify", coordinator.join_string, "--json"))
+    assert proved["audits"]["claims"] == coordinator.accepted_groups()
+    assert proved["audits"]["drawn"] >= LIES + 4
 
     (lease, *_) = coordinator.leases_of(node_id)
     again = [script("swarm-node"), "why", coordinator.join_string, lease, "--home", str(swarm.folder / "honest")]

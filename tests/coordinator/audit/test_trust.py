@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.audit import trust
-from coordinator.audit.drawing import ALL_PPM
 from coordinator.audit.trust import Finding, Level, Rules, Standing
+from ledger.drawing import ALL_PPM
 
 RULES = Rules()
 FINDINGS: st.SearchStrategy[list[Finding]] = st.lists(st.sampled_from(["pass", "soft", "hard", "pardon"]), max_size=30)

@@ -7,7 +7,6 @@
 - A commitment is made while the epoch before it still draws: it is published long before its first claim.
 - Fail closed: without the secret that was committed to, everything is audited.
 - After the reveal anybody can draw again: the list of claims and rates is served, and its digest is in the log.
-- Secrets are made of one master key; a revealed one says nothing of the others.
 """
 
 from collections.abc import Iterable
@@ -31,11 +30,6 @@ class Draw:
 
     claim_id: str
     rate_ppm: int
-
-
-def secret(master: bytes, epoch: int) -> bytes:
-    """The secret of an epoch."""
-    return blake3(b"echo-swarm audit epoch %d" % epoch, key=master).digest()
 
 
 def commitment(secret: bytes) -> Digest:

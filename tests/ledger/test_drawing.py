@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.audit import drawing
-from coordinator.audit.drawing import ALL_PPM, Draw
+from coordinator.audit.lottery import secret_of
+from ledger import drawing
+from ledger.drawing import ALL_PPM, Draw
 from protocol.errors import ProofInvalid
 
-SECRET = drawing.secret(bytes(32), 1)
+SECRET = secret_of(bytes(32), 1)
 CLAIMS = [f"{number:064x}" for number in range(4000)]
 
 
@@ -39,7 +40,7 @@ def test_a_higher_rate_never_lets_a_claim_go_that_a_lower_one_draws(claim: str, 
 
 def test_epochs_draw_apart_and_other_masters_make_other_secrets() -> None:
     drawn = [
-        {claim for claim in CLAIMS if drawing.is_drawn(drawing.secret(master, epoch), claim, 50_000)}
+        {claim for claim in CLAIMS if drawing.is_drawn(secret_of(master, epoch), claim, 50_000)}
         for master, epoch in ((bytes(32), 1), (bytes(32), 2), (b"\1" * 32, 1))
     ]
     assert all(len(one & other) < 40 for one in drawn for other in drawn if one is not other)

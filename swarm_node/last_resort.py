@@ -23,10 +23,10 @@ def needs_origin(states: Collection[SourceState], silence_s: float, rules: Picke
 def lacking_elsewhere(
     origin: SourceState, states: Collection[SourceState], unasked: Collection[ChunkId]
 ) -> ChunkId | None:
-    """What the seeder does not hold, and so nobody will."""
+    """What the seeder does not hold, and so nobody will, but for what the origin owes us already."""
     lacks = [state.lacks for state in states if state.source.kind == "seeder" and not state.gone]
-    found = (chunk for chunk in (lacks[0] if lacks else ()) if chunk in unasked and origin.can_answer(chunk))
-    return next(found, None)
+    lacking = (chunk for chunk in (lacks[0] if lacks else ()) if chunk in unasked and chunk not in origin.asked)
+    return next((chunk for chunk in lacking if origin.can_answer(chunk)), None)
 
 
 def hopeless(states: Collection[SourceState], silence_s: float, rules: PickerRules, pace: PlanPace) -> bool:

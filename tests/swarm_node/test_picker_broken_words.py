@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.frames import Have, Reason, Reject, Want
 from protocol.ids import ChunkId
 from swarm_node.p2p.link import Link
-from swarm_node.picker import Ask, Picker
+from swarm_node.picker import Ask, Picker, TakeBack
 from swarm_node.plan_pace import PlanPace
 from swarm_node.sources import Source
 from tests.swarm_node.p2p_world import (
@@ -63,6 +63,20 @@ def test_a_source_that_is_always_busy_does_not_take_what_is_kept_for_another() -
             picker.refused(busy.name, chunk, Reason.BUSY, now)
         now = picker.wake_at(now)
         assert now < RULES.origin_patience_s + 2 * RULES.confirm_s
+
+
+def test_an_origin_that_sends_on_what_was_taken_back_is_not_asked_for_it_again() -> None:
+    """The seeder lacks the chunk, a peer takes it over from the slow origin and fails."""
+    seeder, late_s = replace(SEEDER, stripes=(0,)), 2 * RULES.last_overdue_s
+    picker = picker_for(seeder, HTTP, chunks=CHUNKS[:1])
+    assert picker.next(0.0) == [Ask(seeder.name, CHUNKS[0])]
+    picker.refused(seeder.name, CHUNKS[0], Reason.ABSENT, 0.0)
+    assert picker.next(0.0) == [Ask(HTTP.name, CHUNKS[0])]
+    picker.follow([PEER_A, seeder, HTTP], stripes=STRIPES, pace=PlanPace())
+    picker.had(PEER_A.name, CHUNKS[:1], late_s)
+    assert set(picker.next(late_s)) == {Ask(PEER_A.name, CHUNKS[0]), TakeBack(HTTP.name, CHUNKS[0])}
+    picker.failed(PEER_A.name, late_s)
+    assert asked_of(picker.next(late_s), HTTP) == []
 
 
 def lost_by(source: Source, chunks: list[ChunkId], picker: Picker, now: float) -> None:

@@ -135,7 +135,7 @@ def test_whitewashing_by_a_fresh_owners_delegation_leaves_a_node_banned(world: W
     with pytest.raises(OwnerBanned, match="because"):
         world.lease(key)
     world.lease(sister)
-    listed = {row["node_id"]: row["banned_ms"] for row in world.run(moderation.listed)}
+    listed = {row["node_id"]: row["banned_ms"] for row in world.run(moderation.listed, alive_since_ms=0)}
     assert listed == {key.node_id: world.now_ms, sister.node_id: None}
 
 

@@ -1,4 +1,4 @@
-"""Waiting for whichever comes first."""
+"""Waiting for whichever comes first, and for what must be heard."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -26,3 +26,30 @@ async def first_of(*waits: Callable[[], Awaitable[T]]) -> T:
     if found:
         return found[0]
     raise failed[0]
+
+
+async def heard_out(act: Callable[[], Awaitable[T]], *, patience_s: float) -> T:
+    """What this returns. Where it is cancelled meanwhile, it goes on for so long, so that it can keep what it hears.
+
+    For a question that has an effect elsewhere, of which only the answer tells.
+    """
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    async def hurry() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            acting.deadline = trio.current_time() + patience_s
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope(shield=True) as acting:
+            nursery.start_soon(hurry)
+            try:
+                found.append(await act())
+            except Exception as error:  # raised below, outside of the nursery, which would wrap it
+                failed.append(error)
+        nursery.cancel_scope.cancel()
+    if failed:
+        raise failed[0]
+    return found[0]

@@ -28,7 +28,7 @@ import trio
 from protocol.errors import DiskFull, EngineFailed, LeaseClosed, OwnerBanned, SwarmError, Unreachable
 from protocol.ids import LeaseId
 from protocol.lease import Lease
-from protocol.messages import LeaseRequest, Reason, ReturnLeases
+from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
 from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey
 from protocol.tasks import environments
@@ -45,7 +45,7 @@ from swarm_node.sender import Sender
 from swarm_node.teller import TELL_S, Teller
 from swarm_node.throughput import Throughput, Work, measure
 from swarm_node.trouble import Trouble
-from swarm_node.waiting import first_of
+from swarm_node.waiting import first_of, heard_out
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,9 @@ moment."""
 
 DECLINED_PAUSE_S = 30.0
 """After leases that could not be begun: the next ones will be no better at once."""
+
+LAST_WORD_S = 1.0
+"""For an answer that is on its way when the agent leaves, and for what it gives back."""
 
 
 class Worker:
@@ -104,6 +107,8 @@ class Worker:
         self._loaded: Policy | None = None
         self._open: dict[str, Lease] = {}
         """Leases in the engine."""
+        self._offered = set[str]()
+        """Those that came, and were neither begun nor given back yet."""
         self._storing = ""
         """The lease whose answer is on its way to the disk: it is given up only if that fails."""
         self._numerics = ""
@@ -161,7 +166,7 @@ class Worker:
                     self.trouble.met(error, "no work")
                     self._appetite.pause(1.0)
         finally:
-            await self._give_back(list(self._open))
+            await self._give_back([*self._open, *sorted(self._offered)])
 
     def _is_hungry(self) -> bool:
         """Whether to ask for work: nothing is left, or there is room for more of the same version."""
@@ -202,7 +207,8 @@ class Worker:
             self._open |= {lease.lease_id: lease for lease in leases}
             for lease in leases:
                 self._teller.begin(lease)
-            await self._engine.submit([_request(lease, policy) for lease in leases])
+            sampler = policy.manifest.sampler
+            await self._engine.submit([Request.of(lease, sampler, tell_every_s=TELL_S) for lease in leases])
         return None
 
     async def _rest(self) -> None:
@@ -304,11 +310,11 @@ class Worker:
             numerics=self._numerics,
             environments=environments.names() if self._plays else (),
         )
-        reply = await self._coordinator.lease(request)
+        reply = await heard_out(partial(self._ask, request), patience_s=LAST_WORD_S)
         self._appetite.asked()
         self._policies.hint(reply.newest_version)
         self._stays = reply.stays
-        new = {lease.lease_id for lease in reply.leases} - self._open.keys()
+        new = self._offered
         if not len(new) == len(reply.leases) <= request.groups or any(
             lease.version != request.version for lease in reply.leases
         ):
@@ -323,7 +329,14 @@ class Worker:
                 self._appetite.refused(patience_s)
             else:
                 await self._wait_for_newer(policy, patience_s)
-        return await self._begin(reply.leases)
+        begun = await self._begin(reply.leases)
+        self._offered.clear()
+        return begun
+
+    async def _ask(self, request: LeaseRequest) -> LeaseReply:
+        reply = await self._coordinator.lease(request)
+        self._offered = {lease.lease_id for lease in reply.leases} - self._open.keys()
+        return reply
 
     async def _begin(self, offered: Sequence[Lease]) -> tuple[Lease, ...]:
         """Those of the leases that this node begins; the others go back at once."""
@@ -374,23 +387,9 @@ class Worker:
         """Best effort, even while being cancelled: an unreturned lease only expires later."""
         if not lease_ids:
             return
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+        self._offered.difference_update(lease_ids)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WORD_S):
             try:
                 await self._coordinator.give_back(ReturnLeases(lease_ids=tuple(lease_ids)))
             except SwarmError as error:
                 log.info("could not give %d leases back; they will expire (%s)", len(lease_ids), error.code)
-
-
-def _request(lease: Lease, policy: Policy) -> Request:
-    return Request(
-        request_id=lease.lease_id,
-        version=lease.version,
-        prompt=lease.prompt,
-        seed=lease.seed,
-        samples=lease.samples,
-        max_new_tokens=policy.manifest.sampler.max_new_tokens,
-        temperature=policy.manifest.sampler.temperature,
-        prefixes=lease.prefixes,
-        episode=lease.episode,
-        tell_every_s=0.0 if lease.episode else TELL_S,  # episodes are not handed on
-    )

@@ -26,7 +26,8 @@ from protocol import limits
 from protocol.episode import Episode
 from protocol.errors import SwarmError
 from protocol.fragment import Part
-from protocol.lease import Prefix
+from protocol.lease import Lease, Prefix
+from protocol.manifest import Sampler
 from protocol.message import Message
 from protocol.rollout import Sample
 
@@ -53,6 +54,22 @@ class Request(Message):
     """The game that the samples play; only for an engine that says it `plays`, and never with prefixes."""
     tell_every_s: float = Field(0.0, ge=0)
     """How often to say what the group has grown by; 0: not at all. An engine that cannot says nothing."""
+
+    @classmethod
+    def of(cls, lease: Lease, sampler: Sampler, *, tell_every_s: float) -> "Request":
+        """What a lease asks of a version with this sampler."""
+        return cls(
+            request_id=lease.lease_id,
+            version=lease.version,
+            prompt=lease.prompt,
+            seed=lease.seed,
+            samples=lease.samples,
+            max_new_tokens=sampler.max_new_tokens,
+            temperature=sampler.temperature,
+            prefixes=lease.prefixes,
+            episode=lease.episode,
+            tell_every_s=0.0 if lease.episode else tell_every_s,  # episodes are not handed on
+        )
 
 
 class Load(Message):

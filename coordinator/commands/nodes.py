@@ -49,7 +49,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
         )
     typer.echo(f"{len(rows)} nodes")
     if found is None:
-        typer.echo(stopped_line(config_file, stopped_since_ms(config)))
+        typer.echo(stopped_line(config, config_file, stopped_since_ms(config)))
 
 
 @app.command(

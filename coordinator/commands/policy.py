@@ -66,7 +66,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     if not rows:
         typer.echo("No version is published yet.")
     if since_ms := led_until_ms(config.round.directory):
-        typer.echo(stopped_line(config_file, since_ms))
+        typer.echo(stopped_line(config, config_file, since_ms))
 
 
 @app.command(

@@ -70,6 +70,19 @@ def test_for_scripts_it_is_the_same_json_with_the_moment(stopped: Path) -> None:
     assert told["samples_per_group"] == 2, "as it was launched, not as the file says"
 
 
+def test_a_round_that_was_only_made_is_not_called_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    say("init", str(file))
+    line = f"NOT LAUNCHED YET: `swarm-coordinator launch {file}` begins it."
+    first, *rest = say("status", str(file)).splitlines()
+    assert first == f"round      {line}"
+    assert not any("STOPPED" in one for one in rest)
+    for what in ("nodes", "policy"):
+        assert say(what, "list", str(file)).splitlines()[-1] == line
+    assert json.loads(say("status", str(file), "--json"))["stopped"] == line
+
+
 class Older(BaseHTTPRequestHandler):
     """A coordinator that has no word for the operator alone, or takes the token for a stranger's."""
 

@@ -304,6 +304,7 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
             say(f"not compared with {versions}: this home has the last two, and only an older one could tell")
         program = Path(sys.executable).with_name("swarm-coordinator")
         command = [str(program), "audit", "replay", str(folder), "--tolerance", found.tolerance]
+        command += ["--again", repeated(found.explanations[0])]  # the folder is gone by then
         code = subprocess.run(command, check=False).returncode
     its_report = reported.read(found.explanations[0].report)
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)

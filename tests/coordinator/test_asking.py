@@ -51,7 +51,7 @@ def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: P
     first, *rest = say("status", str(stopped)).splitlines()
     launch = f"`swarm-coordinator launch {stopped}`"
     assert first == f"round      STOPPED since 2023-11-14 22:13:20 UTC: {launch} goes on from there."
-    assert any("0 of 1 nodes alive" in line for line in rest)
+    assert any("0 of 1 node alive" in line for line in rest)
     assert any("version 1 of update 0" in line for line in rest)
     assert not any(line.startswith("learner ") for line in rest)
 

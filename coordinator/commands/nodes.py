@@ -19,10 +19,14 @@ from coordinator.config import load
 from coordinator.web.words import line, readable
 from protocol.errors import Unreachable
 from protocol.lesson import lesson
+from protocol.plain import counted
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
-Node = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, the beginning or end of it, or its name.")]
+Node = Annotated[
+    str,
+    typer.Argument(metavar="NODE", help="The node's id, its beginning or end, or its name, also without the team."),
+]
 Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
 
 
@@ -47,7 +51,7 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"{row['accepted_rollouts']:,} accepted, {row['rejected_rollouts']:,} rejected, "
             f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, asks {row['price_micros_per_mtok']:,}"
         )
-    typer.echo(f"{len(rows)} nodes")
+    typer.echo(counted(len(rows), "node"))
     if found is None:
         typer.echo(stopped_line(config, config_file, stopped_since_ms(config)))
 

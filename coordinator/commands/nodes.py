@@ -85,7 +85,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         f"leases {json.dumps(row['leases'])}"
     )
     for refusal in row["refusals"]:
-        typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {line(refusal['last_message'])}")
+        typer.echo(f"refused {counted(refusal['count'], 'time')} as {refusal['code']}: {line(refusal['last_message'])}")
     for given in row["orders"]:
         typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 

@@ -105,7 +105,7 @@ def _program(name: str, one: Mapping[str, Any]) -> str:
     """How a child of the coordinator fares."""
     if one["state"] != "runs":
         return f"{name} {one['state']} with code {one['code']}"
-    return f"{name} runs" + (f" (started again {one['restarts']} times)" if one["restarts"] else "")
+    return f"{name} runs" + (f" (started again {counted(one['restarts'], 'time')})" if one["restarts"] else "")
 
 
 def _fleet(told: Mapping[str, Any]) -> Iterator[str]:

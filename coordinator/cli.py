@@ -37,6 +37,7 @@ from coordinator.files import private_from_now_on
 from protocol.errors import ConfigInvalid, DiskFull, SwarmError, named
 from protocol.lesson import lesson
 from protocol.log_lines import VARIABLE
+from protocol.plain import counted
 
 app = typer.Typer(
     help="Run a training round: learner, signed publication, leases, credits and the leaderboard, on one machine.",
@@ -197,7 +198,7 @@ def fsck(
     else:
         for difference in found:
             typer.echo(f"{difference.where}: {difference.expected} by the entries, {difference.found} in the store")
-        typer.echo(f"{entries} entries, {len(found)} differences")
+        typer.echo(f"{counted(entries, 'entry', 'entries')}, {counted(len(found), 'difference')}")
     raise typer.Exit(1 if found else 0)
 
 

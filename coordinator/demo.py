@@ -27,6 +27,7 @@ from rich.table import Table
 
 from coordinator.children import script
 from protocol.errors import SwarmError
+from protocol.plain import counted
 
 GRACE_S = 4.0
 """From the polite signal to the kill."""
@@ -156,7 +157,7 @@ async def run(options: Options) -> int:
 
 async def _play(demo: Demo, options: Options, console: Console, started: float) -> None:
     join_string = await demo.start_coordinator()
-    console.print(f"Coordinator at {demo.url}; starting {options.nodes} nodes.")
+    console.print(f"Coordinator at {demo.url}; starting {counted(options.nodes, 'node')}.")
     for number in range(options.nodes):
         await demo.start_node(number, join_string)
     async with httpx.AsyncClient(base_url=demo.url, timeout=30) as client:
@@ -254,7 +255,7 @@ def _print(console: Console, summary: dict[str, Any], nodes: list[dict[str, Any]
     verdicts = summary["audit"]["verdicts"]
     found = ", ".join(f"{count} {FOUND.get(finding, finding)}" for finding, count in verdicts.items()) or "none"
     table.add_row("groups audited", f"{summary['audit']['share']:.1%}: {found}")
-    shared = f"learner, auditor and {len(nodes)} nodes share {os.cpu_count()} processor cores"
+    shared = f"learner, auditor and {counted(len(nodes), 'node')} share {os.cpu_count()} processor cores"
     table.add_row("learner idle", f"{summary['learner_idle_share']:.1%}: {shared}")
     table.add_row("credit per update", f"{summary['credit_micros_per_update']} millionths")
     table.add_row("seconds", str(summary["seconds"]))

@@ -1,4 +1,4 @@
-"""Text that strangers may have written, made fit for a log or a terminal."""
+"""Text for people: what strangers may have written made fit for a log or a terminal, and nouns that follow a count."""
 
 
 def one_line(text: str) -> str:
@@ -6,3 +6,13 @@ def one_line(text: str) -> str:
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode() for sign in text
     )
+
+
+def counted(count: int, noun: str, many: str = "") -> str:
+    """How many of something, in words: `1 node`, `2 nodes`, `1,000 entries`."""
+    return f"{count:,} {plural(count, noun, many)}"
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """The noun as it stands after such a count."""
+    return noun if count == 1 else many or f"{noun}s"

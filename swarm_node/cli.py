@@ -206,7 +206,7 @@ def why(
         except SwarmError as error:
             place = Logged("not_compared")
             typer.echo(f"not compared: {named(error)}", err=True)
-    for line in asking.report(found, refused, place, as_json=as_json):
+    for line in asking.report(found, refused, place, about=lease, as_json=as_json):
         typer.echo(line)
     try:
         if replay:

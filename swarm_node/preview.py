@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import trio
 
 from protocol.errors import Unreachable
+from protocol.plain import counted
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
 from swarm_node.doctor import cards, report, storage
@@ -43,7 +44,7 @@ def forecast(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) 
         return Forecast(unknown="the round is finished")
     alive = [row for row in rows if row["last_seen_ms"] >= status["as_of_ms"] - 60_000 and row["tokens_per_s"] > 0]
     if len(alive) < NODES_MIN:
-        return Forecast(unknown=f"{len(alive)} nodes work here, too few to compare with")
+        return Forecast(unknown=f"{counted(len(alive), 'node works', 'nodes work')} here, too few to compare with")
     slow, _, fast = quantiles((row["tokens_per_s"] for row in alive), n=4, method="inclusive")
     busy = sum(row["phase"] == "generating" for row in alive) / len(alive)
     budget = max(0, int(status["budget_micros"]))
@@ -55,7 +56,7 @@ def lines(status: dict[str, Any], rows: list[dict[str, Any]], *, price: int) -> 
     """Demand and earnings, as people read them."""
     fleet = status.get("fleet") or []
     works = sum(1 for one in fleet if one["works"])
-    here = f"{status['nodes_alive']} nodes here" if status["nodes_alive"] else "nobody is here yet"
+    here = f"{counted(status['nodes_alive'], 'node')} here" if status["nodes_alive"] else "nobody is here yet"
     if status["finished"]:
         here = "none, the round is finished"
     elif fleet:

@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ledger.book import ClaimState
 from protocol import chunks, evidence
 from protocol.auditing import CaseFile, Explanation, Explanations, Why
 from protocol.errors import ConfigInvalid, ProofInvalid
 from protocol.fragment import Fragment
 from protocol.ids import NodeId
-from protocol.lease import Lease
+from protocol.lease import Lease, State
 from protocol.manifest import open_manifest
 from protocol.plain import one_line
 from protocol.rollout import RolloutClaim
@@ -54,6 +55,24 @@ NOTHING = Explanations(tolerance="", tolerances=b"", explanations=())
 """Where the coordinator knows of no such lease, or does not answer."""
 
 BLAMELESS = "Nothing is replayed: this is the coordinator's fault. Show it to others, and say so if you appeal."
+
+MEANING: dict[str, str] = {
+    ClaimState.POSTED: "accepted, and its credit is final",
+    ClaimState.PENDING: "accepted; its credit is final when the learner has used it and no audit waits",
+    ClaimState.VOIDED: "accepted, and its credit was taken back",
+    State.OFFERED: "open: this node has not said yet that it has it",
+    State.HELD: "open: it waits for its turn here",
+    State.GENERATING: "open: it is being sampled",
+    State.ACCEPTED: "accepted; nothing is owed for it",
+    State.REJECTED: "refused by the checks of its form",
+    State.EXPIRED: "not answered in time",
+    State.SKIPPED: "given back unanswered by this node",
+    State.CANCELLED: "taken back by the coordinator, which needs it no more; nobody is blamed",
+}
+"""Of a lease's state, or of its claim's."""
+
+LEGEND = "What the words mean:"
+ONE = "All about one of them: `swarm-node why JOIN_STRING LEASE`, of which the first six signs will do."
 
 NO_VERDICT, SOFTER = 1, (0, 3)
 """Exit codes of the replay; the softer ones are pass and soft fail."""
@@ -102,10 +121,13 @@ def refused(join: JoinString, home: Path, about: str) -> list[Refusal]:
     return [one for one in kept if about in ("", one.lease_id, one.evidence.claim_id)]
 
 
-def report(found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASKED, *, as_json: bool) -> Iterator[str]:
+def report(
+    found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASKED, *, about: str = "", as_json: bool
+) -> Iterator[str]:
     """Lines for a person, or JSON, one for each lease: the coordinator's word, and beside it the evidence kept here.
 
-    `place` is that in the log, of the one lease that was asked about.
+    `place` is that in the log, of the one lease that was asked about. Where none was, people get a line of each that
+    nothing is wrong with.
     """
     left = {one.lease_id: one for one in refusals}
     for explanation in found.explanations:
@@ -120,7 +142,7 @@ def report(found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASK
             there = {"state": place.state, "entry": place.entry, "of": place.size}
             yield json.dumps(told | {"report": seen, "logged": there, "refused": _json(refusal)})
             continue
-        yield from lines(explanation)
+        yield from lines(explanation) if about or refusal or _has_more(explanation) else (_verdict(explanation),)
         yield from _logged(place)
         yield from refusal_lines(refusal) if refusal else ()
     for lease_id, refusal in left.items():
@@ -129,6 +151,23 @@ def report(found: Explanations, refusals: list[Refusal], place: Logged = NOT_ASK
             continue
         yield f"lease {one_line(lease_id)}: refused"
         yield from refusal_lines(refusal)
+    if not as_json:
+        yield from _legend(found)
+        yield from (ONE,) if found.explanations and not about else ()
+
+
+def _has_more(explanation: Explanation) -> bool:
+    """Whether something is wrong with a lease, or has been said about it."""
+    wrong = explanation.finding in ("soft", "hard") or explanation.state in (State.REJECTED, ClaimState.VOIDED)
+    return wrong or bool(explanation.appeal) or reported.read(explanation.report) is None
+
+
+def _legend(found: Explanations) -> Iterator[str]:
+    """What the states mean that occur."""
+    occur = {one.state for one in found.explanations}
+    if occur & MEANING.keys():
+        yield LEGEND
+    yield from (f"  {state:10} {meaning}" for state, meaning in MEANING.items() if state in occur)
 
 
 def _json(refusal: Refusal | None) -> dict[str, Any] | None:
@@ -164,9 +203,7 @@ def _logged(place: Logged) -> Iterator[str]:
 
 
 def _told(explanation: Explanation) -> Iterator[str]:
-    code = f" [{explanation.code}]" if explanation.code else ""
-    audit = f", audit: {explanation.finding}" if explanation.finding else ""
-    yield f"lease {explanation.lease_id}: {explanation.state}{code}{audit}"
+    yield _verdict(explanation)
     if explanation.claim_id:
         yield f"  claim {explanation.claim_id}"
     if explanation.said:
@@ -176,6 +213,12 @@ def _told(explanation: Explanation) -> Iterator[str]:
     if explanation.claim_id:
         yield f"  again: `{repeated(explanation)}`"
     yield from _appeal(explanation)
+
+
+def _verdict(explanation: Explanation) -> str:
+    code = f" [{explanation.code}]" if explanation.code else ""
+    audit = f", audit: {explanation.finding}" if explanation.finding else ""
+    return one_line(f"lease {explanation.lease_id}: {explanation.state}{code}{audit}")
 
 
 def _reported(report: Report) -> Iterator[str]:
@@ -304,6 +347,7 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
             say(f"not compared with {versions}: this home has the last two, and only an older one could tell")
         program = Path(sys.executable).with_name("swarm-coordinator")
         command = [str(program), "audit", "replay", str(folder), "--tolerance", found.tolerance]
+        command += ["--again", repeated(found.explanations[0])]  # the folder is gone by then
         code = subprocess.run(command, check=False).returncode
     its_report = reported.read(found.explanations[0].report)
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)

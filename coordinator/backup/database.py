@@ -1,6 +1,7 @@
 """A consistent copy of a store that others write to meanwhile, and the way back.
 
-- SQLite: its online backup, inside a read transaction: writers go on, and the copy is of one moment. It is one file.
+- A copy is of one moment, and what belongs to it can be looked at before anything is copied (`moment`); writers go on.
+- SQLite: its online backup, inside a read transaction. It is one file.
 - PostgreSQL: `COPY` of every table in one REPEATABLE READ transaction. The tables' definitions are read from the
   database itself, so a store of any schema can be saved; `schema.sql` and a file per table, as text.
 - Loading needs an empty PostgreSQL, and happens whole or not at all.
@@ -40,15 +41,49 @@ def save(
     *,
     pages_at_once: int = PAGES_AT_ONCE,
 ) -> None:
-    """Write a copy into a folder; `look` reads what was copied, for its own purposes."""
+    """Write a copy of the store as it is now into a folder."""
+    with moment(where) as connection:
+        copy(connection, folder, tell, look, pages_at_once=pages_at_once)
+
+
+@contextmanager
+def moment(where: Path | str) -> Iterator[sa.Connection]:
+    """The store as it is now, however long it is read."""
+    made = engine(where) if isinstance(where, str) else _only_read(where)
+    try:
+        with made.connect() as connection:
+            if isinstance(where, str):
+                connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+                connection.exec_driver_sql("SELECT count(*) FROM pg_class")
+            else:
+                connection.exec_driver_sql("BEGIN")
+                connection.exec_driver_sql("SELECT count(*) FROM sqlite_master")
+            yield connection  # the first query has fixed the moment
+            connection.exec_driver_sql("ROLLBACK")
+    finally:
+        made.dispose()
+
+
+def copy(
+    connection: sa.Connection,
+    folder: Path,
+    tell: Tell,
+    look: Callable[[sa.Connection], None] | None = None,
+    *,
+    pages_at_once: int = PAGES_AT_ONCE,
+) -> None:
+    """Write a copy of a moment into a folder; `look` reads what was copied, for its own purposes."""
     folder.mkdir(parents=True)
-    if isinstance(where, Path):
-        _save_sqlite(where, folder / FILE, tell, pages_at_once)
+    if connection.dialect.name == "sqlite":
+        _copy_sqlite(_driver(connection), folder / FILE, tell, pages_at_once)
         if look:
-            with opened(folder / FILE) as connection:
-                look(connection)
+            with opened(folder / FILE) as copied:
+                look(copied)
     else:
-        _save_postgresql(where, folder, tell, look)
+        _copy_postgresql(connection, folder, tell)
+        if look:
+            look(connection)
 
 
 def load(folder: Path, where: str, tell: Tell) -> None:
@@ -79,31 +114,29 @@ def opened(where: Path | str) -> Iterator[sa.Connection]:
         made.dispose()
 
 
-def _save_sqlite(path: Path, target: Path, tell: Tell, pages_at_once: int) -> None:
+def _only_read(path: Path) -> sa.Engine:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    how: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "poolclass": sa.NullPool}
+    return sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), **how)
+
+
+def _copy_sqlite(source: sqlite3.Connection, target: Path, tell: Tell, pages_at_once: int) -> None:
     def step(_status: int, remaining: int, total: int) -> None:
         tell("store", total - remaining, total)
 
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it sees one moment
-        with closing(sqlite3.connect(target)) as copy:
-            source.backup(copy, pages=pages_at_once, progress=step)
-            if (said := copy.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
-                raise ConfigInvalid(f"The store is damaged: {said}.", hint="`swarm-coordinator fsck` tells more.")
+    with closing(sqlite3.connect(target)) as copied:
+        source.backup(copied, pages=pages_at_once, progress=step)
+        if (said := copied.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+            raise ConfigInvalid(f"The store is damaged: {said}.", hint="`swarm-coordinator fsck` tells more.")
 
 
-def _save_postgresql(url: str, folder: Path, tell: Tell, look: Callable[[sa.Connection], None] | None) -> None:
-    with opened(url) as connection:
-        connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        tables = _tables(connection)
-        (folder / DEFINITIONS).write_text(_definitions(tables, connection.dialect))
-        for number, table in enumerate(tables):
-            tell(table.name, number, len(tables))
-            names = ", ".join(connection.dialect.identifier_preparer.quote(column.name) for column in table.columns)
-            _copy_out(connection, f'COPY "{table.name}" ({names}) TO STDOUT', folder / f"{table.name}.copy", names)
-        if look:
-            look(connection)
-        connection.exec_driver_sql("ROLLBACK")
+def _copy_postgresql(connection: sa.Connection, folder: Path, tell: Tell) -> None:
+    tables = _tables(connection)
+    (folder / DEFINITIONS).write_text(_definitions(tables, connection.dialect))
+    for number, table in enumerate(tables):
+        tell(table.name, number, len(tables))
+        names = ", ".join(connection.dialect.identifier_preparer.quote(column.name) for column in table.columns)
+        _copy_out(connection, f'COPY "{table.name}" ({names}) TO STDOUT', folder / f"{table.name}.copy", names)
 
 
 def _tables(connection: sa.Connection) -> list[sa.Table]:

@@ -2,9 +2,12 @@
 
 1. The learner's files, its newest checkpoint as a whole, get a second name (a hard link) in a folder of this backup, so
    that they stay as they are.
-2. The store is copied in one snapshot.
-3. So do the signed documents, chunks, uploads and all else of the round's folder, but for logs and older backups.
-4. If a version was published in between, 2 and 3 are done again: a document must not name what the store does not know.
+2. The store is held as it is at one moment, and right after it so are the trust documents' timestamp, chunks and
+   uploads: all that a publication replaces or deletes. If a version was published in between, both are held anew:
+   a document must not name what the store does not know. It is a matter of milliseconds, so publication goes on.
+3. The store is copied as it was at that moment, however long that takes.
+4. All else of the round's folder gets a second name, too, but for logs and older backups; of documents that were signed
+   meanwhile the timestamp knows nothing.
 5. Everything is written out, read again, and gets its name.
 """
 
@@ -49,8 +52,11 @@ from protocol.manifest import version_of
 
 Tell = Callable[[str, int, int], None]
 
-ATTEMPTS = 5
-"""A version is published every few minutes, and this part takes seconds."""
+ATTEMPTS = 100
+"""A version is published every few minutes, and holding a moment takes milliseconds."""
+
+PAUSE_S = 0.05
+"""Between two attempts: a publication that is under way gets on."""
 
 SECRET = ("keys", "operator.token", "evm.key")
 """What is sealed, or left out."""
@@ -60,6 +66,9 @@ NOT_SAVED = ("logs", "backups", "public", "resolved.json", "coordinator.lock", "
 
 FIRST = "learner"
 """Saved before the store: a checkpoint must not be ahead of its round."""
+
+MOVING = ("metadata/timestamp.json", "blobs", "uploads")
+"""What a publication replaces or deletes; all else that it writes has a name for ever."""
 
 
 @dataclass
@@ -79,10 +88,7 @@ class _Snapshot:
         self.differences = len(store.rebuild(connection, locked=False))
 
     def look(self, connection: sa.Connection) -> None:
-        there = schema.found(connection)
-        if there is None:
-            raise ConfigInvalid("The store is empty: there is nothing to save.")
-        self.schema = there
+        self.schema = _schema_of(connection)
         self.round_id = get_fact(connection, "round_id", "")
         self.ledger_size = store.size(connection)
         self.checkpoint = store.checkpoint(connection) or b""
@@ -162,31 +168,74 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> _Snapshot:
     for path in sorted((folder / FIRST).glob("*")):
         if path.name not in training.NOT_SAVED:
             _keep_all(staged, folder, path, but=secret)
-    for attempt in range(ATTEMPTS):
-        snapshot = _Snapshot()
-        place = staged.folder / f"store-{attempt}"
-        database.save(config.state, place, tell, snapshot.look_closely)
-        if snapshot.differences:
-            raise BackupInvalid(
-                f"The store contradicts its ledger in {snapshot.differences} places: nothing is saved.",
-                hint="`swarm-coordinator fsck` names them; keep older backups.",
-            )
-        for path in sorted(folder.iterdir()):
-            if not path.name.startswith((".", database.FILE)) and path.name not in (*NOT_SAVED, *SECRET, FIRST):
-                _keep_all(staged, folder, path, but=secret)
-        if newest_document(folder) == snapshot.version:
-            staged.files |= {f"store/{path.name}": path for path in sorted(place.iterdir())}
-            return snapshot
-    raise BackupInvalid("A version was published at every attempt.", hint="Try again, or publish less often.")
+    snapshot = _Snapshot()
+    with _moment(config, staged, secret) as store_then:
+        place = staged.folder / "store"
+        database.copy(store_then, place, tell, snapshot.look_closely)
+    if snapshot.differences:
+        raise BackupInvalid(
+            f"The store contradicts its ledger in {snapshot.differences} places: nothing is saved.",
+            hint="`swarm-coordinator fsck` names them; keep older backups.",
+        )
+    staged.files |= {f"store/{path.name}": path for path in sorted(place.iterdir())}
+    for path in sorted(folder.iterdir()):
+        if not path.name.startswith((".", database.FILE)) and path.name not in (*NOT_SAVED, *SECRET, FIRST, *MOVING):
+            _keep_all(staged, folder, path, but=secret)
+    return snapshot
+
+
+@contextmanager
+def _moment(config: Config, staged: _Staged, secret: Set[Path]) -> Iterator[sa.Connection]:
+    """(2) The store at a moment when nothing was being published, until what belongs to it was held."""
+    folder, before = config.round.directory, dict(staged.files)
+    for _ in range(ATTEMPTS):
+        with database.moment(config.state) as store_then:
+            _schema_of(store_then)
+            for name in MOVING:
+                _keep_all(staged, folder, folder / name, but=secret)
+            version, _ = newest_version(store_then)
+            if newest_document(folder) == version:
+                yield store_then
+                return
+        staged.files = dict(before)
+        time.sleep(PAUSE_S)
+    raise BackupInvalid(
+        f"A version was published at each of {ATTEMPTS} attempts, before its files could be held.",
+        hint="Publish less often, or put the round on a file system with hard links: elsewhere files are copied first.",
+    )
+
+
+def _schema_of(connection: sa.Connection) -> int:
+    there = schema.found(connection)
+    if there is None:
+        raise ConfigInvalid("The store is empty: there is nothing to save.")
+    return there
 
 
 def _keep_all(staged: _Staged, folder: Path, path: Path, *, but: Set[Path]) -> None:
-    """A file, or everything below a folder that is whole: what has a dot in front, or is new, is not finished."""
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    """A file, or everything below a folder that is whole: what has a dot in front, or is new, is not finished.
+
+    What is held already stays as it was then.
+    """
+    for file in sorted(_below(path)) if path.is_dir() else [path]:
         inner = file.relative_to(folder)
+        name = f"folder/{escaped(inner.as_posix())}"
         unfinished = any(part.startswith(".") or part.endswith(".new") or part == "incoming" for part in inner.parts)
-        if file.is_file() and not file.is_symlink() and not unfinished and file.absolute() not in but:
-            staged.keep(f"folder/{escaped(inner.as_posix())}", file)
+        if name in staged.files or unfinished or file.absolute() in but:
+            continue
+        if file.is_file() and not file.is_symlink():
+            staged.keep(name, file)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Every file; folders that are deleted meanwhile have none."""
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for place, _, names in os.walk(folder, onerror=failed):
+        yield from (Path(place, name) for name in names)
 
 
 def newest_document(folder: Path) -> int:

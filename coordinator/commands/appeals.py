@@ -18,6 +18,7 @@ from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Setting
 from coordinator.config import load
 from protocol.errors import Unreachable
 from protocol.lesson import lesson
+from protocol.plain import counted
 
 app = typer.Typer(help="See what nodes appeal against, and rule.", no_args_is_help=True, add_completion=False)
 
@@ -120,7 +121,7 @@ def rule(
         return
     typer.echo(
         f"appeal {number} {done['state']} as {done['reason_code']}: "
-        f"{done['reinstated_claims']} claims, {done['reinstated_micros']:,} micro-units reinstated"
+        f"{counted(done['reinstated_claims'], 'claim')}, {done['reinstated_micros']:,} micro-units reinstated"
     )
 
 
@@ -141,7 +142,7 @@ def _print(row: dict[str, Any], config_file: Path) -> None:
     if row["state"] == "open":
         ends = ", and end the ban" if row["ends_ban"] else ""
         typer.echo(
-            f"to grant it would pay {len(row['claims'])} claims, {row['amount_micros']:,} micro-units of "
+            f"to grant it would pay {counted(len(row['claims']), 'claim')}, {row['amount_micros']:,} micro-units of "
             f"{row['free_micros']:,} free{ends}"
         )
         typer.echo(f"swarm-coordinator appeals show {config_file} {row['number']} --replay")

@@ -90,8 +90,12 @@ def stopped_since_ms(config: Config) -> int:
     return since_ms
 
 
-def stopped_line(config_file: Path, since_ms: int) -> str:
-    """That it is stopped, since when, and how it goes on."""
+def stopped_line(config: Config, config_file: Path, since_ms: int) -> str:
+    """That it is stopped, since when, and how it goes on; or that it has yet to begin."""
+    from coordinator.figures import programs
+
+    if not read_store(config, programs.was_launched):
+        return f"NOT LAUNCHED YET: `swarm-coordinator launch {config_file}` begins it."
     when = datetime.fromtimestamp(since_ms / 1000, UTC)
     return f"STOPPED since {when:%Y-%m-%d %H:%M:%S} UTC: `swarm-coordinator launch {config_file}` goes on from there."
 

@@ -57,6 +57,9 @@ def replay(
         str, typer.Option(help="Class to judge by, where the lease names none: engine/dtype/device.")
     ] = DEFAULT_CLASS,
     neighbours: Neighbours = 3,
+    again: Annotated[
+        str, typer.Option(metavar="COMMAND", help="What repeats this, for whoever ran it; by default this command.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report, for scripts.")] = False,
 ) -> None:
     """Run one claim through the version it names, and say whether the seed dictates what was claimed."""
@@ -70,7 +73,7 @@ def replay(
             case, report = _audit(Path(folder), tolerance)
     words = ["swarm-coordinator", "audit", "replay", str(source), case.claim_id, "--tolerance", tolerance]
     words += ["--neighbours", str(neighbours), *(word for setting in settings for word in ("--set", setting))]
-    _print(case, report, shlex.join(words), as_json)
+    _print(case, report, again or shlex.join(words), as_json)
     raise typer.Exit(EXIT_OF_OUTCOME[report.outcome])
 
 

@@ -14,6 +14,7 @@ from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.config.reading import on_top
 from protocol.errors import ConfigInvalid
+from protocol.plain import counted
 
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", exists=True, help="File with the passphrase; else it is asked for.")
@@ -39,8 +40,8 @@ def backup(
         made = make(config, config_file, target, passphrase=passphrase, tell=tell)
     size_bytes = sum(entry.size_bytes for entry in made.files)
     typer.echo(
-        f"{target}: version {made.version}, {made.ledger_size} entries of the ledger, {len(made.files)} files, "
-        f"{size_bytes / 1e6:.1f} MB, read again; keys {made.keys}"
+        f"{target}: version {made.version}, {counted(made.ledger_size, 'entry', 'entries')} of the ledger, "
+        f"{counted(len(made.files), 'file')}, {size_bytes / 1e6:.1f} MB, read again; keys {made.keys}"
     )
     if made.keys != "sealed":
         typer.echo("Without its keys nobody can go on with this round: keep the folder keys/ elsewhere.")

@@ -72,6 +72,8 @@ def explain(
     if markdown:
         typer.echo(manual.table(), nl=False)
         return
+    if config_file and not config_file.exists() and any(manual.every(f"{config_file}")):
+        raise ConfigInvalid(f"{config_file} is a setting, and no file.", hint=f"Name it with --only {config_file}.")
     config = load(config_file, settings)
     lines = manual.explain(config, only)
     if not lines:

@@ -19,10 +19,14 @@ from coordinator.config import load
 from coordinator.web.words import line, readable
 from protocol.errors import Unreachable
 from protocol.lesson import lesson
+from protocol.plain import counted
 
 app = typer.Typer(help="Look at nodes, pause them, ban their owners.", no_args_is_help=True, add_completion=False)
 
-Node = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, the beginning or end of it, or its name.")]
+Node = Annotated[
+    str,
+    typer.Argument(metavar="NODE", help="The node's id, its beginning or end, or its name, also without the team."),
+]
 Reason = Annotated[str, typer.Option(help="Why; it is kept, and of a ban the owner hears it.")]
 
 
@@ -47,9 +51,9 @@ def list_(config_file: ConfigFile, settings: Settings, as_json: AsJson = False) 
             f"{row['accepted_rollouts']:,} accepted, {row['rejected_rollouts']:,} rejected, "
             f"earned {row['posted_micros']:,}, pending {row['pending_micros']:,}, asks {row['price_micros_per_mtok']:,}"
         )
-    typer.echo(f"{len(rows)} nodes")
+    typer.echo(counted(len(rows), "node"))
     if found is None:
-        typer.echo(stopped_line(config_file, stopped_since_ms(config)))
+        typer.echo(stopped_line(config, config_file, stopped_since_ms(config)))
 
 
 @app.command(
@@ -81,7 +85,7 @@ def show(config_file: ConfigFile, node: Node, settings: Settings, as_json: AsJso
         f"leases {json.dumps(row['leases'])}"
     )
     for refusal in row["refusals"]:
-        typer.echo(f"refused {refusal['count']} times as {refusal['code']}: {line(refusal['last_message'])}")
+        typer.echo(f"refused {counted(refusal['count'], 'time')} as {refusal['code']}: {line(refusal['last_message'])}")
     for given in row["orders"]:
         typer.echo(f"{when(given['given_ms'])} {given['action']} by {given['given_by']}: {given['reason']}")
 

@@ -18,6 +18,7 @@ from coordinator.commands.options import AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
 from protocol.errors import ConfigInvalid
 from protocol.lesson import lesson
+from protocol.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.money.payouts import Row
@@ -144,8 +145,8 @@ def _tell(row: "Row", batch: "Batch", config: Config, as_json: bool) -> None:
         typer.echo(json.dumps(row._asdict() | payouts.as_json(batch)))
         return
     typer.echo(
-        f"batch {row.number}: {row.state}, {batch.amount_micros:,} micro-units to {len(batch.payees)} payees by rail "
-        f"{row.rail}, reference {row.reference or '-'}"
+        f"batch {row.number}: {row.state}, {batch.amount_micros:,} micro-units to "
+        f"{counted(len(batch.payees), 'payee')} by rail {row.rail}, reference {row.reference or '-'}"
     )
     typer.echo(f"root {batch.root.hex()}")
     typer.echo(f"{table}\n{proofs}")

@@ -20,6 +20,7 @@ from coordinator.config import Config, load
 from coordinator.publishing.publish import newest_version
 from protocol.errors import OutOfOrder
 from protocol.lesson import lesson
+from protocol.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.publishing.verifying import Verification
@@ -66,7 +67,7 @@ def list_(config_file: ConfigFile, settings: Settings, last: Last = 20, as_json:
     if not rows:
         typer.echo("No version is published yet.")
     if since_ms := led_until_ms(config.round.directory):
-        typer.echo(stopped_line(config_file, since_ms))
+        typer.echo(stopped_line(config, config_file, since_ms))
 
 
 @app.command(
@@ -247,7 +248,8 @@ def _verdict(run: "Verification", version: int, differences: int) -> str:
         return f"Version {version} is not what was signed: {differences} differences."
     manifest = run.manifest
     size_bytes = sum(entry.size_bytes for entry in manifest.files)
-    made = f"{len(manifest.files)} files of {_size(size_bytes)} from {len(manifest.chunk_sizes())} chunks"
+    files, chunks = len(manifest.files), len(manifest.chunk_sizes())
+    made = f"{counted(files, 'file')} of {_size(size_bytes)} from {counted(chunks, 'chunk')}"
     return f"Version {version} is whole: {made}, every digest as signed."
 
 
@@ -268,7 +270,7 @@ def _spread(found: dict[str, Any] | None) -> str:
     """T_bcast, of the versions whose broadcasts are still known."""
     if found is None:
         return "T_bcast not known"
-    reached = f"{found['reached']} of {found['nodes']} nodes"
+    reached = f"{found['reached']} of {counted(found['nodes'], 'node')}"
     return f"T_bcast {found['median_s']:.1f} s median, {found['max_s']:.1f} s to the last of {reached}"
 
 

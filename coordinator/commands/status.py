@@ -78,7 +78,7 @@ def _told(config: Config, config_file: Path) -> dict[str, Any]:
     asking.require_round(config)
     since_ms, settings = asking.stopped_since_ms(config), asking.launched(config)
     told = asking.read_store(config, lambda store: summary.stopped(store, config=settings, since_ms=since_ms))
-    return told | {"stopped": asking.stopped_line(config_file, since_ms)}
+    return told | {"stopped": asking.stopped_line(config, config_file, since_ms)}
 
 
 def _looks(config: Config, config_file: Path) -> Iterator[tuple[dict[str, Any], str]]:

@@ -9,13 +9,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
 
 from coordinator.config.section import Section
 from coordinator.config.whole import Config
+from protocol.plain import counted
 
 UNITS = {
     "_s": "seconds",
@@ -27,6 +29,9 @@ UNITS = {
 }
 
 MICROS = 1_000_000
+
+EXAMPLE = "  # an example: it is not set"
+"""After a value that stands for none, which TOML cannot write."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +127,12 @@ def effects(config: Config) -> list[str]:
             if lasts is not None
             else "."
         ),
-        f"A version at least every {staleness.kappa} updates"
+        f"A version at least every {counted(staleness.kappa, 'update')}"
         + ("" if staleness.publish_every else ", until what is measured says another number")
         + f"; at most (S + 1) × B = {under_way} groups are under way.",
         f"The last {staleness.max_updates + 2} versions are kept.",
-        f"Of a long-standing owner {floor:.1%} of the claims are audited, and {window} groups stay in escrow.",
+        f"Of a long-standing owner {floor:.1%} of the claims are audited, and "
+        f"{counted(window, 'group')} stay in escrow.",
         f"A node that was not heard of for {3 * config.leases.heartbeat_s:g} s is not counted on.",
     ]
     return lines
@@ -170,17 +176,28 @@ def toml(chosen: dict[str, dict[str, Any]]) -> str:
             if key.name in mine:
                 lines.append(f"{key.name} = {written(mine[key.name])}")
             elif key.default is None:
-                lines.append(f"# {key.name} =")
+                lines.append(f"# {key.name} = {written(_example(key))}{EXAMPLE}")
             else:
                 lines.append(f"# {key.name} = {written(key.default)}")
         lines.append("")
     return "\n".join(lines)
 
 
+def _example(key: Key) -> Any:
+    """A value that is allowed, for what is not set."""
+    kinds = [kind for kind in get_args(key.field.annotation) if kind is not NoneType]
+    if get_origin(kinds[0]) is Literal:
+        return get_args(kinds[0])[0]
+    bounds = {type(rule): rule for rule in key.field.metadata}
+    if annotated_types.Le in bounds:
+        return bounds[annotated_types.Le].le
+    return kinds[0](1) if annotated_types.Gt in bounds else kinds[0]()
+
+
 def written(value: Any) -> str:
     """A value as TOML writes it."""
     if value is None:
-        return "as the algorithm says"
+        return "not set"
     if isinstance(value, tuple):
         return json.dumps(list(value))
     if isinstance(value, dict):

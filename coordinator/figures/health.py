@@ -198,6 +198,7 @@ def _skipped_lately(connection: sa.Connection) -> tuple[int, int]:
 
 
 def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
+    """All of its time while it waits for its first batch; none before it asks for that."""
     lately = (
         sa.select(batches.c.idle_s, batches.c.busy_s)
         .where(batches.c.busy_s > 0)
@@ -207,7 +208,7 @@ def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
     rows = connection.execute(lately).all()
     idle_s, busy_s = (sum(row[place] for row in rows) for place in (0, 1))
     idle_s += waits_s
-    return idle_s / (idle_s + busy_s) if rows else 0.0
+    return idle_s / (idle_s + busy_s) if idle_s + busy_s else 0.0
 
 
 def _length_bias(connection: sa.Connection) -> float | None:

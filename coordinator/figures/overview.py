@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from coordinator.figures.programs import long
+from protocol.plain import counted
 
 Tone = Literal["good", "bad", "plain"]
 
@@ -104,12 +105,12 @@ def _program(name: str, one: Mapping[str, Any]) -> str:
     """How a child of the coordinator fares."""
     if one["state"] != "runs":
         return f"{name} {one['state']} with code {one['code']}"
-    return f"{name} runs" + (f" (started again {one['restarts']} times)" if one["restarts"] else "")
+    return f"{name} runs" + (f" (started again {counted(one['restarts'], 'time')})" if one["restarts"] else "")
 
 
 def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
     holding = f", version {told['version']} on {told['nodes_up_to_date']} of them" if told["version"] else ""
-    yield f"{told['nodes_alive']} of {told['nodes']} nodes alive{holding}"
+    yield f"{told['nodes_alive']:,} of {counted(told['nodes'], 'node')} alive{holding}"
     for one in told["fleet"][:NODES_SHOWN]:
         part = "works" if one["works"] else "stands by"
         yield f"{one['name']} {part}, {one['groups_per_s']:.3g} groups/s: {one['reason']}"
@@ -122,15 +123,16 @@ def _fleet(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _versions(told: Mapping[str, Any]) -> Iterator[str]:
+    every = f"one every {counted(told['publish_every'], 'update')}"
     if not told["version"]:
-        yield f"none is published yet; then one every {told['publish_every']} updates"
+        yield f"none is published yet; then {every}"
         return
-    yield f"version {told['version']} of update {told['version_update']}, one every {told['publish_every']} updates"
+    yield f"version {told['version']} of update {told['version_update']}, {every}"
     if last := told["broadcast"]:
         yield (
             f"T_bcast of version {last['version']}, from publication to the first token: median "
             f"{last['median_s']:.2f} s, p90 {last['p90_s']:.2f} s, max {last['max_s']:.2f} s, "
-            f"on {last['reached']} of {last['nodes']} nodes"
+            f"on {last['reached']:,} of {counted(last['nodes'], 'node')}"
         )
 
 
@@ -140,8 +142,8 @@ def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
         f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {told['staleness']})"
     )
     yield f"in vain {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
-    if told["rejected"]:
-        yield f"rejected {sum(told['rejected'].values())} answers{_counted(told['rejected'])}"
+    if refused := sum(told["rejected"].values()):
+        yield f"rejected {counted(refused, 'answer')}{_counted(told['rejected'])}"
 
 
 def _prompts(told: Mapping[str, int]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
+from coordinator.publishing.publish import newest_version
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches
 from coordinator.work.leases import latest_batch
@@ -41,6 +42,11 @@ def launched(connection: sa.Connection, now_ms: int) -> None:
     """The coordinator has started; nobody was heard of yet."""
     set_fact(connection, CHILDREN, {})
     set_fact(connection, LEARNER, {"launched_ms": now_ms})
+
+
+def was_launched(connection: sa.Connection) -> bool:
+    """Whether the round was ever more than made; what published a version was, by whatever software."""
+    return get_fact(connection, LEARNER) is not None or newest_version(connection)[0] > 0
 
 
 def fares(connection: sa.Connection, name: str, life: Mapping[str, Any], now_ms: int) -> None:

@@ -43,6 +43,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
     kappa = activation.kappa(asked, config)
     running = programs.figures(connection, config, now_ms)
     alarm, waits_s = running["programs_alarm"], running["learner_waits_s"]
+    so_far_s = idle_s + waits_s
     return {
         "phase": progress.get("phase", "starting"),
         "fraction": progress.get("fraction", 0.0),
@@ -57,7 +58,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "max_staleness": connection.execute(sa.select(sa.func.max(batches.c.max_staleness))).scalar() or 0,
         "learner_idle_s": idle_s,
         "learner_busy_s": busy_s,
-        "learner_idle_share": idle_s / (idle_s + busy_s) if idle_s + busy_s else 0.0,
+        "learner_idle_share": so_far_s / (so_far_s + busy_s) if so_far_s + busy_s else 0.0,
         "rollouts": _rollouts(connection),
         "rejected": _rejected(connection),
         "leases": _counts(connection, leases.c.state),

@@ -15,6 +15,7 @@ from typing import Any
 from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
 from coordinator.fleet.choice import Candidate, cheapest_cover
 from coordinator.fleet.planning import LARGER, STALENESS_SHOWN
+from protocol.plain import counted
 
 MICROS = 1_000_000
 
@@ -124,7 +125,7 @@ def text(found: dict[str, Any]) -> str:
     rate = sum(one["rate"] for one in nodes)
     lines = [
         f"Measured: an update takes {load['train_s']:.4g} s, a broadcast {load['broadcast_s']:.4g} s, "
-        f"a group {load['rollout_s']:.4g} s; {len(nodes)} nodes give {rate:.4g} groups/s together.",
+        f"a group {load['rollout_s']:.4g} s; {counted(len(nodes), 'node')} give {rate:.4g} groups/s together.",
         f"Kept would be the cheapest that give {found['gamma']:g} times what the learner needs:",
         "",
         f"{'':<36} {_HEADINGS}",

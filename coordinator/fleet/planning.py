@@ -13,6 +13,7 @@ from typing import Any, Literal
 from coordinator.config.modes import ModeName
 from coordinator.fleet.capacity import OVERLAP, VISIBLE, Load, least_staleness, staleness_bound
 from coordinator.spreading.topology import NodeLinks, fluid_bound_s
+from protocol.plain import counted
 
 RULES = {"visible": VISIBLE, "overlap": OVERLAP}
 
@@ -194,25 +195,26 @@ def report(inputs: Inputs, nodes: int | None) -> dict[str, Any]:
 def text(found: dict[str, Any]) -> str:
     """The same in words."""
     inputs, here = found["inputs"], found["plan"]["visible"]
+    is_priced = bool(inputs["node_price_per_hour"] or inputs["learner_price_per_hour"])
     lines = [
         f"S = {inputs['staleness']}, {inputs['groups_per_update']} groups per update, an update every "
         f"{inputs['train_s']:.4g} s, {here['broadcast_s']:.4g} s from publication to a node's first token",
         "",
         f"{'rule':<10} {_HEADINGS}",
-        *(f"{name:<10} {_row(one)}" for name, one in found["plan"].items()),
+        *(f"{name:<10} {_row(one, is_priced)}" for name, one in found["plan"].items()),
         "",
         f"{'S':<10} {_HEADINGS}",
-        *(f"{one['staleness']:<10} {_row(one)}" for one in found["by_staleness"]),
+        *(f"{one['staleness']:<10} {_row(one, is_priced)}" for one in found["by_staleness"]),
         "",
         f"{'if':<36} {_HEADINGS}",
-        *(f"{name:<36} {_row(one)}" for name, one in found["sensitivity"].items()),
+        *(f"{name:<36} {_row(one, is_priced)}" for name, one in found["sensitivity"].items()),
         "",
     ]
     lines += [
         f"{'mode':<10} {'nodes':>6} {'s/update':>9} {'idle':>6} {'oldest':>6} {'in vain':>8} {'cost/update':>11}",
         *(
             f"{way['mode']:<10} {way['nodes'] or 'one':>6} {way['step_s']:>9.4g} {way['idle']:>6.1%} "
-            f"{way['age_max']:>6} {way['in_vain']:>8.0%} {way['cost_per_update']:>11.4g}"
+            f"{way['age_max']:>6} {way['in_vain']:>8.0%} {_cost(way, is_priced)}"
             for way in found["modes"]
         ),
         "",
@@ -220,15 +222,22 @@ def text(found: dict[str, Any]) -> str:
     if here["nodes"] is None:
         lines.append(f"No pool is large enough: with S = {found['least_staleness']} or more, one would be.")
     if found["bubble"]:
-        lines.append(f"With {found['bubble']['nodes']} nodes the learner waits {found['bubble']['share']:.1%}.")
+        nodes = found["bubble"]["nodes"]
+        lines.append(f"With {counted(nodes, 'node')} the learner waits {found['bubble']['share']:.1%}.")
+    if not is_priced:
+        lines.append("No price is given: --node-price and --learner-price, by the hour, say what an update costs.")
     return "\n".join(lines).rstrip()
 
 
 _HEADINGS = f"{'kappa':>5} {'oldest':>6} {'T_bcast s':>9} {'groups/s':>9} {'nodes':>6} {'cost/update':>11}"
 
 
-def _row(one: dict[str, Any]) -> str:
+def _cost(one: dict[str, Any], is_priced: bool) -> str:
+    return f"{one['cost_per_update']:>11.4g}" if is_priced else f"{'-':>11}"
+
+
+def _row(one: dict[str, Any], is_priced: bool) -> str:
     head = f"{one['kappa']:>5} {one['age_max']:>6} {one['broadcast_s']:>9.4g} "
     if one["nodes"] is None:
         return head + "no number of nodes is enough"
-    return head + f"{one['groups_per_s']:>9.4g} {one['nodes']:>6} {one['cost_per_update']:>11.4g}"
+    return head + f"{one['groups_per_s']:>9.4g} {one['nodes']:>6} {_cost(one, is_priced)}"

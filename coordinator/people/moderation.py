@@ -25,7 +25,7 @@ SHORTEST = 6
 
 
 def find(connection: sa.Connection, text: str) -> NodeId:
-    """The node that is meant: by its id, else by the beginning or end of one or by its name.
+    """The node that is meant: by its id, the beginning or end of one, or its name; else by a name without its team.
 
     Names are the nodes' own words: nobody hides behind another's id, nor puts somebody else in the place of theirs.
     """
@@ -33,6 +33,8 @@ def find(connection: sa.Connection, text: str) -> NodeId:
     found = [row.node_id for row in rows if row.node_id == text]
     if not found:
         found = [row.node_id for row in rows if row.name == text or _is_part(row.node_id, text)]
+    if not found:
+        found = [row.node_id for row in rows if text and row.name.rpartition("@")[0] == text]
     if len(found) != 1:
         what = "No node is" if not found else f"{len(found)} nodes are"
         raise NotFound(f"{what} called {text[:80]}.", hint="`swarm-coordinator nodes list` shows their ids.")

@@ -134,9 +134,14 @@ def _figure(
         y = f"{scale.y(value):.1f}"
         axes.append(el("line", x1=f"{scale.axis:.1f}", x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
         axes.append(el("text", label, x=f"{scale.axis - GAP:.1f}", y=y, class_="end"))
-    axes.append(el("text", rows[0][0], x=f"{scale.axis:.1f}", y=HEIGHT - 6))
-    axes.append(el("text", f"{across} {rows[-1][0]}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
-    last = f"{len(rows)} points; {across} {rows[-1][0]}: {', '.join(rows[-1][1:])}. The table below has all of them."
+    if len(rows) > 1:
+        axes.append(el("text", rows[0][0], x=f"{scale.axis:.1f}", y=HEIGHT - 6))
+        axes.append(el("text", f"{across} {rows[-1][0]}", x=WIDTH - RIGHT, y=HEIGHT - 6, class_="end"))
+    else:
+        middle = f"{(scale.axis + WIDTH - RIGHT) / 2:.1f}"
+        axes.append(el("text", f"{across} {rows[0][0]}", x=middle, y=HEIGHT - 6, class_="middle"))
+    many, newest = words.counted(len(rows), "point"), ", ".join(rows[-1][1:])
+    last = f"{many}; {across} {rows[-1][0]}: {newest}. The table below has all of them."
     svg = el(
         "svg", el("title", title, id=f"{name}-title"), el("desc", last, id=f"{name}-desc"), axes, drawn,
         viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_labelledby=f"{name}-title {name}-desc",

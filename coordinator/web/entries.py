@@ -48,7 +48,7 @@ def render(start: int, found: Sequence[Recorded], size: int, join_string: str) -
     ]  # fmt: skip
     about = el(
         "p",
-        f"{words.whole(size)} entries, each under a signed checkpoint within seconds; ",
+        f"{words.counted(size, 'entry', 'entries')}, each under a signed checkpoint within seconds; ",
         el("code", "swarm-node ledger verify"),
         " rebuilds all of it. ",
         el("a", "The file with these entries", href=f"/v1/ledger/tile/{_bundle(start, size).name}") if found else None,
@@ -111,7 +111,7 @@ def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
     if isinstance(entry, OwnerAct):
         return f"owner {nickname(entry.owner)}: {entry.act}"
     if isinstance(entry, PayoutBatch):
-        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {entry.payees} payees"
+        return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
     node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)
     if isinstance(entry, Payout):
         return f"payout {entry.batch}: {words.whole(entry.amount_micros)} go to ", node

@@ -80,7 +80,7 @@ def _facts(node: Node) -> Markup:
         "validated tokens": words.whole(line.validated_tokens),
         "accepted": f"{words.whole(line.accepted)} of {words.whole(line.accepted + line.rejected)}",
         "accept ratio": f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}\u202f%" if interval else words.DASH,
-        "policy lag": words.DASH if line.lag is None else f"{line.lag} updates",
+        "policy lag": words.DASH if line.lag is None else words.counted(line.lag, "update"),
         "price / Mtok": words.whole(line.price_micros_per_mtok),
         "cost / Mtok": words.figure(line.cost_micros_per_mtok),
         "uploaded": words.size(line.uploaded_bytes),

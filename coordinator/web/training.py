@@ -78,8 +78,8 @@ def _health(status: Mapping[str, Any]) -> Markup:
         "learner idle in all": words.percent(status["learner_idle_share"]),
         "work in vain": words.percent(status["in_vain_share"]),
         "age of groups": f"mean {age['mean']:.1f}, p99 {age['p99']}, most {age['max']}",
-        "bound S": f"{status['staleness']} updates",
-        "a version every": f"{status['publish_every']} updates",
+        "bound S": words.counted(status["staleness"], "update"),
+        "a version every": words.counted(status["publish_every"], "update"),
         "late work longer by": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
         "budget left": words.whole(status["budget_micros"]),
     }

@@ -33,7 +33,8 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
         el("title", f"Who had version {version} from whom", id="tree-title"),
         el(
             "desc",
-            f"{len(branches)} nodes, at most {deepest} hops from the seeder; the table below names them.",
+            f"{words.counted(len(branches), 'node')}, at most {words.counted(deepest, 'hop')} from the "
+            "seeder; the table below names them.",
             id="tree-desc",
         ),
         drawn,

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from coordinator.web.html import Markup, el
 from protocol.nicknames import nickname
+from protocol.plain import plural
 
 NAME_MAX = 40
 LINE_MAX = 300
@@ -51,6 +52,11 @@ def line(text: str, most: int = LINE_MAX) -> str:
 def whole(value: int) -> str:
     """A whole number with its thousands apart."""
     return f"{value:,}".replace(",", "\u202f")
+
+
+def counted(count: int, noun: str, many: str = "") -> str:
+    """How many of something."""
+    return f"{whole(count)} {plural(count, noun, many)}"
 
 
 def figure(value: float | None, digits: int = 3) -> str:

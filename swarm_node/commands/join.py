@@ -9,6 +9,7 @@ import typer
 
 from protocol.errors import SwarmError, named
 from protocol.nicknames import nickname
+from protocol.plain import counted
 from swarm_node import logs
 from swarm_node.commands.ledger import Quorum, WitnessKeys, witnesses_of
 from swarm_node.commands.options import (
@@ -205,6 +206,6 @@ def _say(earnings: "Earnings", as_json: bool) -> None:
         return
     rejected = ", ".join(f"{count} {code}" for code, count in earnings.rejected.items())
     typer.echo(
-        f"Accepted {earnings.accepted:,} rollouts of {earnings.tokens:,} tokens, "
+        f"Accepted {counted(earnings.accepted, 'rollout')} of {earnings.tokens:,} tokens, "
         f"worth {earnings.credit_micros:,} micro-units" + (f"; rejected: {rejected}." if rejected else ".")
     )

@@ -15,6 +15,7 @@ import typer
 
 from protocol.errors import CheckpointInvalid, ConfigInvalid, ProofInvalid
 from protocol.lesson import lesson
+from protocol.plain import counted
 from swarm_node import locks
 from swarm_node.commands.options import DEFAULT_HOME, JoinText
 
@@ -68,8 +69,8 @@ def verify(
         return
     owed = sum(micros for name, micros in found.balances.items() if name.startswith(("payable:", "paying:")))
     typer.echo(
-        f"Proved: {found.entries:,} entries make the signed root {found.root[:16]}…, owe {owed:,} micro-units, "
-        f"and say of all {found.nodes:,} nodes what the leaderboard says."
+        f"Proved: {counted(found.entries, 'entry makes', 'entries make')} the signed root {found.root[:16]}…; owed are "
+        f"{owed:,} micro-units, and the leaderboard says of {counted(found.nodes, 'node')} what they say."
     )
     typer.echo(
         f"Its lottery drew {found.audits.drawn:,} of {found.audits.claims:,} claims so far, and none of these was paid "
@@ -109,8 +110,8 @@ def receipts(
         amounts = [int(row["amount_micros"]) for row in found if row["state"] == state]
         if state == "reinstated" and not amounts:
             continue  # as good as always
-        typer.echo(f"{state}: {len(amounts):,} claims, {sum(amounts):,} micro-units, proved")
-    typer.echo(f"no receipt {'here' if offline else 'published'} yet: {len(missing)} claims")
+        typer.echo(f"{state}: {counted(len(amounts), 'claim')}, {sum(amounts):,} micro-units, proved")
+    typer.echo(f"no receipt {'here' if offline else 'published'} yet: {counted(len(missing), 'claim')}")
 
 
 @app.command(

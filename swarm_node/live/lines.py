@@ -7,7 +7,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from protocol.plain import one_line
+from protocol.plain import counted, one_line
 
 GB = 10**9
 
@@ -23,7 +23,7 @@ def _of_status(told: dict[str, Any]) -> Iterator[str]:
     yield f"doing     {doing(told)}"
     yield f"version   {version(told)}"
     yield f"speed     {speed(told)}"
-    yield f"queue     {told['open_leases']} groups in the engine, {told['unsent']} rollouts not sent yet"
+    yield f"queue     {queue(told)}"
     yield f"credit    {credit(told)}"
     yield f"verdicts  {verdicts(told)}"
     yield f"traffic   {traffic(told)}"
@@ -60,7 +60,7 @@ def doing(told: dict[str, Any]) -> str:
     if told["download"]:
         load = told["download"]
         share = load["bytes_done"] / load["bytes"] if load["bytes"] else 0.0
-        rate = f"{load['bytes_per_s'] / 1e6:.1f} MB/s from {load['peers']} peers"
+        rate = f"{load['bytes_per_s'] / 1e6:.1f} MB/s from {counted(load['peers'], 'peer')}"
         fetching = f"fetching version {load['version']}: {share:.0%} of {size(load['bytes'])}, {rate}"
         return f"{told['phase']}, {fetching}"
     if told["phase"] == "offline":
@@ -70,8 +70,17 @@ def doing(told: dict[str, Any]) -> str:
     return str(told["phase"])
 
 
+def queue(told: dict[str, Any]) -> str:
+    """What is under way here."""
+    groups, unsent = told["open_leases"], told["unsent"]
+    return f"{counted(groups, 'group')} in the engine, {counted(unsent, 'rollout')} not sent yet"
+
+
 def version(told: dict[str, Any]) -> str:
     """Which version, how old, and whether there is a newer one."""
+    if not told["version"] and told["resting"]:
+        newest = f"; {told['newest_version']} is out" if told["newest_version"] else ""
+        return f"none is loaded while it rests{newest}"
     if not told["version"]:
         return "none is loaded yet"
     age = f", heard of {ago(told['version_age_s'])} ago" if told["version_age_s"] is not None else ""

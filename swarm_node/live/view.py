@@ -38,7 +38,7 @@ def panel(told: dict[str, Any]) -> RenderableType:
     rows = ("version", "speed", "credit", "verdicts", "traffic", "machine")
     for name in rows:
         table.add_row(name, Text(one_line(getattr(lines, name)(told))))
-    table.add_row("queue", Text(f"{told['open_leases']} groups, {told['unsent']} rollouts not sent yet"))
+    table.add_row("queue", Text(lines.queue(told)))
     title = f"{told['name']} at {told['coordinator']}"
     help_line = Text("Ctrl-C leaves · swarm-node pause | finish | status | limits in another terminal", style="dim")
     return Panel(Group(table, help_line), title=Text(title), title_align="left", border_style="dim")

@@ -51,7 +51,7 @@ def test_status_says_that_it_is_stopped_since_when_and_how_it_goes_on(stopped: P
     first, *rest = say("status", str(stopped)).splitlines()
     launch = f"`swarm-coordinator launch {stopped}`"
     assert first == f"round      STOPPED since 2023-11-14 22:13:20 UTC: {launch} goes on from there."
-    assert any("0 of 1 nodes alive" in line for line in rest)
+    assert any("0 of 1 node alive" in line for line in rest)
     assert any("version 1 of update 0" in line for line in rest)
     assert not any(line.startswith("learner ") for line in rest)
 
@@ -68,6 +68,19 @@ def test_for_scripts_it_is_the_same_json_with_the_moment(stopped: Path) -> None:
     assert told["stopped_since_ms"] == STOPPED_MS
     assert (told["version"], told["nodes"], told["nodes_alive"]) == (1, 1, 0)
     assert told["samples_per_group"] == 2, "as it was launched, not as the file says"
+
+
+def test_a_round_that_was_only_made_is_not_called_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "round.toml"
+    file.write_text(f'[round]\ndirectory = "{tmp_path}/round"\n')
+    say("init", str(file))
+    line = f"NOT LAUNCHED YET: `swarm-coordinator launch {file}` begins it."
+    first, *rest = say("status", str(file)).splitlines()
+    assert first == f"round      {line}"
+    assert not any("STOPPED" in one for one in rest)
+    for what in ("nodes", "policy"):
+        assert say(what, "list", str(file)).splitlines()[-1] == line
+    assert json.loads(say("status", str(file), "--json"))["stopped"] == line
 
 
 class Older(BaseHTTPRequestHandler):

@@ -24,9 +24,14 @@ from coordinator.backup.archive import BackupInvalid, escaped, plain, reading, w
 from coordinator.backup.sealed import seal, unseal
 from coordinator.commands.backup import launch_line
 from coordinator.config import Config, load
+from coordinator.publishing.publish import newest_version
+from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.store.state import Database
 from ledger import store
+from protocol import chunks
 from protocol.errors import ConfigInvalid, DiskFull
+from protocol.ids import ChunkId
+from protocol.manifest import open_manifest, target_path
 from tests.coordinator.old_stores import make_old, schema_of, wipe
 from tests.coordinator.served import serve
 from tests.coordinator.world import World
@@ -109,6 +114,19 @@ def test_no_key_and_no_token_is_readable_in_a_backup(saved: Path) -> None:
     everything = (saved / "file.tar").read_bytes()
     assert len(secrets) > 6
     assert not [path.name for path in secrets if path.read_bytes() in everything]
+
+
+def assert_the_newest_version_is_whole(folder: Path, version: int) -> None:
+    """Store and documents name the same one, and every chunk that leads to it is there."""
+    assert making.newest_document(folder) == version
+    with closing(Database(folder / "state.db")) as database:
+        assert database.run_now(newest_version)[0] == version
+    round_id = SignedMetadata(folder / "keys", folder / "metadata", 0.0).round_id
+    manifest = open_manifest(
+        (folder / "metadata" / target_path(version)).read_bytes(), round_id=round_id, version=version
+    )
+    for name, size_bytes in manifest.chunk_sizes().items():
+        assert (folder / "blobs" / chunks.blob_path(ChunkId(name))).stat().st_size == size_bytes
 
 
 def spoil(path: Path) -> None:
@@ -336,3 +354,32 @@ def test_a_copy_is_of_one_moment_while_others_write(tmp_path: Path) -> None:
     with closing(Database(tmp_path / "copy" / "state.db")) as copied:
         assert copied.run_now(store.size) == before
         assert copied.run_now(store.rebuild) == []
+
+
+def test_a_version_that_is_published_while_the_store_is_copied_is_none_of_the_backup(tmp_path: Path) -> None:
+    """And what its publication deletes is held already: an old version's chunks, the newest one's upload."""
+    settings = tmp_path / "round.toml"
+    settings.write_text("")
+    published = [1]
+
+    async def make() -> Config:
+        async with serve(tmp_path, "staleness.max_updates=0") as served:
+            await served.publish()
+            loop = asyncio.get_running_loop()
+
+            def tell(what: str, _done: int, _total: int) -> None:
+                if what == "store":
+                    published.append(published[-1] + 1)
+                    weights = b"weights of version %d" % published[-1]
+                    asyncio.run_coroutine_threadsafe(served.publish(published[-1], weights), loop).result(30)
+
+            await asyncio.to_thread(
+                making.make, served.round.config, settings, tmp_path / "b", passphrase=PASSPHRASE, tell=tell
+            )
+            return served.round.config
+
+    config = asyncio.run(make())
+    assert len(published) > 1
+    config.round.directory.rename(tmp_path / "gone")
+    restore(tmp_path / "b", tmp_path / "new")
+    assert_the_newest_version_is_whole(tmp_path / "new", 1)

@@ -5,8 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.config import Config, manual, parse
+from protocol.errors import ConfigInvalid
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 
@@ -63,7 +66,8 @@ def test_a_written_file_says_every_key_and_means_the_defaults() -> None:
     """Every key in it, taken out of its comment, is still the default: the file cannot drift from the models."""
     written = manual.toml({})
     assert parse(tomllib.loads(written)) == Config().with_absolute_folder()
-    uncommented = re.sub(r"^# (\w+ = )", r"\1", written, flags=re.MULTILINE)
+    defaults = "\n".join(line for line in written.splitlines() if not line.endswith(manual.EXAMPLE))
+    uncommented = re.sub(r"^# (\w+ = )", r"\1", defaults, flags=re.MULTILINE)
     assert parse(tomllib.loads(uncommented)) == Config().with_absolute_folder()
     for key in manual.every():
         assert f"# {key.name} =" in written, key.path
@@ -74,3 +78,20 @@ def test_what_was_chosen_counts_in_a_written_file() -> None:
     found = parse(tomllib.loads(written))
     assert found.round.listen == "0.0.0.0:1"
     assert found.publish.origins == ("https://a.example/x",)
+
+
+def test_an_example_stands_for_what_is_not_set_and_counts_once_it_is_no_comment() -> None:
+    section, examples = "", 0
+    for line in manual.toml({}).splitlines():
+        section = line.strip("[]") if line.startswith("[") else section
+        if line.endswith(manual.EXAMPLE):
+            manual.sections()[section].model_validate(tomllib.loads(line.removeprefix("# ")))
+            examples += 1
+    assert examples == sum(key.default is None for key in manual.every()) > 10
+
+
+def test_a_setting_where_the_file_belongs_is_met_with_the_option() -> None:
+    for wanted in ("round.listen", "staleness"):
+        done = CliRunner().invoke(app, ["config", "explain", wanted])
+        assert isinstance(done.exception, ConfigInvalid)
+        assert f"--only {wanted}" in done.exception.hint

@@ -24,6 +24,7 @@ from ledger.checkpoint import open_checkpoint
 from ledger.entry import Entry, Root
 from protocol import chunks, limits
 from protocol.errors import ConfigInvalid
+from protocol.plain import counted
 from tests.coordinator.world import clear
 
 NOW = datetime.now(UTC)
@@ -130,7 +131,7 @@ def test_a_round_that_began_without_such_entries_gets_all_of_them(place: Place) 
     before = place.entries()
     assert place.logged() == []
     (place.folder / "resolved.json").write_text(place.config.model_dump_json())
-    assert place.fsck() == (0, f"{len(before)} entries, 0 differences\n")
+    assert place.fsck() == (0, f"{counted(len(before), 'entry', 'entries')}, 0 differences\n")
     place.start()
     assert place.entries()[: len(before) + 3] == before + place.served()
 
@@ -172,7 +173,7 @@ class TestOtherFiles:
         code, said = place.fsck()
         assert code == 1
         assert f"{number}.root.json" in said
-        assert said.endswith(f"{len(before)} entries, 1 differences\n")
+        assert said.endswith(f"{len(before)} entries, 1 difference\n")
 
     @pytest.mark.parametrize("role", ["timestamp", LEDGER])
     def test_a_root_that_was_replaced_by_another_of_its_number_is_refused(self, place: Place, role: str) -> None:

@@ -183,6 +183,20 @@ async def test_a_node_is_found_by_a_part_of_its_id_if_only_one_is_meant(tmp_path
     world.database.close()
 
 
+async def test_a_node_is_found_by_its_name_without_its_team_if_nobody_is_called_so(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    first, second, third = (world.join(number) for number in (1, 2, 3))
+    for node, name in ((first, "rig1@heron"), (second, "rig2@heron"), (third, "rig2")):
+        renamed = sa.update(tables.nodes).where(tables.nodes.c.node_id == node.node_id).values(name=name)
+        world.run(sa.Connection.execute, renamed)
+    assert world.run(moderation.find, "rig1") == world.run(moderation.find, "rig1@heron") == first.node_id
+    assert world.run(moderation.find, "rig2") == third.node_id
+    for text in ("heron", "@heron", "rig"):
+        with pytest.raises(NotFound):
+            world.run(moderation.find, text)
+    world.database.close()
+
+
 async def test_no_name_and_no_refusal_says_anything_to_the_operators_terminal(tmp_path: Path) -> None:
     listen = f"round.listen={free_address()}"
     forged = "rig\x1b[2J\r\nall audits passed\u202e"

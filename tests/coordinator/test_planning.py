@@ -101,10 +101,20 @@ def test_the_command_prints_a_plan_as_text_and_json() -> None:
     told = CliRunner().invoke(app, ["plan", *OPTIONS, "--broadcast-s", "20", "--nodes", "1"])
     assert told.exit_code == 0, told.output
     assert "visible" in told.output
-    assert "With 1 nodes the learner waits" in told.output
+    assert "With 1 node the learner waits" in told.output
     assert "sequential" in told.output
     found = json.loads(CliRunner().invoke(app, ["plan", *OPTIONS, "--broadcast-s", "20", "--json"]).output)
     assert found["plan"]["visible"]["nodes"] == math.ceil(1.1 * 16 / 100 * 30)
+
+
+def test_what_has_no_price_costs_nobody_knows_what() -> None:
+    words = ["plan", *OPTIONS, "--broadcast-s", "20", "--nodes", "1"]
+    unpriced, priced = (CliRunner().invoke(app, [*words, *more]).output for more in ([], ["--node-price", "1"]))
+    rows = [line for line in unpriced.splitlines() if line.startswith(("visible", "echo2", "S is one larger"))]
+    assert [line for line in rows if not line.endswith(" -")] == []
+    assert len(rows) == 3
+    assert "--node-price and --learner-price" in unpriced
+    assert "--node-price" not in priced
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,17 @@ def test_a_wait_that_goes_on_is_a_wait(at_work: World) -> None:
     assert found["learner_idle_share_lately"] > 0.9
 
 
+def test_a_learner_that_waits_for_its_first_node_waits_all_of_its_time(world: World) -> None:
+    """It has done nothing yet, which is no work either."""
+    world.run(programs.launched, world.now_ms)
+    asleep = told(world, 60)
+    assert (asleep["learner_idle_share"], asleep["learner_idle_share_lately"]) == (0, 0), "it has asked for nothing yet"
+    world.run(programs.heard, world.now_ms, asks_for=1)
+    found = told(world, 60)
+    assert (found["learner_idle_share"], found["learner_idle_share_lately"]) == (1, 1)
+    assert "learner idle 100% of the whole round" in overview.text(found | summary.told(CONFIG, "a" * 64))
+
+
 def test_the_first_batch_may_take_minutes_and_not_hours(world: World) -> None:
     world.run(programs.launched, world.now_ms)
     world.run(programs.heard, world.now_ms, asks_for=1)

@@ -20,13 +20,17 @@ make_policy(Path(sys.argv[1]), seed=1, shape=Shape(*map(int, sys.argv[2:])))
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny untrained policy in hub format, 40 kB."""
-    return _made(tmp_path_factory.mktemp("policy") / "tiny", hidden=16, layers=1, heads=2, intermediate=32)
+    return tiny_policy(tmp_path_factory.mktemp("policy") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def large_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same a hundred times as large, 4.5 MB."""
     return _made(tmp_path_factory.mktemp("policy") / "large", hidden=128, layers=4, heads=4, intermediate=512)
+
+
+def tiny_policy(folder: Path) -> Path:
+    return _made(folder, hidden=16, layers=1, heads=2, intermediate=32)
 
 
 def _made(folder: Path, *, hidden: int, layers: int, heads: int, intermediate: int) -> Path:

@@ -2,11 +2,17 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from coordinator.backup import making
 from tests.processes.light_node import Labourer, at_work
 from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
 from tests.processes.rounds import Coordinator, Operator, Settings, assert_ledger_is_sound, operator_of
@@ -124,3 +130,44 @@ def test_a_round_that_is_saved_under_load_goes_on_elsewhere_and_no_fork_is_signe
     assert_nodes_find_it_sound(coordinator, home)
     coordinator.folder = swarm.folder / "elsewhere"
     assert_ledger_is_sound(coordinator)
+
+
+def test_a_round_that_publishes_all_the_time_is_saved(swarm: Swarm, policy: Path) -> None:
+    """One version on the heels of the other, from before the first backup until after the last."""
+    coordinator = Coordinator(swarm, SETTINGS).start()
+    operator = operator_of(swarm, coordinator, policy)
+    operator.publish()
+    known, target = 0, swarm.folder / "saved"
+    with publishing(operator):
+        for _ in range(3):
+            shutil.rmtree(target, ignore_errors=True)
+            known = coordinator.status()["version"]
+            done = run("swarm-coordinator", "backup", str(coordinator.config_file), str(target), "--no-keys")
+            assert done.returncode == 0, done.stderr
+            assert coordinator.status()["version"] > known
+    coordinator.program.kill()
+    coordinator.folder.rename(swarm.folder / "gone")
+    done = run("swarm-coordinator", "restore", str(target), str(swarm.folder / "new"), "--nothing-newer")
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(swarm.folder / "new" / "state.db")) as store:
+        (saved,) = store.execute("SELECT max(version) FROM versions").fetchone()
+    assert saved >= known
+    assert making.newest_document(swarm.folder / "new") == saved
+
+
+@contextmanager
+def publishing(operator: Operator) -> Iterator[None]:
+    """Versions, as fast as they can be."""
+    enough = threading.Event()
+
+    def publish() -> None:
+        while not enough.is_set():
+            operator.publish()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(publish)
+        try:
+            yield
+        finally:
+            enough.set()
+        done.result(PATIENCE_S)

@@ -43,7 +43,7 @@ def test_nobody_is_promised_more_than_the_budget_has() -> None:
     ("changes", "rows", "price", "why"),
     [
         ({}, [], 1, "0 nodes work here"),
-        ({}, [row(10)], 1, "1 nodes work here"),
+        ({}, [row(10)], 1, "1 node works here"),
         ({"finished": True}, [row(1), row(2)], 1, "finished"),
         ({}, [row(1), row(2)], 5_000_001, "pays at most 5000000"),
     ],

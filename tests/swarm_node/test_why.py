@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from coordinator.audit.calibration import SHIPPED, read
 from coordinator.audit.replay import Measured
 from coordinator.audit.verdict import judge
+from ledger.book import ClaimState
 from protocol.auditing import Explanation, Explanations
 from protocol.chunks import digest
 from protocol.errors import ProofInvalid
+from protocol.lease import State
 from protocol.rollout import RolloutClaim, Sample, pack_tokens
 from protocol.signing import NodeKey
 from swarm_node import identity, why
@@ -67,6 +69,44 @@ def test_whatever_became_of_a_claim_the_line_that_repeats_its_check_is_there(fin
 
 def test_what_was_never_answered_cannot_be_repeated() -> None:
     assert AGAIN not in "\n".join(why.lines(told("", {}, claim_id="")))
+
+
+def test_a_list_has_a_line_for_each_lease_and_all_about_those_that_failed() -> None:
+    """And says what its words mean."""
+    each = {
+        "1" * 32: {"state": "posted", "finding": "pass"},
+        "2" * 32: {"state": "pending", "finding": "waiting"},
+        "3" * 32: {"state": "skipped", "finding": "", "claim_id": ""},
+        "4" * 32: {"state": "voided", "finding": "hard", "code": "replay_mismatch"},
+    }
+    given = [told("pass", {}).model_copy(update={"lease_id": name, **fields}) for name, fields in each.items()]
+    listed = list(why.report(Explanations(tolerance="", tolerances=b"", explanations=tuple(given)), [], as_json=False))
+    assert listed[:6] == [
+        f"lease {'1' * 32}: posted, audit: pass",
+        f"lease {'2' * 32}: pending, audit: waiting",
+        f"lease {'3' * 32}: skipped",
+        f"lease {'4' * 32}: voided [replay_mismatch], audit: hard",
+        f"  claim {CLAIM}",
+        f"  again: `swarm-node why JOIN_STRING {'4' * 32} --replay`",
+    ]
+    assert [line.split()[0] for line in listed[7:-1]] == ["posted", "pending", "voided", "skipped"]
+    assert "JOIN_STRING LEASE" in listed[-1]
+
+
+def test_the_one_lease_that_is_named_is_told_in_full() -> None:
+    good = told("pass", {})
+    answer = Explanations(tolerance="", tolerances=b"", explanations=(good,))
+    named = list(why.report(answer, [], about=LEASE, as_json=False))
+    assert named == [*why.lines(good), why.LEGEND, f"  pending    {why.MEANING['pending']}"]
+    assert f"  again: `{AGAIN}`" in named
+    strange = Explanations(
+        tolerance="", tolerances=b"", explanations=(good.model_copy(update={"state": "\x1b[2Jodd"}),)
+    )
+    assert list(why.report(strange, [], as_json=False)) == [f"lease {LEASE}: \\x1b[2Jodd, audit: pass", why.ONE]
+
+
+def test_every_state_that_a_lease_can_have_is_explained() -> None:
+    assert set(why.MEANING) == {*State, ClaimState.PENDING, ClaimState.POSTED, ClaimState.VOIDED}
 
 
 def test_scripts_get_a_command_that_works_at_the_node_and_not_the_operators() -> None:

@@ -106,6 +106,16 @@ def test_a_claim_of_the_version_before_fails_hard_at_the_node_as_it_did_at_the_a
     assert [line.split(",")[0] for line in told.splitlines() if "hard fail: expected" in line] == ["version"], told
 
 
+def test_a_replay_ends_in_a_command_that_can_be_given_again(
+    tmp_path: Path, policies: dict[int, Path], explained: Explanation, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The folder that it was made in is gone."""
+    replayed(a_home(tmp_path, policies, BEFORE, CLAIMED, lease=given(explained)), explained)
+    told = capfd.readouterr().out
+    assert told.splitlines()[-1] == why.repeated(explained)
+    assert "echo-swarm-case-" not in told
+
+
 def test_without_the_version_that_the_claim_is_nearer_to_a_replay_is_no_verdict(
     tmp_path: Path, policies: dict[int, Path], explained: Explanation
 ) -> None:

@@ -8,12 +8,11 @@
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.processes.conftest import MAKE_POLICY
+from tests.processes.conftest import tiny_policy
 from tests.processes.programs import Program, Swarm, script, until
 from tests.processes.rounds import Coordinator
 from tests.tidy.repository import ROOT
@@ -92,8 +91,7 @@ def record(folder: Path) -> str:
 
 
 def _play(swarm: Swarm, session: Session, folder: Path) -> None:
-    policy = folder / "policy"
-    subprocess.run([sys.executable, "-P", "-c", MAKE_POLICY, str(policy)], check=True)
+    policy = tiny_policy(folder / "policy")
     coordinator = Coordinator(swarm, SETTINGS | {"model": {"path": str(policy)}}).start(learner=True)
     file, join, home = str(coordinator.config_file), coordinator.join_string, str(folder / "node")
     coordinator.reaches("version", 1)

@@ -197,3 +197,17 @@ def test_an_interval_is_a_band_from_its_lower_to_its_upper_bound() -> None:
     assert [float(place.partition(",")[2]) for place in band.split()] == [133.0, 133.0, 10.0, 10.0]
     assert "low to high" in drawn
     assert drawn.count("<polyline") == 1
+
+
+def one_line(name: str, title: str, across: str, points: list[charts.Point]) -> Markup:
+    return charts.lines(name, title, across, {"one": points})
+
+
+@pytest.mark.parametrize("draw", [charts.bars, one_line])
+def test_an_axis_with_one_figure_has_one_label(draw: Callable[..., Markup]) -> None:
+    """It stands below the point, and says what it is."""
+    two = draw("a", "a", "update", [(7.0, 0.5), (8.0, 0.5)])
+    single = str(draw("a", "a", "update", [(7.0, 0.5)]))
+    assert re.findall(r"<text[^>]*>((?:update )?7)</text>", single) == ["update 7"]
+    assert "1 point; update 7" in single
+    assert re.findall(r"<text[^>]*>((?:update )?[78])</text>", str(two)) == ["7", "update 8"]

@@ -90,6 +90,17 @@ def test_everything_that_is_promised_stands_in_the_status_and_in_the_live_view()
     assert "hours 22:00-07:00" in status
 
 
+def test_a_node_that_rests_has_put_its_version_down() -> None:
+    """It was loaded before, and will be again."""
+    assert lines.version(told(version=0, resting="paused by you")) == "none is loaded while it rests; 8 is out"
+    assert lines.version(told(version=0, newest_version=0, resting="paused by you")) == "none is loaded while it rests"
+
+
+def test_one_of_a_thing_is_not_called_by_its_plural() -> None:
+    queue = next(line for line in lines.of_status(told(open_leases=1, unsent=1)) if line.startswith("queue"))
+    assert queue == "queue     1 group in the engine, 1 rollout not sent yet"
+
+
 def test_what_is_not_known_is_called_so() -> None:
     unknown = told(
         version=0,

@@ -16,7 +16,8 @@
   rounding, so a trained policy's hundred positions may be eight observations.
 - The end of a sample needs no rule of its own: an end token that was not due, or one that was due and left out, is a
   margin like any other. That nothing follows an end is `form`.
-- A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic.
+- A neighbour must have been scored by the same arithmetic as the claimed version, or the claim leans to the arithmetic;
+  and in float32, whose roundings do not coincide by chance as bf16's few do.
 - Where two versions differ by less than the rounding of a replay, honest claims lean half-way: the rounding of the
   claimed one's is in every error and in every distance. So a lean from there to 1 counts from 0 standard errors to all.
 - A lean finds a step in noise that is larger, over many contexts. Where a claim *is* another version's, but for

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.audit.calibration import GROUP_CONTEXTS_MIN, Limit, Tolerance
+from coordinator.audit.chances import fisher, normal_of_t, tail
 from coordinator.audit.replay import Floats, Measured
 from protocol.errors import SwarmError
 
@@ -214,11 +215,12 @@ def _many(rule: str, measured: Measured, values: Floats, limit: Limit) -> Findin
     outside = measured.sums((values > limit.tolerance).astype(float))
     of, most = len(outside), int(measured.sums(np.ones_like(values)).max())
     looks = [1 << power for power in range(most.bit_length())]
-    chance, least, out, rate = min(
-        (tail(out, of, rate) * len(looks), least, out, rate)
-        for least in looks
-        for out, rate in [(int((outside >= least).sum()), min(1.0, limit.rate * len(values) / (of * least)))]
-    )
+
+    def look(least: int) -> tuple[float, int, int, float]:
+        out, rate = int((outside >= least).sum()), min(1.0, limit.rate * len(values) / (of * least))
+        return len(looks) * tail(out, of, rate), least, out, rate
+
+    chance, least, out, rate = min(map(look, looks))
     if chance >= SOFT_CHANCE:
         return None
     times = f", {least} times or oftener" if least > 1 else ""
@@ -290,37 +292,6 @@ def _chance_to_be_near(measured: Measured, distance: Floats) -> float:
     tells = far > DISTANT * REPLAY_NATS
     parts = near[tells] / far[tells]
     return fisher(np.clip(parts / np.maximum(1 - parts, parts), CONTEXT_CHANCE, 1.0))
-
-
-def fisher(chances: Floats) -> float:
-    """How rarely independent chances are as small together (Fisher 1932): the tail of χ² with two degrees each."""
-    half = float(-np.log(chances).sum())
-    if half <= 0:
-        return 1.0
-    terms = np.arange(len(chances)) * math.log(half) - np.cumsum([0.0, *np.log(np.arange(1, len(chances)))])
-    return min(1.0, float(np.exp(terms - half).sum()))
-
-
-def normal_of_t(t: float, freedom: float) -> float:
-    """As many standard errors of a normal distribution as are as rare as these of Student's t (Wallace 1959)."""
-    if freedom <= 0:
-        return 0.0
-    size = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
-    return math.copysign(size, t)
-
-
-def tail(count: int, of: int, rate: float) -> float:
-    """The chance of `count` or more successes among so many, at this rate each."""
-    if count <= of * rate:
-        return 1.0
-    total = 0.0
-    for successes in range(count, of + 1):  # terms only fall from here on
-        ways = math.lgamma(of + 1) - math.lgamma(successes + 1) - math.lgamma(of - successes + 1)
-        term = math.exp(ways + successes * math.log(rate) + (of - successes) * math.log1p(-rate))
-        total += term
-        if term <= total * 1e-12:
-            break
-    return min(1.0, total)
 
 
 def _worst(measured: Measured, values: Floats, above: float) -> tuple[Position, ...]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from coordinator.audit.calibration import SHIPPED, Tolerance, read
+from coordinator.audit.chances import fisher, normal_of_t, tail
 from coordinator.audit.replay import Measured, joined, margins, score
-from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, fisher, judge, malformed, normal_of_t, tail
+from coordinator.audit.verdict import EVIDENCE_MAX, Outcome, Report, judge, malformed
 from protocol.errors import TokensInvalid
 from protocol.rollout import Completion
 from protocol.sampling import uniforms

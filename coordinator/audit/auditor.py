@@ -137,7 +137,7 @@ class Auditor:
                 failures = 0
             except Unreachable as error:
                 log.warning("%s", error)
-                time.sleep(pause_s(failures))
+                time.sleep(pause_s(failures))  # who is away tells nobody of coming back
                 failures += 1
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.tidy.repository import ROOMS, ROOT, calls, comments, files, imports, python_files, report, text, tree
 
-MODULE_MAX_LINES = 400
+MODULE_MAX_LINES = 600
 FUNCTION_MAX_LINES = 60
 ADR_MAX_LINES = 60
 TWO_SCREENS_LINES = 100
@@ -34,22 +34,20 @@ def test_no_module_is_too_long_to_hold_in_mind() -> None:
     report([f"{path}: {lines} lines" for path, lines in counts.items() if lines > MODULE_MAX_LINES])
 
 
-def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How long a function is for its reader; explaining itself costs nothing."""
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
-    first = function.body[0]
-    if ast.get_docstring(function) is not None and first.end_lineno is not None:
-        lines -= first.end_lineno - first.lineno + 1
-    return lines
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of lines of code; the signature and the docstring are declarations and cost nothing."""
+    first, *rest = function.body
+    start = rest[0] if rest and ast.get_docstring(function) is not None else first
+    return (function.end_lineno or function.lineno) - start.lineno + 1
 
 
 def test_no_function_is_too_long_to_hold_in_mind() -> None:
     long = {
-        f"{path}:{node.name}": lines_without_docstring(node)
+        f"{path}:{node.name}": body_lines(node)
         for path in python_files()
         for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and lines_without_docstring(node) > FUNCTION_MAX_LINES
+        and body_lines(node) > FUNCTION_MAX_LINES
     }
     report([f"{name}: {lines} lines" for name, lines in long.items() if name not in LONG_FUNCTIONS])
     report([f"{name}: allowed to be long, but is not" for name in LONG_FUNCTIONS if name not in long])

@@ -33,7 +33,7 @@ from coordinator.publishing.mirror import open_mirror
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.replacing import Replacement
 from coordinator.publishing.signed_metadata import utc_now
-from coordinator.spreading import broadcasts
+from coordinator.spreading import blames, broadcasts
 from coordinator.spreading.plans import Plans
 from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.work import evaluations, tally
@@ -136,6 +136,7 @@ class Round:
         self._changed = asyncio.Event()
         self._publications: set[asyncio.Task[Any]] = set()
         self._text: PolicyText | None = None
+        self._evidence: tuple[int, blames.Evidence] | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
         self.terms = terms_of(config)
 
@@ -288,6 +289,14 @@ class Round:
                 while self.news.version <= version:
                     await self._changed.wait()
         return self.news.version
+
+    async def blame_evidence(self) -> blames.Evidence:
+        """Return the chunks of the versions that nodes still fetch, read once for each newest version."""
+        version = self.news.version
+        if self._evidence is None or self._evidence[0] != version:
+            chunks_kept = await asyncio.to_thread(self.publisher.chunks_in_use, version)
+            self._evidence = (version, blames.Evidence(chunks_kept, self.plans.is_planned))
+        return self._evidence[1]
 
     def tolerances(self) -> Calibration:
         """What this round's claims are judged by."""

@@ -12,7 +12,7 @@ from coordinator.people import owners, registry
 from coordinator.people.explain import explain
 from coordinator.publishing import publish
 from coordinator.round import Round, now_ms
-from coordinator.spreading import broadcasts, links
+from coordinator.spreading import blames, broadcasts, links
 from coordinator.store.state import get_fact
 from coordinator.work import batches, intake, leases, offers
 from coordinator.work.intake import Judge
@@ -65,7 +65,8 @@ async def register(request: web.Request) -> web.Response:
 @routes.post("/v1/heartbeat")
 async def heartbeat(request: web.Request) -> web.Response:
     """What a node does and has."""
-    await act(request, Heartbeat, _beat)
+    here = request.app[ROUND]
+    await act(request, Heartbeat, _beat, evidence=await here.blame_evidence())
     return reply(_hint(request))
 
 
@@ -217,8 +218,12 @@ def _hint(request: web.Request) -> HeartbeatReply:
     )
 
 
-def _beat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
+def _beat(
+    connection: sa.Connection, node: NodeId, message: Heartbeat, *, evidence: blames.Evidence, now_ms: int
+) -> None:
     registry.heartbeat(connection, node, message, now_ms=now_ms)
+    if message.blames:
+        blames.record(connection, node, message.blames, evidence, now_ms=now_ms)
     broadcasts.note(connection, node, message.reached, now_ms=now_ms)
 
 

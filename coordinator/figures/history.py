@@ -9,18 +9,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import blames, nodes, rejections, rollouts
+from coordinator.people.standings import IS_KNOWN
+from coordinator.spreading import blames
+from coordinator.store.tables import nodes, rejections, rollouts
 from coordinator.work import marks
 from ledger.book import ClaimState
 from ledger.tables import claims_table, entries_table
 from protocol.errors import VerifierFailed
 from protocol.ids import NodeId
+from protocol.plain import counted
 
 DAY_MS = 86_400_000
 
 DAYS_SHOWN = 60
 CLAIMS_SHOWN = 50
 INCIDENTS_SHOWN = 20
+UNPROVEN_SHOWN = 5
+"""Incidents of nodes without validated work: keys are free, and theirs must not push out everything else."""
 
 
 def days(connection: sa.Connection, node: NodeId) -> list[dict[str, Any]]:
@@ -89,25 +94,13 @@ class Incident:
 
 
 def incidents(connection: sa.Connection) -> list[Incident]:
-    """What went wrong lately, the newest first: refusals by node and code, accused peers, failed rewards."""
-    refused = connection.execute(
-        sa.select(rejections, rejections.c.count.label("times"), nodes.c.name)
-        .outerjoin(nodes, nodes.c.node_id == rejections.c.node_id)
-        .order_by(rejections.c.last_ms.desc())
-        .limit(INCIDENTS_SHOWN)
-    )
-    accused = connection.execute(
-        sa.select(blames, nodes.c.name)
-        .outerjoin(nodes, nodes.c.node_id == blames.c.accused)
-        .order_by(blames.c.number.desc())
-        .limit(INCIDENTS_SHOWN)
-    )
-    found = [
-        Incident(row.last_ms, row.node_id, row.name or "", row.code, row.times, row.last_message) for row in refused
-    ]
-    for row in accused:
-        detail = f"Sent bytes {row.got[:16]}… as chunk {row.chunk[:16]}…."
-        found.append(Incident(row.recorded_ms, row.accused, row.name or "", "wrong_chunk", 1, detail))
+    """Return what went wrong lately, the newest first: rejections by node and code, accused peers, failed rewards."""
+    found = _rejected(connection, IS_KNOWN, INCIDENTS_SHOWN) + _rejected(connection, ~IS_KNOWN, UNPROVEN_SHOWN)
+    for accused in blames.accusations(connection, accused_max=INCIDENTS_SHOWN):
+        node = (accused.accused, accused.accused_name)
+        found.append(Incident(accused.newest_ms, *node, "wrong_chunk", accused.chunks, accused.detail))
+    if unproven := blames.unproven(connection):
+        found.append(_of_unproven(unproven))
     unjudged = connection.execute(
         sa.select(rollouts.c.accepted_ms, rollouts.c.node_id, rollouts.c.marks, nodes.c.name)
         .outerjoin(nodes, nodes.c.node_id == rollouts.c.node_id)
@@ -119,3 +112,23 @@ def incidents(connection: sa.Connection) -> list[Incident]:
         detail = f"No fault of the node's, which is paid. {row.marks.get(marks.GIVEN_UP, '')}"
         found.append(Incident(row.accepted_ms, row.node_id, row.name or "", VerifierFailed.code, 1, detail))
     return sorted(found, key=lambda one: -one.ms)[:INCIDENTS_SHOWN]
+
+
+def _rejected(connection: sa.Connection, standing: sa.ColumnElement[bool], shown_max: int) -> list[Incident]:
+    """Return the newest rejections of nodes with this standing."""
+    rows = connection.execute(
+        sa.select(rejections, rejections.c.count.label("times"), nodes.c.name)
+        .outerjoin(nodes, nodes.c.node_id == rejections.c.node_id)
+        .where(standing)
+        .order_by(rejections.c.last_ms.desc())
+        .limit(shown_max)
+    )
+    return [Incident(row.last_ms, row.node_id, row.name or "", row.code, row.times, row.last_message) for row in rows]
+
+
+def _of_unproven(blamed: blames.Unproven) -> Incident:
+    detail = (
+        f"{counted(blamed.accusers, 'node')} without validated work blamed {counted(blamed.accused, 'node')}. "
+        "Such reports do not count."
+    )
+    return Incident(blamed.newest_ms, "", "unproven nodes", "wrong_chunk", blamed.rows, detail)

@@ -15,9 +15,9 @@ from coordinator.figures import health, history, programs, waiting
 from coordinator.fleet import activation
 from coordinator.people import standings
 from coordinator.publishing import publish
-from coordinator.spreading import broadcasts
+from coordinator.spreading import blames, broadcasts
 from coordinator.store.state import get_fact
-from coordinator.store.tables import batches, blames, leases, nodes, rejections, rollouts, transfers
+from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
 from coordinator.work import curriculum, evaluations
 from coordinator.work.leases import latest_batch, rules_of
 from ledger import store
@@ -149,7 +149,7 @@ def leaderboard(connection: sa.Connection, others_max: int | None = None) -> lis
             ).group_by(transfers.c.node_id)
         )
     }
-    accused = _by_name(connection, sa.select(blames.c.accused, sa.func.count()).group_by(blames.c.accused))
+    accused = blames.counts(connection)
     refused = _by_name(
         connection, sa.select(rejections.c.node_id, sa.func.sum(rejections.c.count)).group_by(rejections.c.node_id)
     )

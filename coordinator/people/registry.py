@@ -7,19 +7,16 @@ import sqlalchemy as sa
 
 from coordinator.people import owners, standings
 from coordinator.people.dialable import dialable
-from coordinator.store.tables import blames, fleet, nodes, nonces, transfers, trust
+from coordinator.store.tables import fleet, nodes, nonces, transfers, trust
 from ledger.prepared import Prepared
 from protocol import limits
 from protocol.breach import different
 from protocol.errors import KeyRevoked, NonceReplayed, NotInvited, PriceTooHigh, UnknownNode
 from protocol.ids import NodeId
-from protocol.messages import Blame, Heartbeat, Register, Transfer
+from protocol.messages import Heartbeat, Register, Transfer
 
 SESSIONS_MAX = 1000
 """Starts of one agent whose traffic is counted; a node that names ever new ones fills no disk."""
-
-BLAMES_MAX = 100
-"""Accusations one node can make in a round; the same for slander."""
 
 
 # Built once: making a statement costs more than running it, and these run for every request.
@@ -145,7 +142,7 @@ def is_any_revoked(connection: sa.Connection, working: Sequence[NodeId]) -> bool
 
 
 def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, now_ms: int) -> None:
-    """Note what a node holds, how fast it is, what it moved and whom it blames."""
+    """Record what a node holds, how fast it is and what it moved."""
     seen = {
         "new_last_seen_ms": now_ms,
         "new_version": message.version,
@@ -158,29 +155,11 @@ def heartbeat(connection: sa.Connection, node: NodeId, message: Heartbeat, *, no
     counted = {f"new_{name}": count for name, count in moved.items()}
     if not _moved(connection, node=node, of=message.session, **counted).rowcount:
         _begin_session(connection, node, message.session, moved)
-    if message.blames:
-        _note_blames(connection, node, message.blames, now_ms)
 
 
 def _begin_session(connection: sa.Connection, node: NodeId, session: str, moved: dict[str, int]) -> None:
     if _sessions(connection, node=node).scalar() < SESSIONS_MAX:
         _begin(connection, node_id=node, session=session, **moved)
-
-
-def _note_blames(connection: sa.Connection, node: NodeId, said: Sequence[Blame], now_ms: int) -> None:
-    for blame in said[: BLAMES_MAX - _blames_of(connection, node)]:
-        known = (blames.c.accuser == node) & (blames.c.accused == blame.peer_id) & (blames.c.chunk == blame.chunk)
-        if not connection.execute(sa.select(blames.c.number).where(known)).first():
-            connection.execute(
-                sa.insert(blames).values(
-                    accuser=node, accused=blame.peer_id, chunk=blame.chunk, got=blame.got, recorded_ms=now_ms
-                )
-            )
-
-
-def _blames_of(connection: sa.Connection, node: NodeId) -> int:
-    here = sa.select(sa.func.count()).select_from(blames).where(blames.c.accuser == node)
-    return min(BLAMES_MAX, connection.execute(here).scalar_one())
 
 
 def further_addresses(connection: sa.Connection, *, silent_after_ms: int, now_ms: int) -> dict[NodeId, tuple[str, ...]]:

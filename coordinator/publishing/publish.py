@@ -109,10 +109,8 @@ class Publisher:
 
     def forget_old(self, newest: int, *, audited: int | None = None) -> Kept:
         """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for."""
-        in_use = max(1, newest - self._keep + 1)
-        wanted: set[str] = set()
-        for version in range(in_use, newest + 1):
-            wanted.update(self._chunks(version))
+        in_use = self._in_use(newest).start
+        wanted = set(self.chunks_in_use(newest))
         kept = self._keep_for_audits(in_use, max(1, audited or in_use), wanted)
         for blob in self.blobs.glob("??/*"):
             if len(blob.name) == 64 and blob.name not in wanted:
@@ -121,6 +119,13 @@ class Publisher:
             if upload.name.isdigit() and int(upload.name) < newest:
                 shutil.rmtree(upload)
         return kept
+
+    def chunks_in_use(self, newest: int) -> frozenset[str]:
+        """Return every chunk that leads to a version that nodes may still fetch."""
+        return frozenset(chunk for version in self._in_use(newest) for chunk in self._chunks(version))
+
+    def _in_use(self, newest: int) -> range:
+        return range(max(1, newest - self._keep + 1), newest + 1)
 
     def _keep_for_audits(self, in_use: int, audited: int, wanted: set[str]) -> Kept:
         """Add what older versions need, the newest first, as far as there is room; what was deleted takes none."""

@@ -8,6 +8,7 @@
 - The timestamp is short-lived and signed again while the coordinator runs; a node that sees it expire stops working.
 """
 
+import hashlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,17 @@ class SignedMetadata:
         self._sign_timestamp(timestamp, timestamp.snapshot_meta, now)
 
     def read(self, name: str) -> bytes | None:
-        """A document by its public name, or None."""
+        """Return a document by its public name, or None.
+
+        A standard TUF client asks for a target by `<SHA-256>.<name>`: the root says that snapshots are consistent.
+        """
+        digest, _, rest = name.partition(".")
+        if len(digest) == 64 and rest:
+            data = self._read_plain(rest)
+            return data if data is not None and hashlib.sha256(data).hexdigest() == digest else None
+        return self._read_plain(name)
+
+    def _read_plain(self, name: str) -> bytes | None:
         path = self._folder / name
         plain = path.name == name and not name.startswith(".") and len(name) < 100
         return path.read_bytes() if plain and path.is_file() else None

@@ -41,6 +41,11 @@ class Plans:
         """Whether the live nodes must be looked up before `part` can answer."""
         return not self.has(version) or now_ms >= self._looked_ms + PLANNED_FOR_MS
 
+    def is_planned(self, node: str, upstream: str) -> bool:
+        """Return True if the plan connects a node to this upstream, as a parent or as a spare."""
+        plan = self._topology
+        return plan is not None and node in plan.parents and upstream in plan.upstreams(node)
+
     def fit_in(self, node: NodeId) -> None:
         """Give a node its part that has come since the live ones were looked up."""
         if self._topology is not None and node not in self._topology.parents:

@@ -184,7 +184,7 @@ def _incidents(incidents: Sequence[Incident]) -> Markup:
     rows = [
         [
             words.moment(one.ms),
-            node_link(one.node_id, one.name),
+            node_link(one.node_id, one.name) if one.node_id else one.name,
             el("code", one.what),
             words.whole(one.count),
             words.line(one.detail),

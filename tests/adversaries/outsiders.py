@@ -45,6 +45,16 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "slander by free keys",
+        {
+            "tests/coordinator/test_blames.py": [
+                "test_slander_by_free_keys_does_not_fill_the_incidents",
+                "test_invented_chunk_is_not_recorded",
+                "test_blame_over_an_invented_connection_is_not_recorded",
+            ]
+        },
+    ),
+    Outsider(
         "withholding",
         {
             "tests/processes/test_frozen_peer.py": [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse, web
+from tuf.ngclient import Updater
 from yarl import URL
 
 from coordinator.api import learner, nodes
@@ -312,6 +313,27 @@ class TestStrangers:
             response = await served.client.get(f"/v1/metadata/{name}")
             assert await response.read() == served.round.metadata.read(name)
             assert caching in response.headers["Cache-Control"]
+
+    async def test_a_stock_tuf_client_finds_the_manifest_under_its_prefixed_name(
+        self, served: Served, tmp_path: Path
+    ) -> None:
+        await served.publish(1)
+        base = str(served.client.make_url("/v1/metadata/"))
+
+        def download() -> bytes:
+            (tmp_path / "tuf").mkdir()
+            updater = Updater(
+                str(tmp_path / "tuf"), base, str(tmp_path), base, bootstrap=served.round.metadata.read("1.root.json")
+            )
+            target = updater.get_targetinfo("policy-000000000001.manifest")
+            assert target is not None
+            return Path(updater.download_target(target)).read_bytes()
+
+        assert await asyncio.to_thread(download) == served.round.metadata.read("policy-000000000001.manifest")
+
+    async def test_a_manifest_is_not_served_under_another_hash(self, served: Served) -> None:
+        await served.publish(1)
+        await refused(await served.client.get(f"/v1/metadata/{'0' * 64}.policy-000000000001.manifest"), "not_found")
 
     async def test_what_a_node_calls_itself_is_only_text(self, served: Served) -> None:
         name = "<script>alert(1)</script>\u202e"

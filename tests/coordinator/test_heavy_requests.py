@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from protocol import canonical, limits
-from protocol.messages import LeaseProgress, LeaseProgressReply
+from protocol.messages import HeartbeatReply, LeaseProgress, LeaseProgressReply, ReturnLeases
 from protocol.signing import NodeKey
 from tests.coordinator.counting import Work, counted
 from tests.coordinator.served import Served, serve
@@ -107,3 +107,39 @@ async def test_a_request_that_is_nothing_but_values_is_hardly_read(served: Serve
     assert response.status in (400, 413)
     assert work.all["values"] <= VALUES_MAX
     assert work.writer == {}
+
+
+async def test_leases_that_were_never_given_out_are_returned_with_few_statements(served: Served, work: Work) -> None:
+    key = await served.join()
+    invented = tuple(f"{number:032x}" for number in range(limits.LEASES_PER_REQUEST_MAX))
+    work.clear()
+    await served.call(key, "/v1/leases/return", ReturnLeases(lease_ids=invented), HeartbeatReply)
+    assert work.writer["statements"] <= STATEMENTS_MAX
+
+
+async def test_several_rollouts_of_one_request_are_accepted_after_their_leases_were_looked_up(
+    served: Served, work: Work
+) -> None:
+    key = await served.join()
+    given = await served.lease(key, 4)
+    envelopes = [served.answer(key, lease) for lease in given]
+    work.clear()
+    verdicts = await served.submit(key, *envelopes, envelopes[0], b"garbage")
+    said = [(verdict.outcome, verdict.lease_id) for verdict in verdicts]
+    assert said[:4] == [("accepted", lease.lease_id) for lease in given]
+    assert said[4:] == [("already_accepted", given[0].lease_id), ("rejected", "")]
+    assert work.writer["signatures"] == 0
+
+
+async def test_an_envelope_larger_than_its_lease_can_be_answered_with_is_not_decoded(
+    served: Served, work: Work
+) -> None:
+    key = await served.join()
+    (lease,) = await served.lease(key)
+    envelope = key.seal("rollout", naming(lease.lease_id, round_id="a" * 64, samples=[bytes(2**17)]))
+    work.clear()
+    (verdict,) = await served.submit(key, envelope)
+    assert (verdict.code, verdict.lease_id) == ("message_too_large", "")
+    assert work.all["signatures"] == 1  # that of the request
+    (verdict,) = await served.submit(key, served.answer(key, lease))
+    assert verdict.outcome == "accepted"

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_S = 75.0
-"""For the head of a request, and between two requests of a connection: longer than proxies keep theirs."""
+"""Between two requests of a connection: longer than proxies keep theirs."""
 
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
@@ -122,6 +122,7 @@ def make_runner(round_: Round) -> web.AppRunner:
         shutdown_timeout=0.5,
         auto_decompress=False,
         keepalive_timeout=IDLE_S,
+        lingering_time=0,  # `coordinator.api.http` reads what is left of a refused body, within bounds
     )
     app.cleanup_ctx.append(Callers(runner, round_.config.round.connections_per_address).run)
     return runner
@@ -343,7 +344,7 @@ async def _shown(show: "Show", app: web.Application) -> None:
     """Draw what the operator is told at `/v1/operator/status`."""
 
     async def look() -> Mapping[str, Any]:
-        told: dict[str, Any] = json.loads((await app[public.OPERATOR_STATUS].get()).figures)
+        told: dict[str, Any] = json.loads(await public.aged(app[public.OPERATOR_STATUS]))
         return told
 
     await show(look)

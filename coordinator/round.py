@@ -10,7 +10,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,6 +120,7 @@ class Round:
             room_bytes=int(config.audit.kept_gib * 2**30),
         )
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.batch_ready = asyncio.Event()
         self.unscored = asyncio.Event()
         """Something was accepted whose rewards take a process."""
@@ -313,7 +315,12 @@ class Round:
         """Sign the ledger as it is now, or find the last checkpoint still true."""
         return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger)
 
+    async def beside_the_loop(self, work: Callable[[], T]) -> T:
+        """Call what takes long and needs no store, one after the other, so that it holds up neither loop nor writer."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
+
     def close(self) -> None:
+        self._beside.shutdown()
         self._held.close()
 
 

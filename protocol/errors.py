@@ -56,6 +56,12 @@ class NotCanonical(SwarmError):
     code, http_status, fault = "not_canonical", 400, "node"
 
 
+class NotRead(SwarmError):
+    """A rollout behind too many malformed ones of its request; it may be sent again by itself."""
+
+    code, http_status, fault = "not_read", 422, "node"
+
+
 class NonFiniteNumber(SwarmError):
     """A NaN or an infinity where a number is needed."""
 
@@ -201,7 +207,7 @@ class TokensInvalid(SwarmError):
 
 
 class LogprobsInvalid(SwarmError):
-    """Log-probabilities that are missing, positive, or not numbers."""
+    """Log-probabilities that are missing, positive, absurdly low, or not numbers."""
 
     code, http_status, fault = "logprobs_invalid", 422, "node"
 

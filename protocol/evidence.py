@@ -65,6 +65,7 @@ class Rule(NamedTuple):
 RULES: dict[str, Rule] = {
     errors.MessageTooLarge.code: Rule("size", "message", "a message within the limits of this protocol", True),
     errors.MalformedMessage.code: Rule("schema", "message", "the fields that the message has, and no others", True),
+    errors.NotRead.code: Rule("schema", "message", "no malformed rollouts before it in its request"),
     errors.NotCanonical.code: Rule("schema", "message", "the one canonical encoding of its value", True),
     errors.NonFiniteNumber.code: Rule("schema", "message", "finite numbers", True),
     errors.BadSignature.code: Rule("signature", "signature", "the named signer's signature of this payload", True),
@@ -81,7 +82,7 @@ RULES: dict[str, Rule] = {
     errors.StaleVersion.code: Rule("version", "version", "a version within the bound of staleness"),
     errors.TokensInvalid.code: Rule("tokens", "samples", "tokens that the policy could have drawn", True),
     errors.LogprobsInvalid.code: Rule(
-        "tokens", "samples", "a log-probability for every token, finite, not above 0", True
+        "tokens", "samples", "a log-probability for every token, at most 0 and not absurdly low", True
     ),
     errors.ObservationForged.code: Rule("tokens", "samples", "what the environment answers there", True),
     errors.EpisodeOverrun.code: Rule("tokens", "samples", "nothing after the end of the episode", True),
@@ -96,13 +97,16 @@ _OTHER = Rule("intake", "message", "a rollout that can be taken")
 """For a code that no table has: intake answers whatever happens, and a test finds the gap."""
 
 
-def of(error: SwarmError, *, envelope: bytes, lease_id: str) -> Evidence:
-    """The evidence for the rejection of these bytes; of a lease that could not be read, the command names none."""
+def of(error: SwarmError, *, envelope: bytes, lease_id: str, claim_id: str = "") -> Evidence:
+    """The evidence for the rejection of these bytes; of a lease that could not be read, the command names none.
+
+    Whoever has read the envelope before names its claim.
+    """
     rule, seen = RULES.get(error.code, _OTHER), error.breach
     return Evidence(
         code=error.code,
         step=rule.step,
-        claim_id=_claim_id(envelope),
+        claim_id=claim_id or _claim_id(envelope),
         field=(seen.field or rule.field)[:TEXT_MAX],
         expected=(seen.expected or rule.expected)[:TEXT_MAX],
         observed=(seen.observed or error.message or error.code)[:TEXT_MAX],

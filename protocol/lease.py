@@ -57,6 +57,22 @@ class Lease(Message):
         return chunks.digest(self.to_bytes())
 
 
+def answer_max_bytes(samples: int, max_new_tokens: int) -> int:
+    """Return the size of the largest envelope that can answer a lease, or tell a part of it."""
+    return limits.ANSWER_HEAD_BYTES + samples * (limits.ANSWER_SAMPLE_BYTES + 8 * max_new_tokens)
+
+
+def named_lease(payload: bytes) -> str:
+    """Return the id of the lease that a claim or a fragment names, without decoding it; empty if it names none there.
+
+    The keys are sorted, so that both begin with a map's header, `lease_digest` and `lease_id`, each of fixed length.
+    """
+    digest, lease_id = payload[1:16], payload[80:91]
+    if (digest, lease_id) != (b"\xaclease_digest\xd9\x40", b"\xa8lease_id\xd9\x20"):
+        return ""
+    return payload[91:123].decode("ascii", errors="replace")
+
+
 class State(StrEnum):
     """Where a lease stands."""
 

@@ -22,6 +22,22 @@ MESSAGE_MAX_DEPTH = 8
 MESSAGE_MAX_ITEMS = 100_000
 """Containers and scalars in one message: tokens travel as packed bytes, so even a manifest stays below."""
 
+SPARE_ITEMS = 64
+"""Values of a message beyond what its fields can hold: an unknown field is then refused by its name."""
+
+REGISTER_MAX_ITEMS = 1_000
+"""Values of a registration: ours has thirty, and one of another generation is read far enough to be told so."""
+
+MALFORMED_MAX = 3
+"""Envelopes of one request that cannot be read, before the rest is left unread: an honest node sends none."""
+
+ANSWER_HEAD_BYTES, ANSWER_SAMPLE_BYTES = 1 * KIB, 128
+"""What an envelope around a claim or a fragment has beside tokens and log-probabilities: once, and for each sample.
+Names, digests and a signature take 600 bytes, the words around a sample 70."""
+
+READ_AT_ONCE_BYTES = 64 * KIB
+"""An envelope that comes alone and is no larger is decoded before its lease is looked up: a millisecond at the most."""
+
 STRING_MAX_BYTES = 4 * KIB
 """Names, hints and addresses; long text travels as tokens."""
 
@@ -36,6 +52,10 @@ WEIGHT_MAX = 100.0
 
 SKIPPED_SPANS_MAX = 64
 """Spans of a completion that are not trained on; who wants more wants another reward."""
+
+LOGPROB_MIN = -104.0
+"""Of a drawn token, in nats: e to this power is less than the smallest float32 above 0, so no softmax in float32 gives
+a token such a probability. A uniform of 53 bits hardly ever draws one below 2^-53, which is -36.7 nats."""
 
 TOKENS_MAX = 32_768
 """Tokens of one prompt or completion; the longest contexts that consumer cards sample."""

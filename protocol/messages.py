@@ -15,7 +15,7 @@ from protocol.errors import RequestExpired, WrongAudience
 from protocol.evidence import Evidence
 from protocol.ids import Hex32, Hex64
 from protocol.lease import Lease, Numerics
-from protocol.message import Message
+from protocol.message import Message, items_max
 from protocol.signing import NodeKey, Signed, open_envelope
 
 PeerId = Annotated[str, StringConstraints(pattern=r"^12D3Koo[1-9A-HJ-NP-Za-km-z]{45}$")]
@@ -51,7 +51,7 @@ class Register(Message):
     @classmethod
     def from_bytes(cls, data: bytes, *, max_bytes: int = limits.MESSAGE_MAX_BYTES) -> Self:
         """As any message; but one of a retired generation is told so, whatever else it looks like."""
-        generation.require_current(canonical.read(data, max_bytes=max_bytes))
+        generation.require_current(canonical.read(data, max_bytes=max_bytes, max_items=limits.REGISTER_MAX_ITEMS))
         return super().from_bytes(data, max_bytes=max_bytes)
 
 
@@ -279,7 +279,9 @@ def seal_request(key: NodeKey, *, round_id: str, path: str, nonce: bytes, now_ms
 def open_request(data: bytes, *, round_id: str, path: str, now_ms: int) -> tuple[Signed, Request]:
     """Check a request's form, signature, audience and age; whether its nonce is new is for the caller to know."""
     signed = open_envelope("request", data)
-    request = Request.from_value(canonical.decode(signed.payload, max_bytes=limits.REQUEST_MAX_BYTES))
+    request = Request.from_value(
+        canonical.decode(signed.payload, max_bytes=limits.REQUEST_MAX_BYTES, max_items=items_max(Request))
+    )
     if request.round_id != round_id or request.path != path:
         raise WrongAudience(
             "The request was signed for another round or another address.",

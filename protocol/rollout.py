@@ -30,9 +30,6 @@ Logprobs = npt.NDArray[np.float32]
 REPEATED = ("round_id", "lease_id", "lease_digest", "samples")
 """What a claim repeats of its lease; of the samples, how many there are."""
 
-LOGPROB_SLACK = 1e-3
-"""How far above zero rounding may carry the log-probability of a sure token."""
-
 
 class Sample(Message):
     """One completion: its tokens up to and with the end token, and how likely each was when it was drawn.
@@ -168,7 +165,8 @@ def _are_sound(samples: Sequence[Sample], bounds: PolicyBounds) -> bool:
         int(tokens.max()) < bounds.vocab_size
         and np.flatnonzero(ends).tolist() == last
         and bool(np.isfinite(logprobs).all())
-        and float(logprobs.max()) <= LOGPROB_SLACK
+        and float(logprobs.max()) <= 0
+        and float(logprobs.min()) >= limits.LOGPROB_MIN
     )
 
 
@@ -266,11 +264,13 @@ def check_logprobs(number: int, data: bytes, count: int) -> Logprobs:
             f"Sample {number} has a log-probability that is not a finite number.",
             breach=_places(number, "logprobs", "finite numbers", logprobs, ~np.isfinite(logprobs)),
         )
-    if float(logprobs.max()) > LOGPROB_SLACK:
-        seen = _places(number, "logprobs", "at most 0", logprobs, logprobs > LOGPROB_SLACK)
+    wrong = (logprobs > 0) | (logprobs < limits.LOGPROB_MIN)
+    if wrong.any():
+        first = float(logprobs[wrong][0])
+        where = "above 0" if first > 0 else f"below {limits.LOGPROB_MIN:g}"
         raise LogprobsInvalid(
-            f"Sample {number} has the log-probability {float(logprobs.max()):.4g}, above zero.",
-            breach=seen._replace(tolerance=f"{LOGPROB_SLACK:g} nats, for rounding"),
+            f"Sample {number} has the log-probability {first:.4g}, {where}.",
+            breach=_places(number, "logprobs", f"{limits.LOGPROB_MIN:g} to 0", logprobs, wrong),
         )
     return logprobs
 

@@ -1,7 +1,7 @@
 """Ed25519 signatures over canonical messages, separated by domain so that one can never pass for another.
 
 - What is signed: `echo-swarm/1/<domain>` + a zero byte + the payload bytes.
-- The type changes when the check passes: `bytes → Envelope → Signed`; only `open_envelope` makes a `Signed`.
+- The type changes when the check passes: `bytes → Envelope → Signed`; only `check_envelope` makes a `Signed`.
 - A node signs with the key that its node id names; there is no other binding to look up.
 - libsodium checks them: in half of OpenSSL's time, and it refuses keys of small order, under which one signature fits
   any message and so proves nothing, and second spellings of a key or a signature.
@@ -58,7 +58,11 @@ class NodeKey:
 
 def open_envelope(domain: Domain, data: bytes, *, max_bytes: int = limits.REQUEST_MAX_BYTES) -> Signed:
     """Check an envelope's form and signature."""
-    envelope = Envelope.from_bytes(data, max_bytes=max_bytes)
+    return check_envelope(domain, Envelope.from_bytes(data, max_bytes=max_bytes))
+
+
+def check_envelope(domain: Domain, envelope: Envelope) -> Signed:
+    """Check the signature of an envelope that was read."""
     signer = NodeId(envelope.signer)
     try:
         VerifyKey(ids.public_key(signer)).verify(_to_sign(domain, envelope.payload), envelope.signature)

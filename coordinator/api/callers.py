@@ -3,6 +3,8 @@
 - Every `LOOK_S` all connections are looked at. Of a neighbourhood that has more than its share the newest are closed.
 - All together are as many as this process may have files, less those that it needs itself. Beyond, shares shrink until
   the rest fits: the largest neighbourhoods lose first.
+- A connection that has not sent the whole head of a request within `HEAD_S` is closed, a proxy's, too: these send heads
+  at once. After an answer, the next head may take as long as a connection may be idle.
 - An answer that waits in memory to be read may take the grace and the time that its size needs at the rate at which
   bodies must come; it begins anew where more was written, as a stream does while it is read. All such answers together
   hold at most `UNREAD_MAX_BYTES`, else the largest go first.
@@ -25,6 +27,9 @@ from coordinator.api.places import HERE, place
 from protocol.limits import MIB
 
 LOOK_S = 2.0
+
+HEAD_S = 10.0
+"""For the first head on a connection, since it was seen: one packet, sent again a few times on a bad line."""
 
 FILES_KEPT = 128
 """For the store, chunks on their way out, and the pipes of children."""
@@ -53,6 +58,8 @@ class Callers:
         self._runner = runner
         self._per_address = per_address
         self._unread: dict[web.RequestHandler, _Unread] = {}
+        self._silent: dict[web.RequestHandler, float] = {}
+        """Connections that have made no request yet, and since when they were seen."""
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Look after them as long as the application lives."""
@@ -74,13 +81,14 @@ class Callers:
         share = _share(Counter(where for _, _, where in lines), self._per_address, connections_max())
         held = Counter[str]()
         unread: dict[web.RequestHandler, _Unread] = {}
+        silent = {one: self._silent.get(one, now_s) for one, _, _ in lines if not one._request_count}
         for one, transport, where in lines:
             held[where] += 1
-            if held[where] > share and where != HERE:
+            if (held[where] > share and where != HERE) or now_s - silent.get(one, now_s) > HEAD_S:
                 transport.abort()
             elif size := transport.get_write_buffer_size():
                 unread[one] = self._unread.get(one, _Unread(now_s, size, size)).seen(size, now_s)
-        self._unread = unread
+        self._unread, self._silent = unread, silent
         self._cut_slow(now_s)
 
     def _cut_slow(self, now_s: float) -> None:

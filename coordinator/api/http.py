@@ -13,16 +13,19 @@ import json
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from coordinator.api.bodies import BODIES
 from coordinator.people import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, Overloaded, SwarmError
+from protocol.ids import NodeId
 from protocol.message import Message
 from protocol.messages import LeaseProgress, Submission, open_request
 
@@ -31,6 +34,11 @@ log = logging.getLogger(__name__)
 ROUND = web.AppKey("round", Round)
 BY_OPERATOR = web.RequestKey("by_operator", bool)
 MSGPACK = "application/msgpack"
+
+SPOKEN = (HttpVersion10, HttpVersion11)
+
+LINGER_S = 10.0
+"""How long the rest of a refused body is read, so that its sender reads the answer."""
 
 RETRY_AFTER_S = (2, 8)
 """When to come again, at the earliest and the latest; whoever comes too early costs a tenth of a request."""
@@ -47,34 +55,84 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure as a named error."""
     try:
+        if request.version not in SPOKEN:
+            raise MalformedMessage("This server speaks HTTP/1.0 and HTTP/1.1.")
         return await handler(request)
     except SwarmError as error:
-        return _error(request, error)
+        return await _refuse(request, error)
     except web.HTTPNotFound:
-        return _error(request, NotFound(f"There is nothing at {request.path[:100]}."))
+        return await _refuse(request, NotFound(f"There is nothing at {request.path[:100]}."))
     except web.HTTPException as error:
-        return _error(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
+        return await _refuse(request, MalformedMessage(f"{request.method} {request.path[:100]}: {error.reason}."))
     except Exception:  # whatever it is, the client gets an answer and the operator the traceback
         log.exception("%s %s failed", request.method, request.path)
-        return _error(request, SwarmError("The coordinator failed; the rollout is not lost.", hint="Try again later."))
+        failed = SwarmError("The coordinator failed; the rollout is not lost.", hint="Try again later.")
+        return await _refuse(request, failed)
 
 
-async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
-    """Run `effect(connection, node, message, …)` for a node's signed request, in one transaction with its nonce."""
+async def _refuse(request: web.Request, error: SwarmError) -> web.Response:
+    """Answer with an error; where the body has not come yet, the connection ends.
+
+    A client that is sending reads the answer only if the rest is read as well: so much of it as a node sends is, but
+    not for a caller without the operator's token.
+    """
+    response = _error(request, error)
+    if request.version not in SPOKEN:
+        response.force_close()
+    if request.content.is_eof():
+        return response
+    response.force_close()
+    with suppress(ConnectionError, TimeoutError, web.RequestPayloadError):
+        await response.prepare(request)
+        await response.write_eof()
+        left = 0 if isinstance(error, NotAuthorised) else limits.REQUEST_MAX_BYTES
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and (piece := await request.content.readany()):
+                left -= len(piece)
+    return response
+
+
+@dataclass
+class Asked(Generic[M]):
+    """A node's request whose signature, audience and form are right; its nonce is used with the first effect."""
+
+    node: NodeId
+    message: M
+    nonce: bytes | None
+    sent_ms: int
+
+
+async def asked(request: web.Request, kind: type[M]) -> Asked[M]:
+    """Read a node's signed request; a large one on a thread beside the loop."""
     here = request.app[ROUND]
     here.database.require_room()  # before a signature is checked, which costs more than anything else
     data = await body(
         request, limits.REQUEST_MAX_BYTES if kind in (Submission, LeaseProgress) else limits.SMALL_REQUEST_MAX_BYTES
     )
-    signed, opened = open_request(data, round_id=here.round_id, path=request.path, now_ms=now_ms())
-    message = kind.from_bytes(opened.body)
+
+    def read() -> Asked[M]:
+        signed, opened = open_request(data, round_id=here.round_id, path=request.path, now_ms=now_ms())
+        return Asked(signed.signer, kind.from_bytes(opened.body), opened.nonce, opened.sent_ms)
+
+    return await here.beside_the_loop(read) if len(data) > limits.READ_AT_ONCE_BYTES else read()
+
+
+async def commit(request: web.Request, said: Asked[M], effect: Callable[..., T], **context: Any) -> T:
+    """Run `effect(connection, node, message, …)` in one transaction, the first of a request with its nonce."""
     moment_ms = now_ms()
+    nonce, said.nonce = said.nonce, None
 
     def once(connection: sa.Connection) -> T:
-        registry.spend_nonce(connection, signed.signer, opened.nonce, opened.sent_ms)
-        return effect(connection, signed.signer, message, now_ms=moment_ms, **context)
+        if nonce is not None:
+            registry.spend_nonce(connection, said.node, nonce, said.sent_ms)
+        return effect(connection, said.node, said.message, now_ms=moment_ms, **context)
 
-    return await here.database.run_for_node(once)
+    return await request.app[ROUND].database.run_for_node(once)
+
+
+async def act(request: web.Request, kind: type[M], effect: Callable[..., T], **context: Any) -> T:
+    """Read a node's signed request, and run its effect in one transaction with its nonce."""
+    return await commit(request, await asked(request, kind), effect, **context)
 
 
 async def body(request: web.Request, max_bytes: int = limits.REQUEST_MAX_BYTES) -> bytes:

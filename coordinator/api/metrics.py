@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from coordinator.api.http import Handler
-from coordinator.api.public import STATUS
+from coordinator.api.public import STATUS, aged
 from coordinator.figures import metrics
 
 routes = web.RouteTableDef()
@@ -51,6 +51,6 @@ async def _timed(request: web.Request, handler: Handler) -> web.StreamResponse:
 @routes.get("/metrics")
 async def exposition(request: web.Request) -> web.Response:
     """Figures of the round and of this process, for Prometheus."""
-    status = json.loads((await request.app[STATUS].get()).figures)
+    status = json.loads(await aged(request.app[STATUS]))
     body = metrics.exposition(status) + generate_latest(request.app[REGISTRY])
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})

@@ -1,11 +1,13 @@
 """What nodes call: register, beat, lease, submit, return, and ask whom to fetch from."""
 
 import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import sqlalchemy as sa
 from aiohttp import web
 
-from coordinator.api.http import ROUND, act, body, reply
+from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
 from coordinator.api.probes import is_proxied
 from coordinator.money import payouts, rails
 from coordinator.people import owners, registry
@@ -14,7 +16,9 @@ from coordinator.publishing import publish
 from coordinator.round import Round, now_ms
 from coordinator.spreading import blames, broadcasts, links
 from coordinator.store.state import get_fact
-from coordinator.work import batches, intake, leases, offers
+from coordinator.work import answers, batches, intake, leases, offers
+from coordinator.work.answers import Answer, Known, Owners, Unreadable
+from coordinator.work.continuation import Word
 from coordinator.work.intake import Judge
 from coordinator.work.leases import Terms
 from ledger.payout_proof import PayoutRequest
@@ -22,6 +26,7 @@ from protocol import limits
 from protocol.auditing import Why
 from protocol.errors import NotFound
 from protocol.ids import NodeId
+from protocol.message import Message
 from protocol.messages import (
     Fetched,
     Heartbeat,
@@ -38,7 +43,10 @@ from protocol.messages import (
     Verdict,
     VersionRequest,
 )
-from protocol.owner import Earnings, EarningsRequest
+from protocol.owner import EarningsRequest
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 routes = web.RouteTableDef()
 
@@ -107,17 +115,39 @@ async def give_back(request: web.Request) -> web.Response:
 @routes.post("/v1/leases/progress")
 async def progress(request: web.Request) -> web.Response:
     """Told of leases that take long, so that nothing is lost with their node."""
-    return reply(await act(request, LeaseProgress, _progress, judge=await request.app[ROUND].judge()))
+    judge = await request.app[ROUND].judge()
+    said = await asked(request, LeaseProgress)
+    words = await _read(request, said, said.message.fragments, answers.read_fragments, judge)
+    return reply(await commit(request, said, _progress, words=words, judge=judge))
 
 
 @routes.post("/v1/rollouts")
 async def submit(request: web.Request) -> web.Response:
     """Signed rollouts; each gets a verdict."""
     here = request.app[ROUND]
-    verdicts = await act(request, Submission, _take_all, judge=await here.judge())
+    judge = await here.judge()
+    said = await asked(request, Submission)
+    rollouts = await _read(request, said, said.message.rollouts, answers.read_rollouts, judge)
+    verdicts = await commit(request, said, _take_all, rollouts=rollouts, judge=judge)
     here.batch_ready.set()
     here.unscored.set()
     return reply(SubmissionReply(verdicts=verdicts))
+
+
+async def _read(
+    request: web.Request,
+    said: Asked[M],
+    envelopes: Sequence[bytes],
+    read: Callable[[NodeId, Sequence[bytes], Known | None], T],
+    judge: Judge,
+) -> T:
+    """Read the envelopes of a request; where they may be dear to decode, only after their leases were looked up."""
+    if not answers.are_heavy(envelopes):
+        return read(said.node, envelopes, None)
+    beside = request.app[ROUND].beside_the_loop
+    named = await beside(lambda: answers.leases_named(envelopes))
+    known = Known(said.node, await commit(request, said, _owners_of, named=named), judge.bounds.max_new_tokens)
+    return await beside(lambda: read(said.node, envelopes, known))
 
 
 @routes.post("/v1/verdicts")
@@ -125,8 +155,10 @@ async def verdicts(request: web.Request) -> web.Response:
     """What became of this node's leases, and by what evidence."""
     here = request.app[ROUND]
     tolerances = await asyncio.to_thread(here.tolerances)
-    context = {"tolerance": here.config.audit.tolerance, "tolerances": tolerances.model_dump_json().encode()}
-    return reply(await act(request, Why, explain, **context))
+    terms, found = here.config.audit.tolerance, tolerances.model_dump_json().encode()
+    node, about = await act(request, Why, _asks_why)
+    explained = await here.database.read(explain, node, about, tolerance=terms, tolerances=found, now_ms=now_ms())
+    return reply(explained)
 
 
 @routes.post("/v1/plan")
@@ -149,7 +181,8 @@ async def fetched(request: web.Request) -> web.Response:
 @routes.post("/v1/earnings")
 async def earnings(request: web.Request) -> web.Response:
     """What a node and its owner's others have earned."""
-    return reply(await act(request, EarningsRequest, _earnings))
+    node = await act(request, EarningsRequest, _registered)
+    return reply(await request.app[ROUND].database.read(owners.earnings, node, now_ms=now_ms()))
 
 
 @routes.post("/v1/payouts")
@@ -178,9 +211,9 @@ async def state(request: web.Request) -> web.Response:
     return reply(taken)
 
 
-def _earnings(connection: sa.Connection, node: NodeId, _message: EarningsRequest, *, now_ms: int) -> Earnings:
+def _asks_why(connection: sa.Connection, node: NodeId, message: Why, *, now_ms: int) -> tuple[NodeId, Why]:
     registry.require_node(connection, node)
-    return owners.earnings(connection, node, now_ms=now_ms)
+    return node, message
 
 
 def _asks_for(connection: sa.Connection, node: NodeId, message: PayoutRequest, *, now_ms: int) -> tuple[NodeId, int]:
@@ -188,7 +221,7 @@ def _asks_for(connection: sa.Connection, node: NodeId, message: PayoutRequest, *
     return node, message.batch
 
 
-def _registered(connection: sa.Connection, node: NodeId, _message: PlanRequest, *, now_ms: int) -> NodeId:
+def _registered(connection: sa.Connection, node: NodeId, _message: Message, *, now_ms: int) -> NodeId:
     registry.require_node(connection, node)
     return node
 
@@ -237,18 +270,37 @@ def _give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *
     return leases.give_back(connection, node, message, terms=terms, now_ms=now_ms)
 
 
+def _owners_of(
+    connection: sa.Connection, node: NodeId, _message: Message, *, named: Collection[str], now_ms: int
+) -> Owners:
+    registry.require_node(connection, node)
+    return intake.owners_of(connection, named) if named else {}
+
+
 def _progress(
-    connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
+    connection: sa.Connection,
+    node: NodeId,
+    message: LeaseProgress,
+    *,
+    words: Sequence[Word],
+    judge: Judge,
+    now_ms: int,
 ) -> LeaseProgressReply:
     registry.require_node(connection, node)
-    return intake.take_progress(connection, node, message, judge=judge, now_ms=now_ms)
+    return intake.take_progress(connection, node, message.held, words, judge=judge, now_ms=now_ms)
 
 
 def _take_all(
-    connection: sa.Connection, node: NodeId, message: Submission, *, judge: Judge, now_ms: int
+    connection: sa.Connection,
+    node: NodeId,
+    _message: Submission,
+    *,
+    rollouts: Sequence[Answer | Unreadable],
+    judge: Judge,
+    now_ms: int,
 ) -> tuple[Verdict, ...]:
     registry.require_node(connection, node)
-    verdicts = tuple(intake.take(connection, node, rollout, judge=judge, now_ms=now_ms) for rollout in message.rollouts)
+    verdicts = intake.take(connection, node, rollouts, judge=judge, now_ms=now_ms)
     if get_fact(connection, "finished", False):
         # Leased before the round ended, and no report will come to settle it.
         batches.release_leftovers(connection, audits=judge.audits, now_ms=now_ms)

@@ -6,6 +6,7 @@
 """
 
 import mimetypes
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
@@ -34,15 +35,25 @@ STATIC_AGE_S = 60
 async def leaderboard(request: web.Request) -> web.Response:
     """The leaderboard as a page."""
     wish = Wish.parse(request.query)
-    moment = await request.app[WATCH].board.get()
-    return moment.page(wish.link(), lambda figures: _html(board.render(figures, wish))).reply(request)
+    watched = request.app[WATCH].board
+    moment, age_ms = await watched.get(), watched.age_ms()
+
+    def make(figures: board.Board) -> Page:
+        return _html(board.render(replace(figures, age_ms=age_ms), wish))
+
+    return moment.page(f"{wish.link()} {age_ms}", make).reply(request)
 
 
 @routes.get("/training")
 async def training_page(request: web.Request) -> web.Response:
     """How training goes, as a page."""
-    moment = await request.app[WATCH].training.get()
-    return moment.page("/training", lambda figures: _html(training.render(figures))).reply(request)
+    watched = request.app[WATCH].training
+    moment, age_ms = await watched.get(), watched.age_ms()
+
+    def make(figures: training.Training) -> Page:
+        return _html(training.render(replace(figures, age_ms=age_ms)))
+
+    return moment.page(f"/training {age_ms}", make).reply(request)
 
 
 @routes.get("/nodes/{node:.{1,100}}")

@@ -96,8 +96,14 @@ def share(app: web.Application) -> None:
 
 
 async def _shared(request: web.Request, key: web.AppKey[Snapshot[bytes]]) -> web.Response:
-    body = (await request.app[key].get()).figures
+    body = await aged(request.app[key])
     return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+async def aged(figures: Snapshot[bytes]) -> bytes:
+    """Return the newest figures as JSON, with their age when they are sent."""
+    body = (await figures.get()).figures
+    return b'{"age_s": %.1f, ' % figures.age_s() + body.removeprefix(b"{")
 
 
 @routes.get("/v1/origins")

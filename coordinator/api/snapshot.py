@@ -2,6 +2,9 @@
 
 - However many ask at once, one computation runs. Who asks while it does gets the figures before, unless those are too
   old to be shown; so nobody waits for a large leaderboard but the first visitor after a pause.
+- After a computation that took long, the next one waits for as long a few times over, at most `REST_MAX_S`.
+- Nobody waits longer than `PATIENCE_S` for a computation while there are older figures: these are shown with their age.
+- A moment's age counts from the beginning of its computation, when its figures were read.
 - A page belongs to the figures it was made of: newer ones forget all pages of the older.
 - Every page has an ETag of its bytes; who has it already is told so in a hundred bytes.
 - Lives in memory, bounded; a restart computes anew.
@@ -19,6 +22,8 @@ from typing import Generic, TypeVar
 
 from aiohttp import web
 
+from coordinator.figures.overview import OLD_S
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -29,8 +34,12 @@ FRESH_S = 2.0
 SHOWN_AT_MOST_S = 10.0
 """Older figures are shown to nobody."""
 
-RESTS = 5
-"""Figures that take long to compute stay fresh for so many times as long: they never take a core for themselves."""
+RESTS, REST_MAX_S = 5, 20.0
+"""Figures that take long to compute rest for so many times as long, at most so long: they do not take a core for
+themselves, and no operator looks at figures of minutes ago because one computation met a busy machine."""
+
+PATIENCE_S = 10.0
+"""For a computation, where there are older figures to show."""
 
 PAGES_MAX = 128
 """Pages kept for one moment: every view and order of the board; a crawler's other ones are made again each time."""
@@ -103,11 +112,13 @@ class Snapshot(Generic[T]):
         *,
         fresh_s: float = FRESH_S,
         shown_at_most_s: float = SHOWN_AT_MOST_S,
+        patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make = make
         self._fresh_s = fresh_s
         self._shown_at_most_s = shown_at_most_s
+        self._patience_s = patience_s
         self._clock = clock
         self._moment: Moment[T] | None = None
         self._made_s = self._took_s = 0.0
@@ -115,16 +126,31 @@ class Snapshot(Generic[T]):
 
     async def get(self) -> Moment[T]:
         """A moment that may be shown."""
-        age_s = self._clock() - self._made_s
-        fresh_s = max(self._fresh_s, RESTS * self._took_s)
-        if self._moment is not None and age_s < fresh_s:
-            return self._moment
+        found = self._moment
+        rested_s = self._clock() - self._made_s - self._took_s
+        rest_s = max(self._fresh_s - self._took_s, min(RESTS * self._took_s, REST_MAX_S))
+        if found is not None and rested_s < rest_s:
+            return found
         if self._making is None:
             self._making = asyncio.create_task(self._compute())
             self._making.add_done_callback(self._ended)
-        if self._moment is not None and age_s < max(self._shown_at_most_s, 2 * fresh_s):
-            return self._moment
-        return await asyncio.shield(self._making)
+        if found is not None and rested_s < max(self._shown_at_most_s - self._took_s, 2 * rest_s):
+            return found
+        try:
+            async with asyncio.timeout(self._patience_s if found is not None else None):
+                return await asyncio.shield(self._making)
+        except TimeoutError:
+            if found is None:
+                raise
+            return found
+
+    def age_s(self) -> float:
+        """Return how old the newest figures are; 0 if there are none."""
+        return self._clock() - self._made_s if self._moment is not None else 0.0
+
+    def age_ms(self) -> int:
+        """Return the same for pages, in steps of `OLD_S`: younger figures are 0, and their pages made once."""
+        return int(1000 * OLD_S * (self.age_s() // OLD_S))
 
     async def close(self) -> None:
         """Wait for what is being computed."""

@@ -102,6 +102,7 @@ FAMILIES = (
         _programs(lambda one: one["restarts"]),
         "program",
     ),
+    Family("figures_age_seconds", "gauge", "Since the figures of the status were read.", _one("age_s")),
     Family("updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")),
     Family("policy_version", "gauge", "Newest published version.", _one("version")),
     Family("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),

@@ -20,6 +20,9 @@ NODES_SHOWN = 8
 UNFINISHED_SHOWN_MIN = 0.01
 """Of a node's leases; fewer are no trouble, and would read 0 %."""
 
+OLD_S = 15.0
+"""Figures of this age say so."""
+
 INCIDENTS_SHOWN = 5
 """The training page has more."""
 
@@ -36,6 +39,7 @@ class Part:
 def parts(told: Mapping[str, Any]) -> list[Part]:
     """The whole screen, from top to bottom."""
     found = [
+        *shown_age(told),
         *_verdict(told),
         Part("round", tuple(_round(told))),
         Part("fleet", tuple(_fleet(told))),
@@ -48,6 +52,12 @@ def parts(told: Mapping[str, Any]) -> list[Part]:
         Part("incidents", tuple(_incident(one) for one in told["incidents"][:INCIDENTS_SHOWN])),
     ]
     return [Part(one.title, tuple(map(printable, one.lines)), one.tone) for one in found if one.lines]
+
+
+def shown_age(told: Mapping[str, Any]) -> Iterator[Part]:
+    """That the figures are old, where they are."""
+    if told.get("age_s", 0.0) >= OLD_S:
+        yield Part("figures", (f"These figures are {long(told['age_s'])} old: the machine is busy.",), "bad")
 
 
 def _verdict(told: Mapping[str, Any]) -> Iterator[Part]:
@@ -96,7 +106,8 @@ def _round(told: Mapping[str, Any]) -> Iterator[str]:
         f"at work on batch {told['batch']}" if told["batch"] > told["update"] else "no batch under way"
     )
     ages = {"last update": told.get("update_age_s"), "learner heard of": told.get("learner_silent_s")}
-    known = [f"{name} {long(age)} ago" for name, age in ages.items() if age is not None]
+    since_s = told.get("age_s", 0.0)
+    known = [f"{name} {long(age + since_s)} ago" for name, age in ages.items() if age is not None]
     if known or told.get("programs"):
         yield ", ".join([*known, *(_program(name, one) for name, one in told.get("programs", {}).items())])
 

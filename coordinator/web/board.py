@@ -85,6 +85,8 @@ class Board:
     ledger_size: int
     now_ms: int
     join_string: str
+    age_ms: int = 0
+    """How old the figures are when the page is made; 0 while that does not matter."""
 
 
 def render(board: Board, wish: Wish) -> str:
@@ -98,7 +100,7 @@ def render(board: Board, wish: Wish) -> str:
         "Leaderboard",
         "/",
         board.join_string,
-        strip(board.status, board.now_ms),
+        strip(board.status, board.now_ms, board.age_ms),
         el("div", el("nav", views, class_="tabs", aria_label="Views"),
            None if wish.view == "days" else _search(wish), class_="tools"),
         live("board", part),

@@ -76,23 +76,25 @@ def live(name: str, *children: Any, heading: str = "") -> Markup:
     )
 
 
-def strip(status: Mapping[str, Any], now_ms: int) -> Markup:
+def strip(status: Mapping[str, Any], now_ms: int, age_ms: int = 0) -> Markup:
     """Where the round stands, in one line of figures; and the alarm, if there is one."""
     buffered = status["rollouts"].get("buffered", 0)
     measured = [status[f"accuracy_{when}"] for when in ("before", "after")]
     facts = {
         "phase": status["phase"],
         "version": status["version"],
-        "published": words.ago(now_ms - status["published_ms"]) if status["published_ms"] else words.DASH,
+        "published": words.ago(now_ms + age_ms - status["published_ms"]) if status["published_ms"] else words.DASH,
         "update": f"{status['update']} / {status['max_updates']}",
-        "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age)),
+        "last update": words.DASH if (age := status["update_age_s"]) is None else words.ago(int(1000 * age) + age_ms),
         "nodes up to date": f"{status['nodes_up_to_date']} / {status['nodes_alive']}",
         "groups waiting": words.whole(buffered),
         "learner idle": words.percent(status["learner_idle_share_lately"]),
         "accuracy": " → ".join(words.percent(share) for share in measured if share is not None),
     }
+    old = f"These figures are from {words.ago(age_ms)}: the coordinator's machine is busy."
     return live(
         "strip",
+        el("p", old, class_="alarm") if age_ms else None,
         el(
             "dl", (el("div", el("dt", name), el("dd", value)) for name, value in facts.items() if value), class_="facts"
         ),

@@ -51,6 +51,8 @@ class Training:
     orders: Sequence[Mapping[str, Any]]
     now_ms: int
     join_string: str
+    age_ms: int = 0
+    """How old the figures are when the page is made; 0 while that does not matter."""
 
 
 def render(figures: Training) -> str:
@@ -60,7 +62,7 @@ def render(figures: Training) -> str:
         "Training",
         "/training",
         figures.join_string,
-        strip(status, figures.now_ms),
+        strip(status, figures.now_ms, figures.age_ms),
         live("health", _health(status), heading="Health"),
         live("learning", _learning(figures), heading="Learning"),
         live("evaluations", evaluated.shown(figures.evaluations), heading="Evaluations"),

@@ -8,6 +8,8 @@ possible, 9. the reward, computed here from the tokens alone, where the task is 
 step 8, and step 9 is what its environment says. The operator's own rewards may hang or fail: these are computed after
 acceptance (`coordinator.work.scoring`), which is what a node is paid for.
 
+- Steps 1 and 2 happen before the writer's transaction (`coordinator.work.answers`), which decodes no envelope. Of a
+  request with several envelopes, or a large one, the leases are looked up first: what they cannot give is not decoded.
 - Acceptance is one transaction: rollout, lease, group, Pending entry and the draw of its audit are stored together, or
   not at all. Everything that a node can be refused for is found before the first of them is written: what fails later
   is our own fault, and fails the whole request instead of rejecting anybody.
@@ -18,7 +20,7 @@ acceptance (`coordinator.work.scoring`), which is what a node is paid for.
 - A rollout for another's lease is refused without touching that lease.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -41,7 +43,8 @@ from coordinator.store.tables import (
 )
 from coordinator.work import continuation, curriculum, evaluations, foresight, marks
 from coordinator.work import leases as lease_table
-from coordinator.work.continuation import Told
+from coordinator.work.answers import Answer, Unreadable
+from coordinator.work.continuation import Told, Word
 from coordinator.work.dispatch import is_stale
 from coordinator.work.leases import Terms
 from coordinator.work.prompts import Source
@@ -49,7 +52,7 @@ from ledger.accounts import BUDGET
 from ledger.entry import Pending, amount
 from ledger.prepared import Prepared
 from ledger.tables import balances_table
-from protocol import chunks, evidence
+from protocol import evidence
 from protocol.breach import Breach, different
 from protocol.errors import (
     BudgetExhausted,
@@ -62,9 +65,8 @@ from protocol.errors import (
 )
 from protocol.ids import ClaimId, LeaseId, NodeId
 from protocol.lease import OPEN, Event, Lease
-from protocol.messages import LeaseProgress, LeaseProgressReply, Verdict
+from protocol.messages import LeaseProgressReply, Verdict
 from protocol.rollout import Completion, PolicyBounds, RolloutClaim, Tokens, check_claim, whole_tokens
-from protocol.signing import open_envelope
 from protocol.tasks import Reward
 
 
@@ -130,25 +132,44 @@ _stands = Prepared(
 _accepted = Prepared(sa.insert(rollouts))
 
 
-def take(connection: sa.Connection, sender: NodeId, envelope: bytes, *, judge: Judge, now_ms: int) -> Verdict:
-    """Accept or reject one submitted rollout."""
-    lease_id = ""
-    try:
-        signed = open_envelope("rollout", envelope)  # (1) (2)
-        claim = RolloutClaim.from_bytes(signed.payload)
-        lease_id = claim.lease_id
-        if signed.signer != sender:
-            raise LeaseOfAnother(
-                "The rollout is signed by another node than the one that sends it.",
-                breach=different("signer", sender, signed.signer),
-            )
-        claim_id = ClaimId(chunks.digest(signed.payload))
-        found = _check(connection, sender, claim_id, claim, judge, now_ms)
-    except SwarmError as error:
-        _reject(connection, sender, lease_id, error, judge, now_ms)
-        seen = evidence.of(error, envelope=envelope, lease_id=lease_id)
-        return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error), evidence=seen)
-    return _accept(connection, found, envelope, judge, now_ms) if isinstance(found, _Sound) else found
+def take(
+    connection: sa.Connection,
+    sender: NodeId,
+    answers: Sequence[Answer | Unreadable],
+    *,
+    judge: Judge,
+    now_ms: int,
+) -> tuple[Verdict, ...]:
+    """Accept or reject the rollouts of one request, which were read before (1) (2)."""
+    refused: dict[str, list[tuple[str, SwarmError]]] = {}
+    verdicts = []
+    for answer in answers:
+        try:
+            if isinstance(answer, Unreadable):
+                raise answer.error
+            found = _check(connection, sender, answer.claim_id, answer.claim, judge, now_ms)
+        except SwarmError as error:
+            _end_rejected(connection, sender, answer.lease_id, error, judge, now_ms)
+            refused.setdefault(error.code, []).append((answer.lease_id, error))
+            verdicts.append(_rejected(answer, error))
+        else:
+            if isinstance(found, _Sound):
+                found = _accept(connection, found, answer.envelope, judge, now_ms)
+            verdicts.append(found)
+    for each in refused.values():
+        _count_rejections(connection, sender, each, now_ms)
+    return tuple(verdicts)
+
+
+def _rejected(answer: Answer | Unreadable, error: SwarmError) -> Verdict:
+    """Return the verdict on a rollout that this error refuses, with the evidence."""
+    if isinstance(answer, Unreadable):
+        seen = answer.evidence
+    else:
+        named = {"lease_id": answer.lease_id, "claim_id": answer.claim_id}
+        seen = evidence.of(error, envelope=answer.envelope, **named)
+    lease_id = answer.lease_id
+    return Verdict(lease_id=lease_id, outcome="rejected", code=error.code, message=str(error), evidence=seen)
 
 
 def _check(
@@ -288,11 +309,17 @@ def _enter(connection: sa.Connection, sound: _Sound, judge: Judge, now_ms: int) 
 
 
 def take_progress(
-    connection: sa.Connection, node: NodeId, message: LeaseProgress, *, judge: Judge, now_ms: int
+    connection: sa.Connection,
+    node: NodeId,
+    held_ids: Sequence[str],
+    words: Sequence[Word],
+    *,
+    judge: Judge,
+    now_ms: int,
 ) -> LeaseProgressReply:
-    """Note what a node says of the leases that it has, and keep what it has sampled for whoever may have to go on.
+    """Record which leases a node holds, and keep what it has sampled for whoever may have to go on.
 
-    Of each lease one fragment is taken at a time: to check it, those before it are read again.
+    Of each lease there is one fragment in `words`: to check it, those before it are read again.
     """
     held = sa.select(leases.c.lease_id, leases.c.surplus).where(leases.c.node_id == node, IS_OPEN)
     open_ids = set()
@@ -301,20 +328,24 @@ def take_progress(
             lease_table.move(connection, lease_id, Event.CANCEL, judge.terms, now_ms)
         else:
             open_ids.add(lease_id)
-    for lease_id in open_ids.intersection(message.held):
+    for lease_id in open_ids.intersection(held_ids):
         lease_table.move(connection, lease_id, Event.HOLD, judge.terms, now_ms)
-    words: dict[str, continuation.Word] = {}
-    for envelope in message.fragments:
-        with suppress(SwarmError):
-            word = continuation.read(node, envelope)
-            words.setdefault(word.fragment.lease_id, word)
     taken = []
-    for word in words.values():
+    for word in words:
+        if word.fragment.lease_id not in open_ids:
+            continue
         with suppress(SwarmError):
             lease_id = continuation.take(connection, node, word, round_id=judge.round_id, bounds=judge.bounds)
             lease_table.move(connection, lease_id, Event.BEGIN, judge.terms, now_ms)
             taken.append(lease_id)
-    return LeaseProgressReply(gone=tuple(sorted(set(message.held) - open_ids)), taken=tuple(taken))
+    return LeaseProgressReply(gone=tuple(sorted(set(held_ids) - open_ids)), taken=tuple(taken))
+
+
+def owners_of(connection: sa.Connection, named: Collection[str]) -> dict[str, tuple[str, bytes]]:
+    """Return the node that each of these leases was given to, and its offer."""
+    columns = (leases.c.lease_id, leases.c.node_id, leases.c.offer)
+    rows = connection.execute(sa.select(*columns).where(leases.c.lease_id.in_(named)))
+    return {row.lease_id: (row.node_id, bytes(row.offer)) for row in rows}
 
 
 def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pending:
@@ -329,15 +360,27 @@ def _worth(node: NodeId, claim_id: ClaimId, lease: Lease, tokens: int) -> Pendin
     )
 
 
-def _reject(
-    connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, judge: Judge, now_ms: int
+def _count_rejections(
+    connection: sa.Connection, node: NodeId, refused: Sequence[tuple[str, SwarmError]], now_ms: int
 ) -> None:
-    """Store the rejection, and end the lease if it is the sender's and still open."""
+    """Store how many rollouts of a request were rejected with one code, and the last of them."""
+    lease_id, error = refused[-1]
     said = str(error)[:500].replace("\0", "")  # it may quote the sender, and PostgreSQL keeps no NUL
     last = {"last_lease_id": lease_id, "last_message": said, "last_ms": now_ms}
     here = (rejections.c.node_id == node) & (rejections.c.code == error.code)
-    if not connection.execute(sa.update(rejections).where(here).values(count=rejections.c.count + 1, **last)).rowcount:
-        connection.execute(sa.insert(rejections).values(node_id=node, code=error.code, count=1, **last))
+    more = rejections.c.count + len(refused)
+    if not connection.execute(sa.update(rejections).where(here).values(count=more, **last)).rowcount:
+        values = {"node_id": node, "code": error.code, "count": len(refused), **last}
+        connection.execute(sa.insert(rejections).values(**values))
+
+
+def _end_rejected(
+    connection: sa.Connection, node: NodeId, lease_id: str, error: SwarmError, judge: Judge, now_ms: int
+) -> None:
+    """End the lease of a rejected rollout, if it is the sender's and still open."""
+    if not lease_id:
+        return
+    said = str(error)[:500].replace("\0", "")
     mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
     row = connection.execute(sa.select(leases.c.lease_id, leases.c.group_no, leases.c.surplus).where(mine)).first()
     ours = isinstance(error, BudgetExhausted)  # the node has done what it was asked for

@@ -189,13 +189,11 @@ def expire(connection: sa.Connection, *, terms: Terms, now_ms: int) -> int:
 
 def give_back(connection: sa.Connection, node: NodeId, message: ReturnLeases, *, terms: Terms, now_ms: int) -> int:
     """A node skips leases that it will not answer; others' and finished ones are left alone."""
-    skipped = 0
-    for lease_id in message.lease_ids:
-        mine = (leases.c.lease_id == lease_id) & (leases.c.node_id == node)
-        columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
-        row = connection.execute(sa.select(*columns).where(mine)).first()
-        skipped += row is not None and end_unanswered(connection, row, Event.SKIP, terms, now_ms)
-    return skipped
+    mine = IS_OPEN & (leases.c.node_id == node) & leases.c.lease_id.in_(message.lease_ids)
+    columns = (leases.c.lease_id, leases.c.group_no, leases.c.surplus)
+    rows = {row.lease_id: row for row in connection.execute(sa.select(*columns).where(mine))}
+    held = [rows[lease_id] for lease_id in dict.fromkeys(message.lease_ids) if lease_id in rows]
+    return sum(end_unanswered(connection, row, Event.SKIP, terms, now_ms) for row in held)
 
 
 def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Terms | None, now_ms: int) -> bool:

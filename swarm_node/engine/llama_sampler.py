@@ -60,7 +60,7 @@ def _draw(
     sums = weights.sum(-1, dtype=np.float64).cumsum(-1)  # [rows, parts]
     drawn = [_search(*one) for one in zip(flat, weights, sums, uniforms, strict=True)]
     places = (np.arange(rows), drawn)
-    logprobs = (scores[places] - np.log(sums[:, -1])).astype(np.float32)
+    logprobs = np.minimum(scores[places] - np.log(sums[:, -1]), 0.0).astype(np.float32)  # as rounding may not be
     return drawn, logprobs.tolist()
 
 

@@ -54,5 +54,5 @@ def _draw(
     total = cumulative[:, -1]
     targets = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, targets[:, None], right=True)
-    logprobs = scores.gather(1, tokens.clamp_(max=logits.shape[1] - 1))[:, 0]
+    logprobs = scores.gather(1, tokens.clamp_(max=logits.shape[1] - 1))[:, 0].clamp_(max=0)  # as rounding may not be
     return tokens[:, 0], logprobs.where(total.isfinite(), torch.nan)

@@ -159,10 +159,24 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "requests that are dear to decode",
+        {
+            "tests/coordinator/test_heavy_requests.py": [
+                "test_a_request_of_six_million_values_is_not_decoded_by_the_writer",
+                "test_fragments_of_six_million_values_are_not_decoded_by_the_writer",
+                "test_a_request_that_is_nothing_but_values_is_hardly_read",
+            ]
+        },
+    ),
+    Outsider(
         "resource exhaustion",
         {
             "tests/coordinator/test_http_bodies.py": ["test_who_never_ends_a_request_holds_no_connection"],
-            "tests/coordinator/test_callers.py": ["test_answers_that_nobody_reads_are_let_go"],
+            "tests/coordinator/test_callers.py": [
+                "test_answers_that_nobody_reads_are_let_go",
+                "test_who_never_ends_its_first_head_is_cut_also_on_this_machine",
+                "test_an_unauthorised_upload_is_refused_and_not_read_to_its_end",
+            ],
             "tests/swarm_node/test_p2p_host.py": [
                 "test_silent_sockets_are_dropped_and_do_not_keep_others_out",
                 "test_one_address_cannot_take_every_window",

@@ -48,6 +48,8 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "log-probability NaN": (with_first(logprobs(float("nan"))), "logprobs_invalid"),
     "log-probability -inf": (with_first(logprobs(float("-inf"))), "logprobs_invalid"),
     "log-probability above 0": (with_first(logprobs(9.0)), "logprobs_invalid"),
+    "log-probability +1e-6": (with_first(logprobs(1e-6)), "logprobs_invalid"),
+    "log-probability -3e38": (with_first(logprobs(-3e38)), "logprobs_invalid"),
     "token 2^32 - 1": (with_first(lambda s: {"tokens": pack_tokens([2**32 - 1])}), "tokens_invalid"),
     "no tokens": (with_first(lambda s: {"tokens": b"", "logprobs": b""}), "tokens_invalid"),
     "half a token": (with_first(lambda s: {"tokens": s.tokens[:-1]}), "tokens_invalid"),

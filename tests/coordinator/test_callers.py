@@ -68,11 +68,61 @@ async def test_a_proxy_on_this_machine_may_have_as_many_as_it_likes(
             writer.close()
 
 
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["silent", "slow head"])
+@pytest.mark.asyncio
+async def test_who_never_ends_its_first_head_is_cut_also_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(callers, "LOOK_S", 0.02)
+    monkeypatch.setattr(callers, "HEAD_S", 0.5)
+    async with serve(tmp_path) as served, asyncio.timeout(60):  # less than an idle connection may last
+        slow = [await connect(served) for _ in range(50)]
+        honest = await connect(served)
+        assert await is_answered(*honest)
+        for _, writer in slow:
+            writer.write(begun)
+        assert all([await is_cut(reader) for reader, _ in slow])
+        assert await is_answered(*honest)
+        for _, writer in (*slow, honest):
+            writer.close()
+
+
+@pytest.mark.parametrize("line", [b"GET /healthz", b"GET /healthz HTTP/0.9", b"GET /healthz HTTP/2.0", b"GARBAGE"])
+@pytest.mark.asyncio
+async def test_other_versions_of_http_and_garbage_are_refused_and_the_connection_ends(
+    tmp_path: Path, line: bytes
+) -> None:
+    async with serve(tmp_path) as served, asyncio.timeout(60):
+        reader, writer = await connect(served)
+        writer.write(line + b"\r\nHost: x\r\n\r\n" if b"HTTP" in line else line + b"\r\n\r\n")
+        assert b" 400 " in (await reader.read()).splitlines()[0]
+        writer.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/learner/uploads/1/model.safetensors", "/v1/auditor/verdicts"])
+@pytest.mark.asyncio
+async def test_an_unauthorised_upload_is_refused_and_not_read_to_its_end(tmp_path: Path, path: str) -> None:
+    size = 64 * 2**20
+    async with serve(tmp_path) as served, asyncio.timeout(120):
+        reader, writer = await connect(served)
+        method = b"PUT" if "uploads" in path else b"POST"
+        writer.write(b"%b %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (method, path.encode(), size))
+        assert b" 401 " in await reader.readline()
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < size:
+                writer.write(bytes(2**16))
+                await writer.drain()
+                sent += 2**16
+        assert sent < size
+        writer.close()
+
+
 class Line:
     """A connection from an address, as the server has it."""
 
     def __init__(self, address: str) -> None:
-        self.address, self.is_cut = address, False
+        self.address, self.is_cut, self._request_count = address, False, 1
         self.transport = self
 
     def get_extra_info(self, _name: str) -> tuple[str, int, int, int]:
@@ -170,6 +220,22 @@ async def test_listeners_of_one_ipv6_network_share_and_the_largest_makes_room(
         await tasks[-1]
         assert ended == ["2001:db8::3"]
         assert here.listeners == {"2001:db8::/64": 2}
+
+
+@pytest.mark.asyncio
+async def test_this_machine_has_a_quarter_of_the_streams_and_a_proxy_on_it_names_its_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LISTENERS_MAX", 8)
+    async with serve(tmp_path, "round.listeners_per_address=1") as served, asyncio.timeout(120):
+        await served.publish()
+        streams = [await served.client.get("/v1/events") for _ in range(3)]
+        assert [stream.status for stream in streams] == [200, 200, 503]
+        for name, status in (("192.0.2.1", 200), ("192.0.2.1", 503), ("192.0.2.2", 200)):
+            streams.append(await served.client.get("/v1/events", headers={"X-Forwarded-For": f"6.6.6.6, {name}"}))
+            assert streams[-1].status == status
+        for stream in streams:
+            stream.close()
 
 
 def waiting(served: Served) -> int:

@@ -7,12 +7,11 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store import tables
-from coordinator.work import intake
+from coordinator.work import answers, intake
 from protocol import limits
 from protocol.chunks import digest
 from protocol.fragment import Fragment, Part
 from protocol.lease import Lease
-from protocol.messages import LeaseProgress
 from protocol.rollout import Sample, pack_logprobs, pack_tokens, unpack_tokens
 from protocol.signing import NodeKey, open_envelope
 from tests.coordinator.world import END, MAX_COST, PRICE, SAMPLES, World, answer, fragment
@@ -245,8 +244,8 @@ def _told_and_read(world: World, key: NodeKey, told: bytes) -> tuple[tuple[str, 
             if "fragments.envelope" in text:
                 reads.append("LIMIT" in text)
 
-        message = LeaseProgress(held=(), fragments=(told,))
-        return intake.take_progress(connection, key.node_id, message, judge=world.judge, now_ms=world.now_ms).taken
+        words = answers.read_fragments(key.node_id, [told])
+        return intake.take_progress(connection, key.node_id, [], words, judge=world.judge, now_ms=world.now_ms).taken
 
     taken: tuple[str, ...] = world.run(tell)
     assert reads

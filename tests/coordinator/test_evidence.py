@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.people import registry
+from coordinator.work import answers, intake
 from ledger.tables import balances_table
 from protocol import canonical, chunks, errors, evidence, limits
 from protocol.episode import Episode
@@ -114,6 +115,17 @@ def poor(world: World) -> Evidence:
     return rejected(world, key, answer(key, lease), "budget_exhausted")
 
 
+def unread(world: World) -> Evidence:
+    """The answer behind three that are garbage, in one request."""
+    key = world.join(1)
+    envelopes = [b"garbage", b"garbage", b"garbage", answer(key, world.lease(key))]
+    read = answers.read_rollouts(key.node_id, envelopes)
+    verdicts = world.run(intake.take, key.node_id, read, judge=world.judge, now_ms=world.now_ms)
+    assert verdicts[3].code == "not_read"
+    found: Evidence = verdicts[3].evidence
+    return found
+
+
 def on_wire(error: SwarmError) -> Evidence:
     """What a node makes of a request that is refused."""
     got = SwarmError.from_wire(canonical.decode(canonical.encode(error.to_wire())))
@@ -200,6 +212,7 @@ CASES: dict[str, tuple[Callable[[World], Evidence], bool]] = {
     "message_too_large": (raw("message_too_large", lambda *_: bytes(10**7)), False),
     "malformed_message": (raw("malformed_message", lambda *_: b"\xff" * 100), False),
     "not_canonical": (raw("not_canonical", lambda key, lease: b"\xc7"), False),
+    "not_read": (unread, False),
     "non_finite_number": (refused(lambda _world: canonical.encode(float("nan")), "non_finite_number"), False),
     "bad_signature": (raw("bad_signature", bad_signature), False),
     "wrong_audience": (refused(opening(round_id="b" * 64), "wrong_audience"), False),

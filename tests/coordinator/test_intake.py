@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.store import tables
-from coordinator.work import continuation, intake
+from coordinator.work import answers, continuation, intake
 from coordinator.work.prompts import Source
 from ledger import store
 from ledger.book import BookBroken
@@ -276,7 +276,8 @@ def test_what_a_refusal_quotes_is_kept_in_every_place_without_what_a_store_canno
         raise TokensInvalid(f"The completion \0 of {source.split} is none.")
 
     judge = replace(world.judge, reward=quoting)
-    verdict = world.run(intake.take, key.node_id, answer(key, lease), judge=judge, now_ms=world.now_ms)
+    read = answers.read_rollouts(key.node_id, [answer(key, lease)])
+    (verdict,) = world.run(intake.take, key.node_id, read, judge=judge, now_ms=world.now_ms)
     refused(world, verdict, "tokens_invalid")
     (row,), (counted,) = world.rows(tables.leases), world.rows(tables.rejections)
     assert row["said"] == counted["last_message"] == "The completion  of train is none."
@@ -345,7 +346,8 @@ def test_a_crash_at_any_statement_of_acceptance_leaves_no_trace(world: World) ->
                 raise Crash
 
         try:
-            return intake.take(connection, key.node_id, envelope, judge=world.judge, now_ms=world.now_ms)
+            read = answers.read_rollouts(key.node_id, [envelope])
+            return intake.take(connection, key.node_id, read, judge=world.judge, now_ms=world.now_ms)[0]
         finally:
             sa.event.remove(connection, "before_cursor_execute", count_down)
 

@@ -23,7 +23,7 @@ from coordinator.people import registry
 from coordinator.publishing import publish
 from coordinator.store import payout_tables, tables
 from coordinator.store.state import Database, engine
-from coordinator.work import batches, intake, leases, offers
+from coordinator.work import answers, batches, intake, leases, offers
 from coordinator.work.intake import Judge
 from coordinator.work.leases import Terms
 from coordinator.work.offers import Draw
@@ -43,7 +43,6 @@ from protocol.learning import Batch, Report
 from protocol.lease import Lease
 from protocol.manifest import PolicyManifest
 from protocol.messages import (
-    LeaseProgress,
     LeaseProgressReply,
     LeaseReply,
     LeaseRequest,
@@ -215,14 +214,20 @@ class World:
         return lease
 
     def submit(self, key: NodeKey, envelope: bytes) -> Verdict:
-        verdict: Verdict = self.run(intake.take, key.node_id, envelope, judge=self.judge, now_ms=self.now_ms)
-        return verdict
+        verdicts: tuple[Verdict, ...] = self.run(
+            intake.take,
+            key.node_id,
+            answers.read_rollouts(key.node_id, [envelope]),
+            judge=self.judge,
+            now_ms=self.now_ms,
+        )
+        return verdicts[0]
 
     def tell(self, key: NodeKey, *told: bytes, held: Sequence[Lease] = ()) -> LeaseProgressReply:
         """Say which leases a node holds, and what it has sampled of them."""
-        message = LeaseProgress(held=tuple(lease.lease_id for lease in held), fragments=told)
+        ids, words = [lease.lease_id for lease in held], answers.read_fragments(key.node_id, told)
         reply: LeaseProgressReply = self.run(
-            intake.take_progress, key.node_id, message, judge=self.judge, now_ms=self.now_ms
+            intake.take_progress, key.node_id, ids, words, judge=self.judge, now_ms=self.now_ms
         )
         return reply
 

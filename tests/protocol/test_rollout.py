@@ -13,7 +13,6 @@ from protocol.episode import Episode
 from protocol.errors import LeaseMismatch, LogprobsInvalid, MalformedMessage, TokensInvalid
 from protocol.lease import Lease, Prefix
 from protocol.rollout import (
-    LOGPROB_SLACK,
     PolicyBounds,
     RolloutClaim,
     Sample,
@@ -132,7 +131,10 @@ def test_tokens_that_no_policy_produced_are_refused(bad: Sample) -> None:
         pytest.param([-np.inf, -0.5], id="minus infinity"),
         pytest.param([np.inf, -0.5], id="infinity"),
         pytest.param([-0.5, 0.5], id="positive"),
-        pytest.param([-0.5, 2 * LOGPROB_SLACK], id="a little positive"),
+        pytest.param([-0.5, 1e-6], id="a little positive"),
+        pytest.param([-0.5, 1e-45], id="the least positive"),
+        pytest.param([-0.5, -3e38], id="absurdly low"),
+        pytest.param([-0.5, float(np.nextafter(np.float32(limits.LOGPROB_MIN), np.float32(-np.inf)))], id="too low"),
         pytest.param([-0.5], id="one missing"),
         pytest.param([-0.5] * 3, id="one too many"),
         pytest.param(b"", id="none"),
@@ -146,8 +148,9 @@ def test_log_probabilities_that_cannot_be_are_refused(logprobs: list[float] | by
         check(GOOD, sample([10, END], logprobs=logprobs))
 
 
-def test_rounding_may_carry_a_sure_token_a_little_above_zero() -> None:
-    check(GOOD, sample([10, END], logprobs=[0.0, LOGPROB_SLACK / 2]))
+def test_a_sure_token_and_the_least_likely_pass() -> None:
+    check(GOOD, sample([10, END], logprobs=[0.0, limits.LOGPROB_MIN]))
+    check(GOOD, sample([10, END], logprobs=[-0.0, -36.7]))
 
 
 def test_counted_is_what_was_checked() -> None:
@@ -185,7 +188,7 @@ def test_random_arrays_pass_only_if_every_rule_holds(
 NEAR = st.tuples(
     st.lists(st.sampled_from([10, END, OTHER_END, VOCAB - 1, VOCAB]), max_size=MAX_NEW + 1),
     st.sampled_from(["stop", "length"]),
-    st.sampled_from([-0.5, 0.0, 0.5, np.inf, np.nan]),
+    st.sampled_from([-0.5, 0.0, 1e-6, 0.5, -3e38, np.inf, np.nan]),
     st.integers(-1, 1),
 )
 """Samples that are right or almost: tokens, how they finish, a log-probability, and how many too many there are."""
@@ -204,7 +207,7 @@ def test_samples_pass_together_if_each_of_them_may(pair: tuple[Any, Any]) -> Non
         and (tokens[-1] in (END, OTHER_END)) == (finish == "stop")
         and (finish == "stop" or len(tokens) == MAX_NEW)
         and len(made.logprobs) == len(made.tokens)
-        and last <= LOGPROB_SLACK
+        and limits.LOGPROB_MIN <= last <= 0
         for (tokens, finish, last, _), made in zip(pair, samples, strict=True)
     ]
     with nullcontext() if all(right) else pytest.raises((TokensInvalid, LogprobsInvalid)):

@@ -19,7 +19,7 @@ from coordinator.data.policy_text import PolicyText
 from coordinator.people import registry
 from coordinator.publishing import publish
 from coordinator.round import Round
-from coordinator.work import intake, leases, offers
+from coordinator.work import answers, intake, leases, offers
 from coordinator.work.intake import Judge
 from coordinator.work.offers import Draw
 from protocol.chunks import digest
@@ -27,7 +27,7 @@ from protocol.errors import AuditFailed, SwarmError
 from protocol.fragment import Fragment, Part
 from protocol.learning import Publication, Upload
 from protocol.lease import Lease
-from protocol.messages import LeaseProgress, LeaseRequest, Register, ReturnLeases
+from protocol.messages import LeaseRequest, Register, ReturnLeases
 from protocol.rollout import RolloutClaim, Sample
 from protocol.signing import NodeKey
 from protocol.tasks import task
@@ -124,7 +124,8 @@ def play(
             round_id=round_.round_id, lease_id=lease.lease_id, lease_digest=lease.digest, samples=answer
         )
         envelope = author.seal("rollout", claim.to_bytes())
-        verdict = round_.database.run_now(intake.take, author.node_id, envelope, judge=judge, now_ms=2)
+        read = answers.read_rollouts(author.node_id, [envelope])
+        (verdict,) = round_.database.run_now(intake.take, author.node_id, read, judge=judge, now_ms=2)
         assert verdict.outcome == "accepted", verdict
         claims.append(digest(claim.to_bytes()))
     return claims
@@ -153,8 +154,8 @@ def leave_half(round_: Round, key: NodeKey, lease: Lease, samples: tuple[Sample,
         previous="",
         parts=parts,
     )
-    progress = LeaseProgress(held=(), fragments=(key.seal("fragment", told.to_bytes()),))
-    round_.database.run_now(intake.take_progress, key.node_id, progress, judge=judge, now_ms=2)
+    words = answers.read_fragments(key.node_id, [key.seal("fragment", told.to_bytes())])
+    round_.database.run_now(intake.take_progress, key.node_id, [], words, judge=judge, now_ms=2)
     back = ReturnLeases(lease_ids=(lease.lease_id,))
     round_.database.run_now(leases.give_back, key.node_id, back, terms=round_.terms, now_ms=2)
     return digest(told.to_bytes())

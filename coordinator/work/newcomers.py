@@ -1,88 +1,98 @@
-"""What newcomers may hold together, as effects: keys are free, so there may be any number of them.
+"""Trials: the leases that newcomers get while others ask, out of a small common budget, as effects. Keys are free.
 
 - A newcomer is a node whose owner has no group yet that was found right. After a hard fault an owner is one again.
 - In a round that begins, everybody is a newcomer, and they have all the room there is.
-- While others ask, newcomers hold a part of the window together and one lease each, until an audit has found their
-  first group right; and who let leases expire waits, twice as long after each. So it is with what is measured: of an
-  evaluation they hold a part together, and a lease of it is their one.
+- While others ask, a newcomer's lease is a *trial*: nothing waits for its group, which counts as under way only once it
+  is answered. Others get the room of it at once, and in an evaluation the group itself.
+- An answer to a trial enters the buffer if there is room for it, else it is paid as one that came second, and its
+  prompt is offered again. Either way it proves its owner once an audit found it right.
+- All newcomers together begin `SHARE` of a full window of trials within a lease's time, those of one neighbourhood a
+  quarter of these: so much, at most, is paid for what nobody trains on. Each of them has one lease at a time, and waits
+  twice as long after each that expires.
 """
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.people import standings
 from coordinator.store.state import get_fact, set_fact
-from coordinator.store.tables import IS_OPEN, groups, leases, nodes
+from coordinator.store.tables import IS_OPEN, leases, nodes
 from coordinator.work import sizing
 from coordinator.work.leases import Terms, last_expired_ms
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
 
 SHARE = 0.25
-"""Of the window, while others ask."""
+"""Of a full window, in a lease's time."""
+
+NEIGHBOURHOODS = 4
+"""Of which each may have a whole share of the budget."""
 
 OTHERS = "others_asked_ms"
 """The fact of when somebody who is no newcomer last asked; noted anew after a lease's time, and good for two."""
 
+TRIALS = "trials_until_ms"
+"""The fact of the budget: for each neighbourhood, and for all together, until when what was given of it counts."""
+
+ALL = "all"
+
 # Built once: making a statement costs more than running it, and these run for every lease.
 _this = nodes.c.node_id == sa.bindparam("node")
-_out = IS_OPEN & (leases.c.group_no >= 0)
-# No more are counted than are asked for.
-_held = Prepared(
-    sa.select(sa.func.count()).select_from(
-        sa.select(leases.c.lease_id)
-        .join_from(leases, nodes, nodes.c.node_id == leases.c.node_id)
-        .where(_out, ~standings.IS_KNOWN)
-        .limit(sa.bindparam("enough", type_=sa.Integer))
-        .subquery()
-    )
-)
-_measured = Prepared(
-    sa.select(sa.func.count())
-    .select_from(leases)
-    .join(nodes, nodes.c.node_id == leases.c.node_id)
-    .join(groups, groups.c.group_no == leases.c.group_no)
-    .where(IS_OPEN, ~standings.IS_KNOWN, groups.c.evaluation == sa.bindparam("evaluation"))
-)
 _holds = sa.exists().where(IS_OPEN, leases.c.node_id == nodes.c.node_id).label("holds")
 _own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
 
 
-def part(
-    connection: sa.Connection, worker: Any, others_ms: int | None, window: int, left: int, terms: Terms, now_ms: int
-) -> int:
-    """How many of the groups of a window that are left this node may take: all, unless it is a newcomer.
-
-    `others_ms` is the fact `OTHERS`, if there is one.
-    """
+def is_on_trial(connection: sa.Connection, worker: Any, others_ms: int | None, terms: Terms, now_ms: int) -> bool:
+    """Return True if what this node gets now are trials. `others_ms` is the fact `OTHERS`, if there is one."""
     if worker.is_known:
         if others_ms is None or others_ms <= now_ms - terms.timeout_ms:
             set_fact(connection, OTHERS, now_ms)
-        return left
-    if others_ms is None or others_ms <= now_ms - 2 * terms.timeout_ms:
-        return left
-    if not left or _must_wait(connection, worker.node_id, terms, now_ms):
-        return 0
-    places = ceil(SHARE * window)
-    return min(1, places - int(_held(connection, enough=places).scalar_one()))
+        return False
+    return do_others_ask(others_ms, terms, now_ms)
 
 
-def to_measure(
-    connection: sa.Connection, worker: Any, evaluation: int, problems: int, terms: Terms, now_ms: int
+def do_others_ask(others_ms: int | None, terms: Terms, now_ms: int) -> bool:
+    """Return True if nodes that are no newcomers ask for work, by the fact `OTHERS`."""
+    return others_ms is not None and others_ms > now_ms - 2 * terms.timeout_ms
+
+
+def may_begin(
+    connection: sa.Connection, node: NodeId, given: Mapping[str, float] | None, place: str, terms: Terms, now_ms: int
 ) -> int:
-    """How many groups of an evaluation of so many this node may take: all, unless it is a newcomer beside others."""
-    others_ms = None if worker.is_known else get_fact(connection, OTHERS)
-    if others_ms is None or others_ms <= now_ms - 2 * terms.timeout_ms:
-        return problems
-    if _must_wait(connection, worker.node_id, terms, now_ms):
+    """Return 1 if a newcomer from this neighbourhood may begin a trial, else 0. `given` is the fact `TRIALS`."""
+    if None in (_until(given or {}, name, terms, now_ms) for name in _names(place)):
         return 0
-    return max(0, min(1, ceil(SHARE * problems) - int(_measured(connection, evaluation=evaluation).scalar_one())))
+    return int(not _must_wait(connection, node, terms, now_ms))
+
+
+def record_begun(connection: sa.Connection, place: str, terms: Terms, now_ms: int) -> None:
+    """Charge the budget with a trial that was given to this neighbourhood."""
+    given: dict[str, float] = get_fact(connection, TRIALS, {})
+    after = {name: _until(given, name, terms, now_ms) or given[name] for name in _names(place)}
+    set_fact(connection, TRIALS, {name: until for name, until in (given | after).items() if until > now_ms})
+
+
+def _names(place: str) -> tuple[str, ...]:
+    """The budgets of a neighbourhood; one without a name stands for many, and has no share of its own to pass."""
+    return (ALL, place) if place else (ALL,)
+
+
+def _until(given: Mapping[str, float], name: str, terms: Terms, now_ms: int) -> float | None:
+    """Until when a budget counts what was given of it, with one trial more; None if that is more than it has.
+
+    Each trial counts for its part of a lease's time, and they count one after the other.
+    """
+    most = ceil(SHARE * terms.window_max)
+    if name != ALL:
+        most = max(1, most // NEIGHBOURHOODS)
+    until = max(given.get(name, 0.0), now_ms) + terms.timeout_ms / most
+    return until if until < now_ms + terms.timeout_ms + 1 else None
 
 
 def _must_wait(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> bool:
-    """Whether a newcomer holds a lease, or must wait for what it let expire."""
+    """Return True if a newcomer holds a lease, or must wait for what it let expire."""
     own = _own(connection, node=node).one()
     at_first = min(terms.held_max, terms.newcomer_leases)
     misses = 0 if own.lease_allowance is None else at_first - own.lease_allowance

@@ -20,6 +20,7 @@ from tests.coordinator.world import World, answer
 
 SETTINGS = Config()
 TURN_MS = 15_000
+TIMEOUT_MS = int(1000 * SETTINGS.leases.timeout_s)
 TURNS = 20
 """Five times as long as a lease lasts."""
 
@@ -31,7 +32,8 @@ WORKERS, HOARDERS = 4, 100
 class Round(World):
     """A round, who works in it and who hoards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, turn_ms: int = TURN_MS, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._turn_ms = turn_ms
         self._connection: sa.Connection | None = None
         super().__init__(
             folder,
@@ -42,8 +44,7 @@ class Round(World):
             rules=Rules(),
             budget_micros=10**9,
         )
-        share, timeout_ms = SETTINGS.audit.max_owner_share, int(1000 * SETTINGS.leases.timeout_s)
-        self.terms = replace(self.terms, max_owner_share=share, timeout_ms=timeout_ms)
+        self.terms = replace(self.terms, max_owner_share=SETTINGS.audit.max_owner_share, timeout_ms=timeout_ms)
         self.judge = replace(self.judge, terms=self.terms)
         self.publish(1, 0)
         self.version, self.update = 1, 0
@@ -82,7 +83,7 @@ class Round(World):
         return sum(self.done.values()) - before
 
     def _turn(self) -> None:
-        self.now_ms += TURN_MS
+        self.now_ms += self._turn_ms
         for key in self.hoarders:
             self.offer(key, version=self.version, groups=64)
         for key in self.workers:

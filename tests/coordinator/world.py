@@ -17,9 +17,9 @@ import sqlalchemy as sa
 
 from coordinator.audit import casework, lottery
 from coordinator.audit.lottery import AuditTerms
-from coordinator.audit.trust import Finding, Rules
+from coordinator.audit.trust import Finding, Rules, Standing
 from coordinator.money import escrow
-from coordinator.people import registry
+from coordinator.people import registry, standings
 from coordinator.publishing import publish
 from coordinator.store import payout_tables, tables
 from coordinator.store.state import Database, engine
@@ -199,15 +199,27 @@ class World:
         self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
     def offer(
-        self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False, numerics: str | None = None
+        self,
+        key: NodeKey,
+        *,
+        version: int = 1,
+        groups: int = 1,
+        continues: bool = False,
+        numerics: str | None = None,
+        place: str = "",
     ) -> LeaseReply:
         if numerics is None:
             numerics = (*self.terms.classes, "")[0]
         message = LeaseRequest(version=version, groups=groups, continues=continues, numerics=numerics)
         reply: LeaseReply = self.run(
-            offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
+            offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, place=place, now_ms=self.now_ms
         )
         return reply
+
+    def prove(self, key: NodeKey) -> None:
+        """Have one group of a node's owner found right."""
+        self.run(standings.count, key.node_id, 1)
+        self.run(standings.put, key.node_id, Standing(claims=1, groups=1))
 
     def lease(self, key: NodeKey, *, version: int = 1) -> Lease:
         """One lease, which must be to be had."""

@@ -68,6 +68,13 @@ class Learner(threading.Thread):
         self._ends = threading.Event()
 
     def run(self) -> None:
+        try:
+            self._train()
+        except RuntimeError:  # its client is closed, while it waits for a batch
+            if not self._ends.is_set():
+                raise
+
+    def _train(self) -> None:
         while not self._ends.is_set():
             self._client.batch(self.updates + 1)
             self.updates += 1
@@ -78,7 +85,7 @@ class Learner(threading.Thread):
                 self._client.publish(1 + self.updates // KAPPA, self.updates, self._folder)
 
     def end(self) -> None:
-        """The next update is the last; a request for a batch that nobody can form ends with its server."""
+        """Take no more batches."""
         self._ends.set()
 
 

@@ -135,7 +135,7 @@ class StatementStale(SwarmError):
 
 
 class TooManyStatements(SwarmError):
-    """An owner has signed as many addresses as are taken in a day; `retry_after_s` says when there is room again."""
+    """An owner has signed as many addresses as are taken in a day; `Retry-After` says when there is room again."""
 
     code, http_status, fault = "too_many_statements", 429, "node"
 

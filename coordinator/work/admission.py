@@ -38,6 +38,7 @@ _stands = Prepared(
         sa.select(facts.c.value).where(facts.c.name == "finished").scalar_subquery().label("finished"),
         sa.select(facts.c.value).where(facts.c.name == newcomers.OTHERS).scalar_subquery().label("others_ms"),
         sa.select(facts.c.value).where(facts.c.name == newcomers.TRIALS).scalar_subquery().label("trials"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.LINE).scalar_subquery().label("line"),
         standings.BACKLOG.scalar_subquery().label("backlog"),
         sa.select(sa.func.max(versions.c.version)).scalar_subquery().label("newest"),
         sa.select(versions.c.policy_update)
@@ -107,13 +108,25 @@ def how_many(
     reason = _refusal(stands, worker, message, terms)
     if reason not in ("", *NOT_NEEDED):
         return Admitted(0, reason, stands.newest or 0)
+    others_ask = newcomers.do_others_ask(connection, worker, stands.others_ms, terms, now_ms)
+    window, left = (0, 0) if reason else _room_for(connection, stands, terms)
+    on_trial = not worker.is_known and (others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms)))
     trials = 0
-    if on_trial := newcomers.is_on_trial(connection, worker, stands.others_ms, terms, now_ms):
-        trials = newcomers.may_begin(connection, worker.node_id, stands.trials, place, terms, now_ms)
+    if on_trial:
+        budget = newcomers.Budget(stands.trials or {}, stands.line or {})
+        trials = left = newcomers.may_begin(connection, worker, budget, place, terms, now_ms)
     count = 0
     if not reason:
-        count, reason = _for_learner(connection, stands, worker, message, terms, trials if on_trial else None, now_ms)
-    return Admitted(count, reason, stands.newest or 0, worker.is_known or on_trial, on_trial, trials)
+        admissible = min(left, _share_left(connection, worker.owner, window, terms, now_ms, proven_only=others_ask))
+        count, reason = _for_learner(connection, stands, worker, message, admissible, terms, now_ms)
+    return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials)
+
+
+def _room_for(connection: sa.Connection, stands: Any, terms: Terms) -> tuple[int, int]:
+    """How many groups may be under way or wait beside those that are trained, and how many more than do."""
+    updates = (stands.visible_update, stands.learner_update or 0)
+    unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
+    return _window(terms, *updates, 0), _window(terms, *updates, unfinished)
 
 
 def _for_learner(
@@ -121,18 +134,11 @@ def _for_learner(
     stands: Any,
     worker: Any,
     message: LeaseRequest,
+    admissible: int,
     terms: Terms,
-    trials: int | None,
     now_ms: int,
 ) -> tuple[int, Reason]:
-    """How many groups for the learner a node may take now, or why it may take none; a newcomer only trials."""
-    updates = (stands.visible_update, stands.learner_update or 0)
-    unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
-    window, left = _window(terms, *updates, 0), _window(terms, *updates, unfinished)
-    admissible = min(
-        left if trials is None else min(left, trials),
-        _share_left(connection, worker.owner, stands.others_ms, window, terms, now_ms),
-    )
+    """How many of so many groups a node may take now, or why it may take none."""
     if not admissible:
         return 0, "ahead" if message.version >= stands.newest else "old_version"
     hands = free_hands(connection, worker.node_id, terms, now_ms)
@@ -210,12 +216,11 @@ def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, te
 
 
 def _share_left(
-    connection: sa.Connection, owner: str, others_ms: int | None, window: int, terms: Terms, now_ms: int
+    connection: sa.Connection, owner: str, window: int, terms: Terms, now_ms: int, *, proven_only: bool
 ) -> int:
     """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
     if terms.max_owner_share >= 1:
         return window
-    proven_only = newcomers.do_others_ask(others_ms, terms, now_ms)
     most = standings.share_of(connection, window, terms.max_owner_share, proven_only=proven_only)
     left = max(0, most - standings.at_work(connection, owner))
     return left or (window if is_held_up(connection, terms, now_ms) else 0)

@@ -81,7 +81,7 @@ def _form(connection: sa.Connection, number: int, terms: Terms, audits: AuditTer
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update, size = number - 1, terms.groups_per_update
     _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
-    proven_only = newcomers.do_others_ask(get_fact(connection, newcomers.OTHERS), terms, now_ms)
+    proven_only = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
     most = standings.share_of(connection, size, terms.max_owner_share, proven_only=proven_only)
     chosen, beyond = _choose(connection, size, most)
     if len(chosen) < size and beyond and lease_table.is_held_up(connection, terms, now_ms):

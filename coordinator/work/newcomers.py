@@ -1,11 +1,14 @@
 """Trials: the leases that newcomers get while others ask, out of a small common budget, as effects. Keys are free.
 
 - A newcomer is a node whose owner has no group yet that was found right. After a hard fault an owner is one again.
-- In a round that begins, everybody is a newcomer, and they have all the room there is.
+- In a round that begins, everybody is a newcomer, and they have all the room there is. Where that is full, and leases
+  are out for longer than half of their time, there are trials beside it: hoarders may have come first.
 - While others ask, a newcomer's lease is a *trial*: nothing waits for its group, which counts as under way only once it
   is answered. Others get the room of it at once, and in an evaluation the group itself.
 - An answer to a trial enters the buffer if there is room for it, else it is paid as one that came second, and its
   prompt is offered again. Either way it proves its owner once an audit found it right.
+- Where more ask than may begin, the one that registered first is the next: a newcomer that stays gets its turn, however
+  many keys come after it.
 - All newcomers together begin `SHARE` of a full window of trials within a lease's time, those of one neighbourhood a
   quarter of these: so much, at most, is paid for what nobody trains on. Each of them has one lease at a time, and waits
   twice as long after each that expires.
@@ -13,7 +16,7 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -38,57 +41,93 @@ TRIALS = "trials_until_ms"
 
 ALL = "all"
 
+LINE = "trials_line"
+"""The fact of who waits for a trial, with when it registered and when it last asked."""
+
+LINE_MAX = 32
+"""Newcomers that are remembered: the oldest. A younger one asks again, and is in line when these have had theirs."""
+
+IN_LINE_MS = 5_000
+"""For how long a newcomer is in line since it last asked: a little longer than two answers are held back."""
+
+
+class Budget(NamedTuple):
+    """What the store says of the budget, and of those who wait for it."""
+
+    given: Mapping[str, float]
+    line: Mapping[str, list[int]]
+
+
 # Built once: making a statement costs more than running it, and these run for every lease.
 _this = nodes.c.node_id == sa.bindparam("node")
 _holds = sa.exists().where(IS_OPEN, leases.c.node_id == nodes.c.node_id).label("holds")
+_old = Prepared(
+    sa.select(leases.c.lease_id)
+    .where(IS_OPEN, leases.c.expires_ms <= sa.bindparam("at_latest", type_=sa.BigInteger))
+    .limit(1)
+)
 _own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
 
 
-def is_on_trial(connection: sa.Connection, worker: Any, others_ms: int | None, terms: Terms, now_ms: int) -> bool:
-    """Return True if what this node gets now are trials. `others_ms` is the fact `OTHERS`, if there is one."""
+def do_others_ask(connection: sa.Connection, worker: Any, others_ms: int | None, terms: Terms, now_ms: int) -> bool:
+    """Return True if nodes that are no newcomers ask for work, as this one may. `others_ms` is the fact `OTHERS`."""
     if worker.is_known:
         if others_ms is None or others_ms <= now_ms - terms.timeout_ms:
             set_fact(connection, OTHERS, now_ms)
-        return False
-    return do_others_ask(others_ms, terms, now_ms)
+        return True
+    return is_fresh(others_ms, terms, now_ms)
 
 
-def do_others_ask(others_ms: int | None, terms: Terms, now_ms: int) -> bool:
-    """Return True if nodes that are no newcomers ask for work, by the fact `OTHERS`."""
+def is_fresh(others_ms: int | None, terms: Terms, now_ms: int) -> bool:
+    """Return True if the fact `OTHERS` still holds."""
     return others_ms is not None and others_ms > now_ms - 2 * terms.timeout_ms
 
 
-def may_begin(
-    connection: sa.Connection, node: NodeId, given: Mapping[str, float] | None, place: str, terms: Terms, now_ms: int
-) -> int:
-    """Return 1 if a newcomer from this neighbourhood may begin a trial, else 0. `given` is the fact `TRIALS`."""
-    if None in (_until(given or {}, name, terms, now_ms) for name in _names(place)):
+def is_hoarded(connection: sa.Connection, terms: Terms, now_ms: int) -> bool:
+    """Return True if any lease is open for longer than half of its time, in a round that newcomers have filled."""
+    return _old(connection, at_latest=now_ms + terms.timeout_ms // 2).first() is not None
+
+
+def may_begin(connection: sa.Connection, worker: Any, budget: Budget, place: str, terms: Terms, now_ms: int) -> int:
+    """Return 1 if a newcomer from this neighbourhood may begin a trial, else 0; who has to wait for one is in line."""
+    if _must_wait(connection, NodeId(worker.node_id), terms, now_ms):
         return 0
-    return int(not _must_wait(connection, node, terms, now_ms))
+    if place and not _left(budget.given, place, terms, now_ms):
+        return 0
+    line = {node: times for node, times in budget.line.items() if times[1] > now_ms - IN_LINE_MS}
+    own = line.pop(worker.node_id, None)
+    before = sum(since_ms < worker.registered_ms for since_ms, _ in line.values())
+    if before < _left(budget.given, ALL, terms, now_ms):
+        if own is not None:
+            set_fact(connection, LINE, line)
+        return 1
+    if before < LINE_MAX:
+        line[worker.node_id] = [worker.registered_ms, now_ms]
+        set_fact(connection, LINE, dict(sorted(line.items(), key=lambda one: one[1])[:LINE_MAX]))
+    return 0
 
 
 def record_begun(connection: sa.Connection, place: str, terms: Terms, now_ms: int) -> None:
     """Charge the budget with a trial that was given to this neighbourhood."""
     given: dict[str, float] = get_fact(connection, TRIALS, {})
-    after = {name: _until(given, name, terms, now_ms) or given[name] for name in _names(place)}
-    set_fact(connection, TRIALS, {name: until for name, until in (given | after).items() if until > now_ms})
+    for name in {ALL, place or ALL}:
+        given[name] = max(given.get(name, 0.0), now_ms) + _each_ms(name, terms)
+    set_fact(connection, TRIALS, {name: until_ms for name, until_ms in given.items() if until_ms > now_ms})
 
 
-def _names(place: str) -> tuple[str, ...]:
-    """The budgets of a neighbourhood; one without a name stands for many, and has no share of its own to pass."""
-    return (ALL, place) if place else (ALL,)
+def _left(given: Mapping[str, float], name: str, terms: Terms, now_ms: int) -> int:
+    """How many trials more a budget has.
 
-
-def _until(given: Mapping[str, float], name: str, terms: Terms, now_ms: int) -> float | None:
-    """Until when a budget counts what was given of it, with one trial more; None if that is more than it has.
-
-    Each trial counts for its part of a lease's time, and they count one after the other.
+    Each counts for its part of a lease's time, one after the other, and all of them end within a lease's time from now.
     """
+    counted_ms = max(0.0, given.get(name, 0.0) - now_ms)
+    return int((terms.timeout_ms - counted_ms + 1) / _each_ms(name, terms))
+
+
+def _each_ms(name: str, terms: Terms) -> float:
+    """For how long a trial counts; one from a neighbourhood counts for longer there than among all."""
     most = ceil(SHARE * terms.window_max)
-    if name != ALL:
-        most = max(1, most // NEIGHBOURHOODS)
-    until = max(given.get(name, 0.0), now_ms) + terms.timeout_ms / most
-    return until if until < now_ms + terms.timeout_ms + 1 else None
+    return terms.timeout_ms / (most if name == ALL else max(1, most // NEIGHBOURHOODS))
 
 
 def _must_wait(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> bool:

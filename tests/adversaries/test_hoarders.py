@@ -7,6 +7,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Round(World):
 
     def __init__(self, folder: Path, *, turn_ms: int = TURN_MS, timeout_ms: int = TIMEOUT_MS) -> None:
         self._turn_ms = turn_ms
+        self._keys = count(1)
         self._connection: sa.Connection | None = None
         super().__init__(
             folder,
@@ -70,8 +72,7 @@ class Round(World):
         self.database.close()
 
     def enter(self, workers: int, hoarders: int = 0) -> None:
-        there = len(self.workers) + len(self.hoarders)
-        keys = [self.join(there + number + 1) for number in range(workers + hoarders)]
+        keys = [self.join(next(self._keys)) for _ in range(workers + hoarders)]
         self.workers += keys[:workers]
         self.hoarders += keys[workers:]
 

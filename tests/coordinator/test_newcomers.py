@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.store import tables
+from coordinator.store.state import get_fact
 from coordinator.work import offers, tally
+from coordinator.work.newcomers import IN_LINE_MS, LINE, LINE_MAX
 from protocol.messages import LeaseRequest
 from protocol.signing import NodeKey
 from tests.coordinator.test_evaluations import TERMS, finish, half_right, measured, publish, shown
@@ -80,6 +82,31 @@ def test_ever_new_keys_at_one_address_leave_a_newcomer_elsewhere_its_first_group
     honest = world.join(90)
     (lease,) = world.offer(honest, place="203.0.113.5").leases
     assert world.submit(honest, answer(honest, lease)).outcome == "accepted"
+
+
+def test_ever_new_keys_do_not_overtake_a_newcomer_that_waits(world: World) -> None:
+    proven(world)
+    assert len(list(newcomers(world, 1))) == TRIALS
+    waiting = world.join(90)
+    world.now_ms += 1
+    for turn in range(TRIALS):
+        assert not world.offer(waiting).leases
+        if turn < TRIALS - 1:
+            world.now_ms += 1
+    world.now_ms += world.terms.timeout_ms // TRIALS
+    assert not world.offer(world.join(91)).leases, "the next is the one that waits"
+    assert world.offer(waiting).leases
+
+
+def test_a_line_of_those_who_went_is_gone(world: World) -> None:
+    known = proven(world)
+    assert len(list(newcomers(world, 1))) == TRIALS
+    for number in range(200, 200 + 2 * LINE_MAX):
+        assert not world.offer(world.join(number)).leases
+    assert len(world.run(get_fact, LINE)) == LINE_MAX
+    world.now_ms += IN_LINE_MS + world.terms.timeout_ms
+    world.lease(known)
+    assert len(list(newcomers(world, 300))) == TRIALS
 
 
 def test_an_honest_newcomer_is_proven_beside_those_who_work_and_gets_what_they_get(world: World) -> None:

@@ -56,6 +56,8 @@ _enter = Prepared(
 _begin = Prepared(sa.insert(trust))
 ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
 """Who answers for a node: its owner, and for what it did as its own owner, it itself."""
+VALIDATED = sa.func.coalesce(sa.select(trust.c.groups).where(trust.c.owner == nodes.c.owner).scalar_subquery(), 0)
+"""How many groups of a node's owner were found right since the last hard fault."""
 IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 """Whether a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))

@@ -110,7 +110,8 @@ def how_many(
         return Admitted(0, reason, stands.newest or 0)
     others_ask = newcomers.do_others_ask(connection, worker, stands.others_ms, terms, now_ms)
     window, left = (0, 0) if reason else _room_for(connection, stands, terms)
-    on_trial = not worker.is_known and (others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms)))
+    is_due = others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms))
+    on_trial = is_due and newcomers.is_newcomer(connection, worker, terms)
     trials = 0
     if on_trial:
         budget = newcomers.Budget(stands.trials or {}, stands.line or {})

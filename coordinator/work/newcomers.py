@@ -1,6 +1,7 @@
 """Trials: the leases that newcomers get while others ask, out of a small common budget, as effects. Keys are free.
 
 - A newcomer is a node whose owner has no group yet that was found right. After a hard fault an owner is one again.
+- So is a node that has finished none of its leases, where its owner has as many out as groups that were found right.
 - In a round that begins, everybody is a newcomer, and they have all the room there is. Where that is full, and leases
   are out for longer than half of their time, there are trials beside it: hoarders may have come first.
 - While others ask, a newcomer's lease is a *trial*: nothing waits for its group, which counts as under way only once it
@@ -66,16 +67,40 @@ _old = Prepared(
     .where(IS_OPEN, leases.c.expires_ms <= sa.bindparam("at_latest", type_=sa.BigInteger))
     .limit(1)
 )
+# No more are counted than are asked for.
+_out = Prepared(
+    sa.select(sa.func.count()).select_from(
+        sa.select(leases.c.lease_id)
+        .join(nodes, nodes.c.node_id == leases.c.node_id)
+        .where(IS_OPEN, nodes.c.owner == sa.bindparam("owner"))
+        .limit(sa.bindparam("enough", type_=sa.Integer))
+        .subquery()
+    )
+)
 _own = Prepared(sa.select(nodes.c.lease_allowance, _holds).where(_this))
 
 
 def do_others_ask(connection: sa.Connection, worker: Any, others_ms: int | None, terms: Terms, now_ms: int) -> bool:
     """Return True if nodes that are no newcomers ask for work, as this one may. `others_ms` is the fact `OTHERS`."""
-    if worker.is_known:
+    if worker.validated_groups:
         if others_ms is None or others_ms <= now_ms - terms.timeout_ms:
             set_fact(connection, OTHERS, now_ms)
         return True
     return is_fresh(others_ms, terms, now_ms)
+
+
+def is_newcomer(connection: sa.Connection, worker: Any, terms: Terms) -> bool:
+    """Return True if trials are all that this node gets while others ask.
+
+    An owner with few groups that were found right has no more other leases out than these, at nodes that have not
+    finished what they held: else one good group would let any number of nodes in.
+    """
+    if not worker.validated_groups:
+        return True
+    if worker.lease_allowance is not None and worker.lease_allowance >= _at_first(terms):
+        return False
+    out = _out(connection, owner=worker.owner, enough=worker.validated_groups).scalar_one()
+    return bool(out >= worker.validated_groups)
 
 
 def is_fresh(others_ms: int | None, terms: Terms, now_ms: int) -> bool:
@@ -133,7 +158,11 @@ def _each_ms(name: str, terms: Terms) -> float:
 def _must_wait(connection: sa.Connection, node: NodeId, terms: Terms, now_ms: int) -> bool:
     """Return True if a newcomer holds a lease, or must wait for what it let expire."""
     own = _own(connection, node=node).one()
-    at_first = min(terms.held_max, terms.newcomer_leases)
-    misses = 0 if own.lease_allowance is None else at_first - own.lease_allowance
+    misses = 0 if own.lease_allowance is None else _at_first(terms) - own.lease_allowance
     wait_ms = sizing.wait_ms(misses, timeout_ms=terms.timeout_ms)
     return bool(own.holds) or (wait_ms > 0 and last_expired_ms(connection, node) > now_ms - wait_ms)
+
+
+def _at_first(terms: Terms) -> int:
+    """How many leases a node may hold before any has ended."""
+    return min(terms.held_max, terms.newcomer_leases)

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.audit.trust import Standing
+from coordinator.people import standings
 from coordinator.store import tables
 from coordinator.store.state import get_fact
 from coordinator.work import offers, tally
 from coordinator.work.newcomers import IN_LINE_MS, LINE, LINE_MAX
+from protocol.lease import Lease
 from protocol.messages import LeaseRequest
 from protocol.signing import NodeKey
 from tests.coordinator.test_evaluations import TERMS, finish, half_right, measured, publish, shown
+from tests.coordinator.test_owners import OWNER, delegate
 from tests.coordinator.test_statements import LEASE, counted
 from tests.coordinator.world import HONEST_TOKENS, World, answer
 
@@ -24,8 +28,8 @@ TRIALS = 4
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path, staleness=3, size=4, groups_per_request=ROOM)
+def world(tmp_path: Path, store_url: str) -> Iterator[World]:
+    made = World(tmp_path, staleness=3, size=4, groups_per_request=ROOM, postgres_url=store_url)
     made.publish(1, 0)
     yield made
     made.database.close()
@@ -187,6 +191,36 @@ def test_a_lease_of_a_newcomer_takes_as_many_statements_however_many_came_before
         offered, statements = counted(world, offers.offer, key.node_id, ask, terms=world.terms, draw=world.draw)
         assert offered.leases
         assert len(statements) <= LEASE + 1, "\n".join(statements)
+
+
+def test_lease_hoarding_by_many_nodes_of_an_owner_takes_no_more_room_than_was_found_right_of_it(world: World) -> None:
+    """One good group, and signatures that cost nothing, would else be worth all the room there is."""
+    world.terms = replace(world.terms, newcomer_leases=2)
+    proven(world)
+    world.prove(OWNER, 1)
+    held = 0
+    for number in range(1, 40):
+        key = world.join(number)
+        delegate(world, key, number=number)
+        held += len(world.offer(key, groups=ROOM).leases)
+    assert held <= 2 + TRIALS
+    assert world.run(tally.read).unfinished <= 2
+
+
+def test_a_second_machine_of_an_owner_who_works_is_like_the_first_after_one_answer(world: World) -> None:
+    proven(world)
+    first, second = world.join(1), world.join(2)
+    for number, key in enumerate((first, second), 1):
+        delegate(world, key, number=number)
+    world.earn(first)
+    world.run(standings.put, OWNER.node_id, Standing(claims=1, groups=1))
+    world.offer(first, groups=4)
+    assert len(world.offer(second, groups=4).leases) == 1
+    (trial,) = [row["group_no"] for row in world.rows(tables.leases) if row["node_id"] == second.node_id]
+    assert world.group_states()[trial] == "trial"
+    (lease,) = [Lease.from_bytes(row["offer"]) for row in world.rows(tables.leases) if row["group_no"] == trial]
+    world.submit(second, answer(second, lease))
+    assert len(world.offer(second, groups=4).leases) == 4
 
 
 class TestEvaluations:

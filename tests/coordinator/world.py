@@ -216,10 +216,10 @@ class World:
         )
         return reply
 
-    def prove(self, key: NodeKey) -> None:
-        """Have one group of a node's owner found right."""
-        self.run(standings.count, key.node_id, 1)
-        self.run(standings.put, key.node_id, Standing(claims=1, groups=1))
+    def prove(self, owner: NodeKey, groups: int = 100) -> None:
+        """Have so many groups of an owner found right, as if there had been any."""
+        self.run(standings.count, owner.node_id, groups)
+        self.run(standings.put, owner.node_id, Standing(claims=groups, groups=groups))
 
     def lease(self, key: NodeKey, *, version: int = 1) -> Lease:
         """One lease, which must be to be had."""

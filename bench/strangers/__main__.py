@@ -11,10 +11,11 @@ import importlib.util
 import sys
 
 from bench.harness import Bench, quick_from_environment
-from bench.strangers.cells import ADDRESSES, HONEST, KINDS
+from bench.strangers.cells import ADDRESSES, HONEST
 
 HALVES = ("leases", "broadcast")
-"""Modules of this package; each has `rows(options, quick=…)`, which gives a `Row` for each cell as it ends."""
+"""Modules of this package. Each has `KINDS` of attacks by name, and `rows(options, quick=…)`, which gives a `Row` for
+each cell as it ends; `options.kinds` names those to play, of all halves, or none: then the half chooses."""
 
 
 def present() -> list[str]:
@@ -28,7 +29,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench strangers", description=__doc__)
     parser.add_argument("--halves", nargs="*", choices=present(), default=present())
     parser.add_argument("--honest", nargs="*", type=int, default=[1] if quick else list(HONEST))
-    parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=["new-20"] if quick else list(KINDS))
+    kinds = sorted({kind for half in present() for kind in importlib.import_module(f"bench.strangers.{half}").KINDS})
+    parser.add_argument("--kinds", nargs="*", choices=kinds, default=[])
     parser.add_argument("--addresses", nargs="*", choices=ADDRESSES, default=["one"] if quick else list(ADDRESSES))
     parser.add_argument("--rounds", type=int, default=1)
     return parser.parse_args()

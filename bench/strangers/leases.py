@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from bench.control.round import Server
-from bench.strangers.cells import KINDS, Cell, Row, cells
+from bench.strangers.cells import KINDS, Cell, Kind, Row, cells
 from bench.strangers.nodes import Node, hoard, hoard_once, work
 from coordinator.learner.client import CoordinatorClient
 from protocol.learning import Report
@@ -92,8 +92,10 @@ class Learner(threading.Thread):
 def rows(options: argparse.Namespace, *, quick: bool) -> Iterator[Row]:
     """Each cell, as many times as it is asked for."""
     measured_s = MEASURED_QUICK_S if quick else MEASURED_S
+    usual: list[Kind] = ["new-20"] if quick else list(KINDS)
+    kinds = [kind for kind in KINDS if kind in options.kinds] if options.kinds else usual
     for _ in range(options.rounds):
-        for cell in cells(options.honest, options.kinds, options.addresses):
+        for cell in cells(options.honest, kinds, options.addresses):
             undisturbed, attacked = play(cell, measured_s)
             yield Row(f"updates: {cell.name}", undisturbed, attacked, "/s", at_least=GOAL)
 

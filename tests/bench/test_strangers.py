@@ -20,5 +20,6 @@ def test_leases_are_a_half() -> None:
 
 @pytest.mark.parametrize("half", present())
 def test_a_half_gives_rows_for_the_options_of_the_whole(half: str) -> None:
-    rows = importlib.import_module(f"bench.strangers.{half}").rows
-    assert list(inspect.signature(rows).parameters) == ["options", "quick"]
+    module = importlib.import_module(f"bench.strangers.{half}")
+    assert list(inspect.signature(module.rows).parameters) == ["options", "quick"]
+    assert all(isinstance(kind, str) for kind in module.KINDS)

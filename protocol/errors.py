@@ -140,6 +140,16 @@ class StatementStale(SwarmError):
     code, http_status, fault = "statement_stale", 409, "node"
 
 
+class TooManyStatements(SwarmError):
+    """An owner has signed as many addresses as are taken in a day; `Retry-After` says when there is room again."""
+
+    code, http_status, fault = "too_many_statements", 429, "node"
+
+    def __init__(self, message: str, *, hint: str = "", breach: Breach = UNSAID, retry_after_s: int = 0) -> None:
+        super().__init__(message, hint=hint, breach=breach)
+        self.retry_after_s = retry_after_s
+
+
 class PayoutFailed(SwarmError):
     """A payout that cannot be made or finished as things stand; nothing was paid twice, and it may be tried again."""
 

@@ -187,8 +187,13 @@ STATEMENT_NUMBER_MAX = 2**53
 ADDRESS_MAX_CHARS = 200
 """Where an owner is paid: no account number of any kind is that long."""
 
-STATEMENTS_MAX = 1_000
-"""Addresses of one owner in a round: a change a day for three years, and nobody fills the disk with them."""
+ADDRESSES_PER_DAY = 4
+"""Addresses of one owner in a day: one, its correction, and two to answer a thief; the last never counts, so that who
+uses them up does not have the last word. Each may become an entry of the ledger for ever."""
+
+GROUPS_PER_ADDRESS, ADDRESSES_PER_DAY_MAX = 100, 32
+"""One address more in a day for so many groups that were found right, which cost more to sample than an entry to keep;
+a change every hour helps nobody."""
 
 EARNINGS_NODES_MAX = 1_000
 """Nodes listed in one answer about earnings; the total counts them all."""

@@ -22,7 +22,7 @@ class Prompts:
     def next(self, count: int) -> list[Source]:
         """What so many groups more are about."""
         with self._store.begin() as connection:
-            made = curriculum.make(connection, count, self._rules, self._prompt)
+            made = curriculum.make(connection, count, self._rules, self._prompt, "leased")
             return [source_of(connection, number) for number in made]
 
     def note(self, prompt: bytes, rewards: Sequence[float]) -> None:

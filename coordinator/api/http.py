@@ -24,7 +24,15 @@ from coordinator.api.bodies import BODIES
 from coordinator.people import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
-from protocol.errors import MalformedMessage, MessageTooLarge, NotAuthorised, NotFound, Overloaded, SwarmError
+from protocol.errors import (
+    MalformedMessage,
+    MessageTooLarge,
+    NotAuthorised,
+    NotFound,
+    Overloaded,
+    SwarmError,
+    TooManyStatements,
+)
 from protocol.ids import NodeId
 from protocol.message import Message
 from protocol.messages import LeaseProgress, Submission, open_request
@@ -210,8 +218,11 @@ def reply_json(value: Any) -> web.Response:
 
 def _error(request: web.Request, error: SwarmError) -> web.Response:
     accepted = request.headers.get("Accept", "")
-    # Drawn, so that those who are refused together do not come back together.
-    headers = {"Retry-After": str(random.randint(*RETRY_AFTER_S))} if isinstance(error, Overloaded) else None
+    headers = None
+    if isinstance(error, Overloaded):  # drawn, so that those who are refused together do not come back together
+        headers = {"Retry-After": str(random.randint(*RETRY_AFTER_S))}
+    elif isinstance(error, TooManyStatements):
+        headers = {"Retry-After": str(error.retry_after_s)}
     if "json" in accepted or "html" in accepted:
         text, kind = json.dumps(error.to_wire()), "application/json"
         return web.Response(text=text, content_type=kind, status=error.http_status, headers=headers)

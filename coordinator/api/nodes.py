@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
+from coordinator.api.places import HERE, place
 from coordinator.api.probes import is_proxied
 from coordinator.money import payouts, rails
 from coordinator.people import owners, registry
@@ -98,7 +99,8 @@ async def newer_version(request: web.Request) -> web.Response:
 async def lease(request: web.Request) -> web.Response:
     """Offer work; where only a newer version can bring some, hold the answer until there is one."""
     here = request.app[ROUND]
-    offered = await act(request, LeaseRequest, offers.offer, terms=here.terms, draw=await here.draw())
+    draw = await here.draw()
+    offered = await act(request, LeaseRequest, offers.offer, terms=here.terms, draw=draw, place=_place(request))
     if offered.reason == "ahead":
         newest = await here.version_after(offered.newest_version, patience_s=HOLD_S)
         offered = offered.model_copy(update={"newest_version": newest})
@@ -240,6 +242,12 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
         here.plans.update(version, live, source_up, nodes, now_ms, also=also)
     here.plans.fit_in(node)
     return here.plans.part(node, here.seeder)
+
+
+def _place(request: web.Request) -> str:
+    """The neighbourhood that a request came from; no name where one address may stand for many callers."""
+    many = is_proxied(request) or not request.app[ROUND].config.round.connections_per_address
+    return HERE if many else place(request.remote)
 
 
 def _hint(request: web.Request) -> HeartbeatReply:

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from coordinator.audit import lottery, trust
 from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
-from coordinator.people import standings
+from coordinator.people import owners, standings
 from coordinator.store.state import get_fact
 from coordinator.store.tables import WAITS, audits, leases, nodes, rollouts
 from coordinator.store.tables import trust as trust_table
@@ -165,7 +165,7 @@ def settle_all(connection: sa.Connection, terms: AuditTerms, now_ms: int) -> Non
 def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int) -> None:
     """Post what an owner's escrow has to hold no longer."""
     standing = standings.of(connection, owner)
-    columns = (audits.c.claim_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
+    columns = (audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
     waiting = list(
         connection.execute(
             sa.select(*columns).where(audits.c.owner == owner, ~audits.c.settled).order_by(audits.c.place)
@@ -180,9 +180,10 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
         held = trust.level(standing, terms.rules) == "held"
         unproven = [] if held else _closed(unproven, trust.window(standing, terms.rules))
     posted = [row for row in unproven if row.used]
-    proven = [row.claim_id for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
-    _end(connection, [Post(claim_id=claim_id) for claim_id in proven], now_ms)
-    _end(connection, [Post(claim_id=row.claim_id) for row in posted], now_ms)
+    proven = [row for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
+    _end(connection, [Post(claim_id=row.claim_id) for row in (*proven, *posted)], now_ms)
+    if paid := {row.node_id for row in (*proven, *posted)}:
+        owners.sequence(connection, paid, now_ms)
     # A pardon, of whom all is audited, proves nothing: a newcomer whose versions have gone is still one.
     if groups := sum(row.groups for row in posted if row.finding is None):
         standings.put(connection, owner, trust.validated(standing, terms.rules, groups))

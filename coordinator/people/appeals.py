@@ -8,6 +8,8 @@
   stands for the ban.
 - A node's key may be a thief's, who forged and then appeals badly. So until the ruling its owner's word takes the place
   of a node's, and a revoked key is not heard at all. The log keeps the digest of what came first.
+- Keys are free, and entries are for ever: the appeal of an owner whom nothing was ever paid to is an entry only with
+  its ruling.
 - A granted appeal pays each of these claims what was voided of it, out of the budget; the book lets that happen once,
   and only after a ruling that grants it. Without budget for all of it nothing is ruled.
 - The fault is lifted from its owner's standing. If too few are left for a ban, and no order of the operator's stands,
@@ -24,7 +26,7 @@ from coordinator import orders
 from coordinator.audit import trust
 from coordinator.audit.trust import Rules
 from coordinator.money.escrow import PROVEN
-from coordinator.people import standings
+from coordinator.people import owners, standings
 from coordinator.store.tables import appeals, audits, faults, nodes
 from coordinator.work import tally
 from ledger import entry, store
@@ -61,10 +63,11 @@ def take(connection: sa.Connection, envelope: bytes, *, round_id: str, now_ms: i
         connection.execute(here.values(envelope=envelope, made_ms=now_ms))
         return _reply("recorded", known)
     _require_room(connection, row.owner)
-    made = entry.Appeal(claim_id=claim_id, statement_digest=chunks.digest(envelope))
-    if store.append(connection, made, now_ms) is not Outcome.APPLIED:
-        raise BookBroken(f"An appeal about claim {claim_id} is in the log, and not in its table.")
+    earned = owners.has_earned(connection, row.owner_now)
     values = {"claim_id": claim_id, "owner": row.owner, "envelope": envelope, "made_ms": now_ms, "state": "open"}
+    values["sequenced"] = earned
+    if earned:
+        _enter(connection, claim_id, envelope, now_ms)
     connection.execute(sa.insert(appeals).values(**values))
     recorded = connection.execute(sa.select(appeals).where(appeals.c.claim_id == claim_id)).one()
     return _reply("recorded", recorded)
@@ -130,14 +133,24 @@ def rule(
     row = _numbered(connection, number)
     if row.state != "open":
         return _told(row) | {"changed": False, "reinstated_claims": 0, "reinstated_micros": 0}
+    if not row.sequenced:
+        _enter(connection, row.claim_id, row.envelope, now_ms)
     ruling = entry.Ruling(claim_id=row.claim_id, outcome=outcome, reason_code=reason_code)
     if store.append(connection, ruling, now_ms) is not Outcome.APPLIED:
         raise BookBroken(f"Appeal {number} was ruled on in the log, and not in its table.")
     paid = _grant(connection, row, ruling, given_by, rules, now_ms) if outcome == "granted" else []
     values = {"state": outcome, "reason_code": reason_code, "said": said, "ruled_by": given_by, "ruled_ms": now_ms}
+    values["sequenced"] = True
     connection.execute(sa.update(appeals).where(appeals.c.number == number).values(**values))
     sums = {"reinstated_claims": len(paid), "reinstated_micros": sum(one.amount_micros for one in paid)}
     return _told(_numbered(connection, number)) | {"changed": True} | sums
+
+
+def _enter(connection: sa.Connection, claim_id: str, envelope: bytes, now_ms: int) -> None:
+    """Make an entry of an appeal."""
+    made = entry.Appeal(claim_id=claim_id, statement_digest=chunks.digest(envelope))
+    if store.append(connection, made, now_ms) is not Outcome.APPLIED:
+        raise BookBroken(f"An appeal about claim {claim_id} is in the log, and not as such in its table.")
 
 
 def _grant(
@@ -158,6 +171,7 @@ def _grant(
     ]
     if given:
         _pay(connection, given, sum(one.amount_micros for one in paid), now_ms)
+        owners.sequence(connection, {one.node_id for one in paid}, now_ms)
         groups = sum(one.groups for one in paid if one.finding not in PROVEN)  # a pledge's counted before
         standings.put(connection, owner, trust.validated(standings.of(connection, owner), rules, groups))
     return paid

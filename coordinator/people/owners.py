@@ -10,27 +10,33 @@
   that counted goes on counting: whoever steals an owner's key gives its owner that long to notice and to answer.
 - So no address may be dated later than now, or nothing could follow it; and the last that the limit allows never
   counts, or a thief would use up the others and have the last word.
-- A statement that counts is a row here, bytes and all, and an entry of the ledger by its digest.
+- A statement that counts is a row here, bytes and all. Keys are free, and entries are for ever: it is an entry of the
+  ledger, by its digest, once the node that it names has earned something, or for an address any of the owner's nodes.
+- An owner has so many addresses a day, and more with the work that was found right.
 """
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.people import standings
 from coordinator.store.tables import leases, nodes, statements
 from coordinator.work import leases as lease_table
 from ledger import store
 from ledger.accounts import OF_A_NODE, AccountKind
-from ledger.book import Outcome
+from ledger.book import BookBroken, Outcome
 from ledger.entry import OwnerAct
 from ledger.tables import balances_table
 from protocol import chunks, limits
 from protocol.errors import (
     KeyRevoked,
     MalformedMessage,
-    MessageTooLarge,
     OwnerConflict,
     StatementStale,
+    TooManyStatements,
     UnknownOwner,
     WrongAudience,
 )
@@ -47,6 +53,7 @@ from protocol.owner import (
 )
 
 ADDRESS = "address"
+DAY_MS = 86_400_000
 
 
 def delegate(connection: sa.Connection, node: NodeId, envelope: bytes, *, now_ms: int) -> None:
@@ -91,6 +98,30 @@ def take(
             )
     _record(connection, owner, said, envelope, now_ms, counts_from_ms)
     return StatementReply(outcome="recorded", counts_from_ms=counts_from_ms or 0)
+
+
+def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int) -> None:
+    """Claims of these nodes were posted: make entries of what their owners said of them, if these are their first."""
+    newly = sa.update(nodes).where(nodes.c.node_id.in_(working), ~nodes.c.earned).values(earned=True)
+    first = connection.execute(newly.returning(nodes.c.node_id, nodes.c.owner)).all()
+    if not first:
+        return
+    about = (statements.c.kind == ADDRESS) | statements.c.node_id.in_([row.node_id for row in first])
+    theirs = statements.c.owner.in_({row.owner for row in first}) & ~statements.c.sequenced & about
+    waiting = sa.select(statements).where(theirs).order_by(statements.c.owner, statements.c.number)
+    _enter(connection, connection.execute(waiting).all(), now_ms)
+
+
+def addresses_per_day(validated_groups: int) -> int:
+    """How many addresses an owner of whom so many groups were found right may sign in a day. Pure."""
+    grown = limits.ADDRESSES_PER_DAY + validated_groups // limits.GROUPS_PER_ADDRESS
+    return min(grown, limits.ADDRESSES_PER_DAY_MAX)
+
+
+def has_earned(connection: sa.Connection, owner: str) -> bool:
+    """Return True if a claim of any of an owner's nodes was posted."""
+    here = sa.select(nodes.c.node_id).where(nodes.c.owner == owner, nodes.c.earned).limit(1)
+    return connection.execute(here).first() is not None
 
 
 def addresses(connection: sa.Connection, now_ms: int) -> dict[str, str]:
@@ -194,30 +225,41 @@ def _change_address(
     if said.number > now_ms + 1_000 * limits.CLOCK_SKEW_MAX_S:  # nothing that the owner signs could follow it
         raise StatementStale("The address was signed at a time to come.", hint="Set the clock (NTP), and sign again.")
     of_owner = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
-    count, last = connection.execute(
-        sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(statements.c.number), 0)).where(of_owner)
-    ).one()
-    if said.number < last:
+    last = connection.execute(sa.select(sa.func.max(statements.c.number)).where(of_owner)).scalar()
+    if last is not None and said.number < last:
         raise StatementStale("The owner has signed a newer address.", hint="Sign it again to go back to this one.")
-    if count >= limits.STATEMENTS_MAX:
-        raise MessageTooLarge(f"This owner has changed the address {count} times.")
+    is_last = _is_last_of_day(connection, owner, now_ms)
     waiting = of_owner & (statements.c.counts_from_ms > now_ms)
     connection.execute(sa.update(statements).where(waiting).values(counts_from_ms=None))
-    return now_ms + delay_ms if count + 1 < limits.STATEMENTS_MAX else None
+    return None if is_last else now_ms + delay_ms
+
+
+def _is_last_of_day(connection: sa.Connection, owner: NodeId, now_ms: int) -> bool:
+    """Return True if an owner's next address is the last that is taken today; refuse one that is beyond that."""
+    lately = (statements.c.owner == owner) & (statements.c.kind == ADDRESS)
+    lately &= statements.c.received_ms > now_ms - DAY_MS
+    count, oldest_ms = connection.execute(
+        sa.select(sa.func.count(), sa.func.min(statements.c.received_ms)).where(lately)
+    ).one()
+    most = addresses_per_day(standings.of(connection, owner).groups)
+    if count >= most:
+        again_ms = oldest_ms + DAY_MS
+        again = datetime.fromtimestamp(again_ms / 1_000, UTC)
+        raise TooManyStatements(
+            f"This owner has signed {count} addresses in a day; {most} are taken, and more with validated work.",
+            hint=f"Send it again after {again:%Y-%m-%d %H:%M} UTC.",
+            retry_after_s=-(-(again_ms - now_ms) // 1_000),
+        )
+    return bool(count + 1 == most)
 
 
 def _record(
     connection: sa.Connection, owner: NodeId, said: Statement, envelope: bytes, now_ms: int, counts_from_ms: int | None
 ) -> None:
-    act = OwnerAct(
-        owner=owner,
-        number=said.number,
-        act=said.kind,
-        node_id=None if isinstance(said, PayoutAddress) else NodeId(said.node_id),
-        statement_digest=chunks.digest(envelope),
-    )
-    if store.append(connection, act, now_ms) is not Outcome.APPLIED:
+    this = (statements.c.owner == owner) & (statements.c.number == said.number)
+    if connection.execute(sa.select(statements.c.number).where(this)).first() is not None:
         raise StatementStale("The owner has said something else under this number.", hint="Sign it again.")
+    about = None if isinstance(said, PayoutAddress) else NodeId(said.node_id)
     connection.execute(
         sa.insert(statements).values(
             owner=owner,
@@ -227,5 +269,26 @@ def _record(
             envelope=envelope,
             received_ms=now_ms,
             counts_from_ms=counts_from_ms,
+            node_id=about,
+            sequenced=False,
         )
     )
+    earned = sa.select(nodes.c.earned).where(nodes.c.node_id == about)
+    if has_earned(connection, owner) if about is None else connection.execute(earned).scalar():
+        _enter(connection, connection.execute(sa.select(statements).where(this)).all(), now_ms)
+
+
+def _enter(connection: sa.Connection, said: Sequence[Any], now_ms: int) -> None:
+    """Make entries of statements, given as their rows."""
+    for row in said:
+        act = OwnerAct(
+            owner=row.owner,
+            number=row.number,
+            act=row.kind,
+            node_id=row.node_id,
+            statement_digest=chunks.digest(row.envelope),
+        )
+        if store.append(connection, act, now_ms) is not Outcome.APPLIED:
+            raise BookBroken(f"Statement {row.number} of {row.owner} is in the log, and not as such in its table.")
+        this = (statements.c.owner == row.owner) & (statements.c.number == row.number)
+        connection.execute(sa.update(statements).where(this).values(sequenced=True))

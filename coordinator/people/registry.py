@@ -25,10 +25,10 @@ _revoked = Prepared(sa.select(nodes.c.revoked_ms).where(nodes.c.node_id == sa.bi
 _worker = Prepared(
     sa.select(
         *(nodes.c.node_id, nodes.c.owner, nodes.c.price_micros_per_mtok, nodes.c.revoked_ms),
-        nodes.c.paused_ms,
+        *(nodes.c.paused_ms, nodes.c.registered_ms, nodes.c.lease_allowance),
         fleet.c.works.is_not(sa.false()).label("works"),  # before anything was decided, a node may
         sa.exists().where(standings.ANSWERS, trust.c.banned_ms.is_not(None)).label("is_banned"),
-        standings.IS_KNOWN.label("is_known"),
+        standings.VALIDATED.label("validated_groups"),
     )
     .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
     .where(nodes.c.node_id == sa.bindparam("node"))

@@ -56,6 +56,8 @@ _enter = Prepared(
 _begin = Prepared(sa.insert(trust))
 ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
 """Who answers for a node: its owner, and for what it did as its own owner, it itself."""
+VALIDATED = sa.func.coalesce(sa.select(trust.c.groups).where(trust.c.owner == nodes.c.owner).scalar_subquery(), 0)
+"""How many groups of a node's owner were found right since the last hard fault."""
 IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 """Whether a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
@@ -86,12 +88,11 @@ _under_way = sa.union_all(
     sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_buffered),
     sa.select(nodes.c.owner).join_from(rollouts, nodes, nodes.c.node_id == rollouts.c.node_id).where(_in_vain),
 ).subquery()
+_each_at_work = sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer))
+_is_proven = sa.exists().where(trust.c.owner == _under_way.c.owner, trust.c.groups > 0)
 # No more owners are counted than are asked for: there may be thousands.
-_owners_at_work = Prepared(
-    sa.select(sa.func.count()).select_from(
-        sa.select(_under_way.c.owner).distinct().limit(sa.bindparam("enough", type_=sa.Integer)).subquery()
-    )
-)
+_owners_at_work = Prepared(sa.select(sa.func.count()).select_from(_each_at_work.subquery()))
+_proven_at_work = Prepared(sa.select(sa.func.count()).select_from(_each_at_work.where(_is_proven).subquery()))
 BACKLOG = sa.select(sa.func.count()).select_from(audits).where(WAITS)
 _backlog = Prepared(BACKLOG)
 
@@ -238,12 +239,16 @@ def at_work(connection: sa.Connection, owner: str) -> int:
     return sum(_at_work(connection, of=owner).one())
 
 
-def share_of(connection: sa.Connection, groups: int, share: float) -> int:
-    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait."""
+def share_of(connection: sa.Connection, groups: int, share: float, *, proven_only: bool) -> int:
+    """How many of so many groups may be one owner's; all of them in a round of few owners, who would else wait.
+
+    With `proven_only`, owners of whom no group was found right yet are not counted: keys are free.
+    """
     if share >= 1:
         return groups
     enough = ceil(SMALL_ROUND / share)
-    few = _owners_at_work(connection, enough=enough).scalar_one() < enough
+    at_work = _proven_at_work if proven_only else _owners_at_work
+    few = at_work(connection, enough=enough).scalar_one() < enough
     return groups if few else max(1, int(share * groups))
 
 

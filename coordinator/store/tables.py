@@ -27,6 +27,7 @@ nodes = sa.Table(
     sa.Column("tokens_per_s", sa.Float, nullable=False, default=0.0),
     sa.Column("lease_allowance", sa.Integer, nullable=True),  # of leases; none has ended yet if NULL
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
+    sa.Column("earned", sa.Boolean, nullable=False, default=False),  # a claim of its own was posted
 )
 
 # What the operator ordered, each with its reason; nothing is ever changed or deleted here.
@@ -52,6 +53,8 @@ statements = sa.Table(
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.Column("received_ms", sa.BigInteger, nullable=False),
     sa.Column("counts_from_ms", sa.BigInteger, nullable=True),
+    sa.Column("node_id", sa.String, nullable=True),  # the node that it is about
+    sa.Column("sequenced", sa.Boolean, nullable=False),  # it is an entry of the ledger
 )
 
 # Who works and who stands by, since when and why; who is not in it may work.
@@ -340,6 +343,7 @@ appeals = sa.Table(
     sa.Column("state", sa.String, nullable=False, index=True),  # open, granted, denied
     *(sa.Column(name, sa.String, nullable=False, default="") for name in ("reason_code", "said", "ruled_by")),
     sa.Column("ruled_ms", sa.BigInteger, nullable=True),
+    sa.Column("sequenced", sa.Boolean, nullable=False),  # it is an entry of the ledger
 )
 
 # The secrets that draw audits; what they are follows from the master key.

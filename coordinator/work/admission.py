@@ -3,11 +3,11 @@
 - The staleness bound counts by the version that the node holds (`coordinator.work.dispatch`).
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
-- Newcomers share a part of what may be under way (`coordinator.work.newcomers`): keys are free.
+- Newcomers get few leases, that nothing waits for (`coordinator.work.newcomers`): keys are free.
 - A node that stands by (`coordinator.fleet.activation`) gets none; nor does anybody while auditors are too far behind.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,6 +27,9 @@ from protocol.messages import LeaseRequest, Reason
 
 HOUR_MS = 3_600_000
 
+NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
+"""Why the learner needs no more groups of a version."""
+
 # Built once: making a statement costs more than running it, and these run for every lease. What can be read together
 # is: each statement costs a round trip to PostgreSQL, and more of the processor than what it asks for.
 _free_micros = sa.select(balances_table.c.micros).where(balances_table.c.account == str(BUDGET)).scalar_subquery()
@@ -34,6 +37,8 @@ _stands = Prepared(
     sa.select(
         sa.select(facts.c.value).where(facts.c.name == "finished").scalar_subquery().label("finished"),
         sa.select(facts.c.value).where(facts.c.name == newcomers.OTHERS).scalar_subquery().label("others_ms"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.TRIALS).scalar_subquery().label("trials"),
+        sa.select(facts.c.value).where(facts.c.name == newcomers.LINE).scalar_subquery().label("line"),
         standings.BACKLOG.scalar_subquery().label("backlog"),
         sa.select(sa.func.max(versions.c.version)).scalar_subquery().label("newest"),
         sa.select(versions.c.policy_update)
@@ -70,6 +75,22 @@ _lately = Prepared(
 )
 
 
+class Admitted(NamedTuple):
+    """What a node may be given now."""
+
+    groups: int
+    """Groups for the learner."""
+    reason: Reason
+    """Why it may be given none."""
+    newest: int
+    """The newest version."""
+    others_ask: bool = False
+    """Nodes that are no newcomers ask for work, as this one may be."""
+    on_trial: bool = False
+    """All that it gets are trials of a newcomer, of which it may begin so many."""
+    trials: int = 0
+
+
 def require_plays(message: LeaseRequest, environment: str) -> None:
     """Refuse a node that could not play what it would be given."""
     if environment and environment not in message.environments:
@@ -80,29 +101,54 @@ def require_plays(message: LeaseRequest, environment: str) -> None:
 
 
 def how_many(
-    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: Terms, now_ms: int
-) -> tuple[int, Reason, int]:
-    """The number of groups a node may take now, or why it may take none; and the newest version."""
+    connection: sa.Connection, worker: Any, message: LeaseRequest, terms: Terms, place: str, now_ms: int
+) -> Admitted:
+    """What a node of this neighbourhood may be given now, or why it may be given nothing."""
     stands = _stands(connection, version=message.version).one()
     reason = _refusal(stands, worker, message, terms)
-    if reason:
-        return 0, reason, stands.newest or 0
+    if reason not in ("", *NOT_NEEDED):
+        return Admitted(0, reason, stands.newest or 0)
+    others_ask = newcomers.do_others_ask(connection, worker, stands.others_ms, terms, now_ms)
+    window, left = (0, 0) if reason else _room_for(connection, stands, terms)
+    is_due = others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms))
+    on_trial = is_due and newcomers.is_newcomer(connection, worker, terms)
+    trials = 0
+    if on_trial:
+        budget = newcomers.Budget(stands.trials or {}, stands.line or {})
+        trials = left = newcomers.may_begin(connection, worker, budget, place, terms, now_ms)
+    count = 0
+    if not reason:
+        admissible = min(left, _share_left(connection, worker.owner, window, terms, now_ms, proven_only=others_ask))
+        count, reason = _for_learner(connection, stands, worker, message, admissible, terms, now_ms)
+    return Admitted(count, reason, stands.newest or 0, others_ask, on_trial, trials)
+
+
+def _room_for(connection: sa.Connection, stands: Any, terms: Terms) -> tuple[int, int]:
+    """How many groups may be under way or wait beside those that are trained, and how many more than do."""
     updates = (stands.visible_update, stands.learner_update or 0)
     unfinished = tally.read(connection).unfinished if stands.unfinished is None else stands.unfinished
-    window, left = _window(terms, *updates, 0), _window(terms, *updates, unfinished)
-    admissible = min(
-        newcomers.part(connection, worker, stands.others_ms, window, left, terms, now_ms),
-        _share_left(connection, worker.owner, window, terms, now_ms),
-    )
+    return _window(terms, *updates, 0), _window(terms, *updates, unfinished)
+
+
+def _for_learner(
+    connection: sa.Connection,
+    stands: Any,
+    worker: Any,
+    message: LeaseRequest,
+    admissible: int,
+    terms: Terms,
+    now_ms: int,
+) -> tuple[int, Reason]:
+    """How many of so many groups a node may take now, or why it may take none."""
     if not admissible:
-        return 0, "ahead" if message.version >= stands.newest else "old_version", stands.newest
+        return 0, "ahead" if message.version >= stands.newest else "old_version"
     hands = free_hands(connection, worker.node_id, terms, now_ms)
     if not hands:
-        return 0, "busy", stands.newest
+        return 0, "busy"
     payable = affordable(connection, terms, worker.price_micros_per_mtok, now_ms)
     if not payable:
-        return 0, "budget", stands.newest
-    return min(message.groups, terms.groups_per_request, admissible, payable, hands), "", stands.newest
+        return 0, "budget"
+    return min(message.groups, terms.groups_per_request, admissible, payable, hands), ""
 
 
 def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: Terms) -> Reason:
@@ -131,6 +177,11 @@ def room(connection: sa.Connection, terms: Terms) -> int:
     if newest is None:
         return 0
     return _window(terms, newest, latest_batch(connection), tally.read(connection).unfinished)
+
+
+def has_room(connection: sa.Connection, terms: Terms, visible_update: int, learner_update: int) -> bool:
+    """Return True if a group of a version of that update may be one more of those under way."""
+    return _window(terms, visible_update, learner_update, tally.read(connection).unfinished) > 0
 
 
 def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: int) -> int:
@@ -165,11 +216,13 @@ def _may_hold(connection: sa.Connection, node: NodeId, allowance: int | None, te
     )
 
 
-def _share_left(connection: sa.Connection, owner: str, window: int, terms: Terms, now_ms: int) -> int:
+def _share_left(
+    connection: sa.Connection, owner: str, window: int, terms: Terms, now_ms: int, *, proven_only: bool
+) -> int:
     """How many more of the groups under way may be this owner's; any while the learner waits in vain for others'."""
     if terms.max_owner_share >= 1:
         return window
-    most = standings.share_of(connection, window, terms.max_owner_share)
+    most = standings.share_of(connection, window, terms.max_owner_share, proven_only=proven_only)
     left = max(0, most - standings.at_work(connection, owner))
     return left or (window if is_held_up(connection, terms, now_ms) else 0)
 

@@ -21,8 +21,9 @@ import sqlalchemy as sa
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
 from coordinator.people import standings
-from coordinator.store.tables import IS_OPEN, batches, leases, nodes, parts, rollouts
-from coordinator.work import admission, continuation, marks
+from coordinator.store.state import get_fact
+from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
+from coordinator.work import admission, continuation, marks, newcomers
 from coordinator.work import leases as lease_table
 from coordinator.work.leases import Terms
 from protocol.errors import OutOfOrder
@@ -80,7 +81,9 @@ def _form(connection: sa.Connection, number: int, terms: Terms, audits: AuditTer
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update, size = number - 1, terms.groups_per_update
     _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
-    chosen, beyond = _choose(connection, size, standings.share_of(connection, size, terms.max_owner_share))
+    proven_only = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
+    most = standings.share_of(connection, size, terms.max_owner_share, proven_only=proven_only)
+    chosen, beyond = _choose(connection, size, most)
     if len(chosen) < size and beyond and lease_table.is_held_up(connection, terms, now_ms):
         chosen, beyond = _choose(connection, size, size)
     if len(chosen) < size:
@@ -132,8 +135,8 @@ def _beginners(connection: sa.Connection) -> dict[str, set[str]]:
 
 
 def _is_under_way(connection: sa.Connection) -> bool:
-    """Whether anybody works on a group for the learner, or one waits for its rewards."""
-    leased = sa.select(leases.c.lease_id).where(IS_OPEN, leases.c.group_no >= 0)
+    """Whether anybody but a newcomer works on a group for the learner, or one waits for its rewards."""
+    leased = sa.select(groups.c.group_no).where(groups.c.state == "leased", groups.c.group_no >= 0)
     unscored = sa.select(rollouts.c.claim_id).where(rollouts.c.state == marks.UNSCORED)
     return any(connection.execute(query.limit(1)).first() for query in (leased, unscored))
 

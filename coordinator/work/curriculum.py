@@ -57,14 +57,14 @@ def come_up(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt)
     return list(enumerate(_places(connection, count, first, rules, prompt), first))
 
 
-def make(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt) -> list[int]:
-    """So many groups more for the learner, each leased from the start; their numbers."""
+def make(connection: sa.Connection, count: int, rules: Rules, prompt: Prompt, state: str) -> list[int]:
+    """So many groups more for the learner, each in this state of groups that are worked on; their numbers."""
     if count <= 0:
         return []
     made = come_up(connection, count, rules, prompt)
-    rows = [{"group_no": number, "state": "leased", "split": TRAIN, "prompt": place} for number, place in made]
+    rows = [{"group_no": number, "state": state, "split": TRAIN, "prompt": place} for number, place in made]
     _make.each(connection, rows)
-    tally.change(connection, groups=len(rows))
+    tally.change(connection, groups=len(rows) if state in tally.UNFINISHED else 0)
     return [number for number, _ in made]
 
 

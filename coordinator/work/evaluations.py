@@ -35,6 +35,9 @@ Why = Literal["before", "every", "last", "asked"]
 FIRST: tuple[Why, ...] = ("before", "last")
 """While these run, nothing is trained on anyway, or nothing more: they go first."""
 
+UNANSWERED = ("open", "leased", lease_table.TRIAL)
+"""The states of groups that no answer is there for."""
+
 MEASURED = "measured"
 """The state of a rollout that belongs to an evaluation."""
 
@@ -166,7 +169,7 @@ def note(connection: sa.Connection, group_no: int, now_ms: int) -> None:
     """A group of an evaluation was answered, or its answer taken back: see what that makes of the whole."""
     number = connection.execute(sa.select(groups.c.evaluation).where(groups.c.group_no == group_no)).scalar_one()
     state = connection.execute(sa.select(evaluations.c.state).where(evaluations.c.number == number)).scalar_one()
-    left = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state.in_(("open", "leased")))
+    left = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state.in_(UNANSWERED))
     unscored = sa.select(rollouts.c.claim_id).join(groups, groups.c.group_no == rollouts.c.group_no)
     unscored = unscored.where(groups.c.evaluation == number, rollouts.c.state == marks.UNSCORED)
     if state != "running":

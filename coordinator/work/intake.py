@@ -41,7 +41,7 @@ from coordinator.store.tables import (
     rollouts,
     versions,
 )
-from coordinator.work import continuation, curriculum, evaluations, foresight, marks
+from coordinator.work import admission, continuation, curriculum, evaluations, foresight, marks
 from coordinator.work import leases as lease_table
 from coordinator.work.answers import Answer, Unreadable
 from coordinator.work.continuation import Told, Word
@@ -90,6 +90,8 @@ class _Sound:
     row: Any
     is_extra: bool
     """The learner does not wait for it."""
+    is_surplus: bool
+    """Nobody waits for it: it is paid, and that is all."""
     whole: Sequence[Tokens]
     rewards: dict[str, Any]
     pending: Pending
@@ -104,7 +106,7 @@ _other = leases.alias("other")
 _lease = Prepared(
     sa.select(
         *(leases.c[name] for name in _own),
-        *(groups.c.split, groups.c.prompt, nodes.c.lease_allowance),
+        *(groups.c.split, groups.c.prompt, groups.c.state.label("group_state"), nodes.c.lease_allowance),
         *(rollouts.c.claim_id, rollouts.c.tokens, rollouts.c.credit_micros),
         sa.exists()
         .where(_other.c.group_no == leases.c.group_no, _other.c.lease_id != leases.c.lease_id)
@@ -195,6 +197,10 @@ def _check(
     late = is_stale(staleness=bound, policy_update=policy_update, learner_update=learner_update)
     if late and not is_extra:  # (6)
         raise _stale(lease.version, policy_update, learner_update, bound)
+    is_surplus = row.surplus or not (
+        is_extra or _has_place(connection, row, policy_update, learner_update, judge.terms)
+    )
+    is_extra = is_extra or is_surplus
     completions = check_claim(claim, lease, judge.round_id, judge.bounds)  # (7) (8)
     whole, source = whole_tokens(lease, completions), Source(row.split, row.prompt)
     rewards = _rewards(completions, whole, source, judge)  # (9)
@@ -206,7 +212,13 @@ def _check(
         raise BudgetExhausted("The round's budget does not cover this rollout.", breach=seen)
     sampled = b"".join(item.sampled.tobytes() for item in completions) if lease.episode else None
     stored = {"policy_update": policy_update, "sampled": sampled, **rewards}
-    return _Sound(lease, row, is_extra, whole, rewards, pending, told, stored)
+    return _Sound(lease, row, is_extra, is_surplus, whole, rewards, pending, told, stored)
+
+
+def _has_place(connection: sa.Connection, row: Any, policy_update: int, learner_update: int, terms: Terms) -> bool:
+    """Return True if the learner has a place for the group of a lease: of what is counted always, of a trial maybe."""
+    counts = row.group_state != lease_table.TRIAL
+    return counts or admission.has_room(connection, terms, policy_update, learner_update)
 
 
 def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Judge, now_ms: int) -> Verdict:
@@ -222,7 +234,7 @@ def _accept(connection: sa.Connection, sound: _Sound, envelope: bytes, judge: Ju
         "envelope": envelope,
         "accepted_ms": now_ms,
     }
-    _store(connection, row, accepted, judge, now_ms)
+    _store(connection, sound, accepted, judge, now_ms)
     _remember(connection, lease, sound.whole, [] if sound.is_extra else marks.scores(sound.rewards), judge.terms)
     _enter(connection, sound, judge, now_ms)
     if sound.is_extra:
@@ -273,9 +285,13 @@ def _rewards(
     return marks.stored(rewards)
 
 
-def _store(connection: sa.Connection, lease: Any, accepted: dict[str, Any], judge: Judge, now_ms: int) -> None:
-    """Keep a rollout for the learner; one whose group was answered by another before is only paid."""
-    surplus, lease_id = lease.surplus, lease.lease_id
+def _store(connection: sa.Connection, sound: _Sound, accepted: dict[str, Any], judge: Judge, now_ms: int) -> None:
+    """Keep a rollout for the learner; one whose group was answered by another before is only paid.
+
+    So is a trial without a place: its prompt is offered again.
+    """
+    lease, surplus = sound.row, sound.is_surplus
+    lease_id = lease.lease_id
     place = {"lease_id": lease_id, "group_no": lease.group_no, "node_id": lease.node_id}
     scored = evaluations.MEASURED if lease.group_no < 0 else "buffered"
     state = "surplus" if surplus else scored if judge.reward else marks.UNSCORED
@@ -285,6 +301,8 @@ def _store(connection: sa.Connection, lease: Any, accepted: dict[str, Any], judg
         continuation.forget(connection, [lease_id])
     if not surplus:
         lease_table.answered(connection, lease)
+    elif not lease.surplus:
+        lease_table.reopen(connection, lease.group_no)
 
 
 def _remember(

@@ -1,6 +1,7 @@
 """The lease table: what becomes of a lease, and of its group, as effects.
 
-- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`.
+- A group is `open` (nobody works on it), `leased`, `accepted` or `trained`; or on `trial`, which only a newcomer works
+  on, and nothing waits for (`coordinator.work.newcomers`).
 - A lease that ends without acceptance opens its group again, so no prompt is lost; whoever takes the group next goes on
   from what was told of it, if that costs no more than to start afresh (`coordinator.work.continuation`).
 - A node may hold as many leases as it has shown to finish (`coordinator.work.sizing`).
@@ -29,6 +30,9 @@ LEASES_HELD_FACTOR = 2
 
 BACK = "back_ms"
 """The fact of when a coordinator came back."""
+
+TRIAL = "trial"
+"""The state of a group that nobody but newcomers works on, outside of what is counted."""
 
 AT_WORK = (State.ACCEPTED, State.REJECTED, State.EXPIRED)
 """Ends of leases that took the node's time; one that was skipped or cancelled need not have."""
@@ -108,6 +112,11 @@ class Terms:
     """Of the nodes at work that measure while others sample for the learner."""
     audit_backlog_max: int = 512
     """Claims that may wait for an auditor before no more are taken."""
+
+    @property
+    def window_max(self) -> int:
+        """How many groups may be under way or wait at once, at the most."""
+        return (self.buffered_max or self.staleness + 1) * self.groups_per_update
 
     @property
     def held_max(self) -> int:
@@ -206,6 +215,8 @@ def end_unanswered(connection: sa.Connection, row: Any, event: Event, terms: Ter
     if connection.execute(others).first() is None:
         sound = event is not Event.REJECT
         reopen(connection, row.group_no, continuation.left_by(connection, row.lease_id, sound=sound))
+    elif row.group_no < 0:  # what is measured goes to a second node only beside a newcomer
+        set_group(connection, row.group_no, TRIAL)
     return True
 
 

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import IS_OPEN, evaluations, groups, leases
+from coordinator.people import standings
+from coordinator.store.tables import IS_OPEN, evaluations, groups, leases, nodes
+from coordinator.work.admission import NOT_NEEDED, Admitted
 from coordinator.work.evaluations import FIRST
-from coordinator.work.leases import set_group
+from coordinator.work.leases import TRIAL, set_group
 from ledger.prepared import Prepared
 from protocol.ids import NodeId
-from protocol.messages import Reason
 
-_open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, groups.c.state == "open")
+_is_left = groups.c.state.in_(sa.bindparam("states", expanding=True))
+_open_ones = sa.select(groups.c.group_no).where(groups.c.evaluation == evaluations.c.number, _is_left)
 # Built once: making a statement costs more than running it, and this runs for every lease.
 _running = Prepared(
     sa.select(evaluations.c.number, evaluations.c.problems, evaluations.c.samples, evaluations.c.why)
@@ -30,9 +32,6 @@ _running = Prepared(
     .order_by(evaluations.c.why.not_in(FIRST), evaluations.c.number)
     .limit(1)
 )
-
-NOT_NEEDED: tuple[Reason, ...] = ("ahead", "old_version")
-"""Why the learner needs no more groups of a version."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,16 @@ class Part:
 
 
 def part(
-    connection: sa.Connection, node: NodeId, version: int, asked: int, reason: Reason, share: float
+    connection: sa.Connection, node: NodeId, version: int, asked: int, share: float, admitted: Admitted
 ) -> Part | None:
     """The node's part in what is measured of its version, when it asks for so many groups."""
-    found = _running(connection, version=version).first()
+    found = _running(connection, version=version, states=_left_for(admitted.on_trial)).first()
     if found is None:
         return None
-    at_work, measuring = _at_work(connection)
+    at_work, measuring = _at_work(connection, proven_only=admitted.others_ask)
     busy = len(at_work | {node})
     chosen = busy > 1 and (node in measuring or len(measuring) < max(1, int(share * busy)))
-    if found.why in FIRST or reason in NOT_NEEDED or chosen:
+    if found.why in FIRST or admitted.reason in NOT_NEEDED or chosen:
         stays = chosen or found.why in FIRST
         return Part(found.number, found.problems, found.samples, asked, alone=chosen, stays=stays)
     if busy == 1:
@@ -70,30 +69,41 @@ def part(
 
 
 def take(
-    connection: sa.Connection, number: int, count: int, version: int | None
+    connection: sa.Connection, number: int, count: int, version: int | None, *, on_trial: bool
 ) -> list[tuple[int, str | None, int | None]]:
-    """So many open groups of an evaluation, each with the lease that left its work and the version of that."""
+    """So many groups of an evaluation, each with the lease that left its work and the version of that.
+
+    After those that nobody works on come those that only newcomers do, for whoever is none.
+    """
     fits = sa.case((groups.c.begun_version == version, 0), (groups.c.begun.is_(None), 1), else_=2)
     waiting = (
         sa.select(groups.c.group_no, groups.c.begun, groups.c.begun_version)
-        .where(groups.c.evaluation == number, groups.c.state == "open")
-        .order_by(fits, groups.c.group_no.desc())
+        .where(groups.c.evaluation == number, groups.c.state.in_(_left_for(on_trial)))
+        .order_by(groups.c.state != "open", fits, groups.c.group_no.desc())
         .limit(count)
     )
     taken = [(row.group_no, row.begun, row.begun_version) for row in connection.execute(waiting)]
     for group_no, _, _ in taken:
-        set_group(connection, group_no, "leased")
+        set_group(connection, group_no, TRIAL if on_trial else "leased")
     return taken
 
 
-def is_left(connection: sa.Connection, number: int) -> bool:
-    """Whether there is more to measure that nobody works on."""
-    here = sa.select(groups.c.group_no).where(groups.c.evaluation == number, groups.c.state == "open").limit(1)
+def is_left(connection: sa.Connection, number: int, *, on_trial: bool) -> bool:
+    """Whether there is more to measure."""
+    left = groups.c.state.in_(_left_for(on_trial))
+    here = sa.select(groups.c.group_no).where(groups.c.evaluation == number, left).limit(1)
     return connection.execute(here).first() is not None
 
 
-def _at_work(connection: sa.Connection) -> tuple[set[str], set[str]]:
-    """The nodes that have open leases, and those of them that measure."""
+def _left_for(on_trial: bool) -> list[str]:
+    """The states of groups that a node may be given."""
+    return ["open"] if on_trial else ["open", TRIAL]
+
+
+def _at_work(connection: sa.Connection, *, proven_only: bool) -> tuple[set[str], set[str]]:
+    """The nodes that have open leases, and those of them that measure; all of them, or those that are no newcomers."""
     held = sa.select(leases.c.node_id, sa.func.min(leases.c.group_no)).where(IS_OPEN).group_by(leases.c.node_id)
+    if proven_only:
+        held = held.join_from(leases, nodes, nodes.c.node_id == leases.c.node_id).where(standings.IS_KNOWN)
     lowest = {node: int(group_no) for node, group_no in connection.execute(held)}
     return set(lowest), {node for node, group_no in lowest.items() if group_no < 0}

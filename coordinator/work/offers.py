@@ -4,6 +4,7 @@
   window of groups, those whose expected length suits its pace (`coordinator.work.lengths`).
 - How many it may have now, or why none, is for `coordinator.work.admission` to say.
 - When a batch waits only for a few late groups, these are given to a second node (`coordinator.work.stragglers`).
+- While others ask, a newcomer gets a trial, for which nothing waits (`coordinator.work.newcomers`).
 """
 
 from collections.abc import Callable
@@ -26,8 +27,9 @@ from coordinator.work import (
     stragglers,
     tally,
 )
+from coordinator.work.admission import Admitted
 from coordinator.work.continuation import Told
-from coordinator.work.leases import Terms, expire, reopen, set_group
+from coordinator.work.leases import TRIAL, Terms, expire, reopen, set_group
 from coordinator.work.prompts import Source
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -89,20 +91,32 @@ class Draw:
 
 
 def offer(
-    connection: sa.Connection, node: NodeId, message: LeaseRequest, *, terms: Terms, draw: Draw, now_ms: int
+    connection: sa.Connection,
+    node: NodeId,
+    message: LeaseRequest,
+    *,
+    terms: Terms,
+    draw: Draw,
+    place: str = "",
+    now_ms: int,
 ) -> LeaseReply:
-    """Give a node as many groups as the staleness bound, the budget and its request allow."""
+    """Give a node as many groups as the staleness bound, the budget and its request allow.
+
+    `place` is the neighbourhood that it called from; one without a name stands for many.
+    """
     worker = registry.require_worker(connection, node)
     price = worker.price_micros_per_mtok
     admission.require_plays(message, draw.environment)
     expire(connection, terms=terms, now_ms=now_ms)
-    count, reason, newest = admission.how_many(connection, worker, message, terms, now_ms)
-    measured, stays, alone = _measure(connection, worker, message, reason, terms, draw, now_ms)
+    admitted = admission.how_many(connection, worker, message, terms, place, now_ms)
+    count, reason = admitted.groups, admitted.reason
+    measured, stays, alone = _measure(connection, worker, message, admitted, terms, draw, now_ms)
     if measured:
         message = message.model_copy(update={"groups": message.groups - len(measured)})
-        count = 0 if alone or not message.groups else min(count, message.groups)
-    groups = _take_groups(connection, count, message.version if message.continues else None, node, terms, draw)
-    if reason == "ahead" and terms.over_issue:
+        count = 0 if alone or admitted.on_trial or not message.groups else min(count, message.groups)
+    version = message.version if message.continues else None
+    groups = _take_groups(connection, count, version, node, terms, draw, TRIAL if admitted.on_trial else "leased")
+    if reason == "ahead" and terms.over_issue and not admitted.on_trial:
         late = stragglers.late_groups(
             connection, node, size=terms.groups_per_update, bound=terms.over_issue, now_ms=now_ms
         )
@@ -114,33 +128,40 @@ def offer(
         groups = [(group_no, None, None) for group_no in late[:hands]]
         reason = "" if groups else reason
     given = measured + _give(connection, node, groups, message, price, terms, draw, now_ms)
+    if given and admitted.on_trial:
+        newcomers.record_begun(connection, place, terms, now_ms)
     reason = "" if given else reason
-    return LeaseReply(leases=tuple(given), newest_version=newest, reason=reason, retry_s=RETRY_S[reason], stays=stays)
+    return LeaseReply(
+        leases=tuple(given), newest_version=admitted.newest, reason=reason, retry_s=RETRY_S[reason], stays=stays
+    )
 
 
 def _measure(
     connection: sa.Connection,
     worker: Any,
     message: LeaseRequest,
-    reason: Reason,
+    admitted: Admitted,
     terms: Terms,
     draw: Draw,
     now_ms: int,
 ) -> tuple[list[Lease], bool, bool]:
     """Leases of groups that are measured; whether the node shall stay with its version, and gets nothing besides."""
-    if reason not in ("", *measuring.NOT_NEEDED):
+    on_trial = admitted.on_trial
+    if admitted.reason not in ("", *admission.NOT_NEEDED) or (on_trial and not admitted.trials):
         return [], False, False
     node, price = NodeId(worker.node_id), worker.price_micros_per_mtok
     asked = min(message.groups, terms.groups_per_request)
-    part = measuring.part(connection, node, message.version, asked, reason, terms.evaluation_share)
+    asked = min(asked, admitted.trials) if on_trial else asked
+    part = measuring.part(connection, node, message.version, asked, terms.evaluation_share, admitted)
     if part is None:
         return [], False, False
     affordable = admission.affordable(connection, terms, price, now_ms, part.samples)
-    most = newcomers.to_measure(connection, worker, part.evaluation, part.problems, terms, now_ms)
-    hands = min(part.most, most, admission.free_hands(connection, node, terms, now_ms), affordable)
-    taken = measuring.take(connection, part.evaluation, hands, message.version if message.continues else None)
+    hands = min(part.most, admission.free_hands(connection, node, terms, now_ms), affordable)
+    version = message.version if message.continues else None
+    taken = measuring.take(connection, part.evaluation, hands, version, on_trial=on_trial)
     given = _give(connection, node, taken, message, price, terms, draw, now_ms, part.samples)
-    return given, part.stays and bool(given) and measuring.is_left(connection, part.evaluation), part.alone
+    stays = part.stays and bool(given) and measuring.is_left(connection, part.evaluation, on_trial=on_trial)
+    return given, stays, part.alone
 
 
 def _give(
@@ -180,11 +201,11 @@ def _give(
 
 
 def _take_groups(
-    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw
+    connection: sa.Connection, count: int, version: int | None, node: NodeId, terms: Terms, draw: Draw, state: str
 ) -> list[tuple[int, str | None, int | None]]:
     """So many groups that nobody works on, each with the lease that left its work and the version of that.
 
-    Of the open ones, those to go on with come first, then the oldest; then new ones.
+    They get this state. Of the open ones, those to go on with come first, then the oldest; then new ones.
     """
     if not count:
         return []
@@ -193,8 +214,8 @@ def _take_groups(
     else:
         taken = [tuple(row) for row in _waiting(connection, version=version, count=count)]
     for group_no, _, _ in taken:
-        set_group(connection, group_no, "leased")
-    fresh = curriculum.make(connection, count - len(taken), terms.selection, draw.prompt)
+        set_group(connection, group_no, state)
+    fresh = curriculum.make(connection, count - len(taken), terms.selection, draw.prompt, state)
     return taken + [(number, None, None) for number in fresh]
 
 

@@ -1,6 +1,7 @@
 """Groups that a batch waits for, given to a second node.
 
 - Only when the learner is free and lacks no more than `bound` groups, and never more than these at once.
+- Groups on trial (`coordinator.work.newcomers`) are never among them: the learner does not wait for these.
 - A group is late when it has been out for longer than groups lately took; who helps must be no slower than that.
 - The first valid answer counts. Who comes second is not blamed: it is paid if it answers within its lease's time, and
   told to stop when it next says how far it is.
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from coordinator.store.tables import IS_OPEN, batches, leases, rollouts
+from coordinator.store.tables import IS_OPEN, batches, groups, leases, rollouts
 from coordinator.work import marks
 from coordinator.work.sizing import MEASURED_MAX
 from protocol.ids import NodeId
@@ -58,7 +59,8 @@ def late_groups(connection: sa.Connection, node: NodeId, *, size: int, bound: in
             sa.func.count(),
             sa.func.max(sa.case((leases.c.node_id == node, 1), else_=0)),
         )
-        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0)
+        .join(groups, groups.c.group_no == leases.c.group_no)
+        .where(IS_OPEN, ~leases.c.surplus, leases.c.group_no >= 0, groups.c.state == "leased")
         .group_by(leases.c.group_no)
     )
     return choose(

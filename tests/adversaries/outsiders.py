@@ -192,6 +192,33 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "lease hoarding with free keys",
+        {
+            "tests/adversaries/test_new_keys.py": [
+                "test_lease_hoarding_with_free_keys_leaves_the_learner_nine_tenths_of_its_updates",
+                "test_a_round_that_ever_new_keys_entered_first_begins_all_the_same",
+                "test_newcomers_that_stay_have_their_turn_beside_ever_new_keys_that_ask_first",
+            ],
+            "tests/processes/test_hoarding.py": ["test_lease_hoarding_by_ever_new_keys_holds_up_no_batch"],
+            "tests/coordinator/test_newcomers.py": [
+                "TestEvaluations::"
+                "test_what_a_hoarder_was_to_measure_goes_to_another_at_once_and_the_first_answer_counts"
+            ],
+        },
+    ),
+    Outsider(
+        "entries for ever by free keys",
+        {
+            "tests/coordinator/test_owners.py": [
+                "test_a_free_owner_adds_no_entry_by_however_many_nodes_addresses_and_revocations",
+                "test_ever_new_addresses_have_an_end_every_day",
+            ],
+            "tests/coordinator/test_appeals.py": [
+                "TestEntries::test_appeals_of_free_keys_are_no_entries_before_they_are_ruled_on"
+            ],
+        },
+    ),
+    Outsider(
         "code in an answer that a library reads",
         {"tests/coordinator/rewards/test_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
     ),

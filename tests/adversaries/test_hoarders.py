@@ -7,6 +7,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.coordinator.world import World, answer
 
 SETTINGS = Config()
 TURN_MS = 15_000
+TIMEOUT_MS = int(1000 * SETTINGS.leases.timeout_s)
 TURNS = 20
 """Five times as long as a lease lasts."""
 
@@ -31,7 +33,9 @@ WORKERS, HOARDERS = 4, 100
 class Round(World):
     """A round, who works in it and who hoards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, turn_ms: int = TURN_MS, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._turn_ms = turn_ms
+        self._keys = count(1)
         self._connection: sa.Connection | None = None
         super().__init__(
             folder,
@@ -42,8 +46,7 @@ class Round(World):
             rules=Rules(),
             budget_micros=10**9,
         )
-        share, timeout_ms = SETTINGS.audit.max_owner_share, int(1000 * SETTINGS.leases.timeout_s)
-        self.terms = replace(self.terms, max_owner_share=share, timeout_ms=timeout_ms)
+        self.terms = replace(self.terms, max_owner_share=SETTINGS.audit.max_owner_share, timeout_ms=timeout_ms)
         self.judge = replace(self.judge, terms=self.terms)
         self.publish(1, 0)
         self.version, self.update = 1, 0
@@ -69,8 +72,7 @@ class Round(World):
         self.database.close()
 
     def enter(self, workers: int, hoarders: int = 0) -> None:
-        there = len(self.workers) + len(self.hoarders)
-        keys = [self.join(there + number + 1) for number in range(workers + hoarders)]
+        keys = [self.join(next(self._keys)) for _ in range(workers + hoarders)]
         self.workers += keys[:workers]
         self.hoarders += keys[workers:]
 
@@ -82,7 +84,7 @@ class Round(World):
         return sum(self.done.values()) - before
 
     def _turn(self) -> None:
-        self.now_ms += TURN_MS
+        self.now_ms += self._turn_ms
         for key in self.hoarders:
             self.offer(key, version=self.version, groups=64)
         for key in self.workers:

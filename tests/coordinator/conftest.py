@@ -9,17 +9,14 @@ from tests.coordinator.world import World
 
 ON_BOTH = (
     "test_appeals", "test_batches", "test_casework", "test_continuation", "test_escrow", "test_intake", "test_leases",
-    "test_logged_roots", "test_owners", "test_parts", "test_payouts", "test_statements",
+    "test_logged_roots", "test_newcomers", "test_owners", "test_parts", "test_payouts", "test_statements",
 )  # fmt: skip
 """Modules whose tests are run on SQLite and on PostgreSQL."""
-
-ONCE = ("test_stolen_owner_key_cannot_use_up_all_changes_and_have_the_last_word",)
-"""Hundreds of transactions, which take minutes where each is synced."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = metafunc.module.__name__.rpartition(".")[2]
-    if "store_url" in metafunc.fixturenames and name in ON_BOTH and metafunc.function.__name__ not in ONCE:
+    if "store_url" in metafunc.fixturenames and name in ON_BOTH:
         metafunc.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 
 

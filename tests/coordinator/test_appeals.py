@@ -109,6 +109,38 @@ def a_ban(world: World) -> tuple[NodeKey, list[str]]:
     return key, claims
 
 
+class TestEntries:
+    def test_appeals_of_free_keys_are_no_entries_before_they_are_ruled_on(self, world: World) -> None:
+        """A forged group and a signature cost nothing, and an entry is for ever."""
+        before = world.run(store.size)
+        claims = list[str]()
+        for number in range(1, 6):
+            key = world.join(number)
+            (bad,) = earn(world, key)
+            world.find(bad, "hard")
+            claims.append(bad)
+        forged = world.run(store.size)
+        assert forged - before == 5 * 3, "a claim, a verdict and a void of each"
+        for number, bad in enumerate(claims, 1):
+            assert appeal(world, NodeKey(number.to_bytes(32)), bad).outcome == "recorded"
+        assert world.run(store.size) == forged
+        rule(world, outcome="denied")
+        last = [type(row.entry) for row in world.run(store.entries, forged, 10)]
+        assert last == [AppealEntry, Ruling]
+
+    def test_an_appeal_of_an_owner_who_was_paid_is_an_entry_at_once(self, world: World) -> None:
+        key = world.join(1)
+        pledge, paid, bad = earn(world, key, 3)
+        world.find(pledge)
+        world.find(paid)
+        world.train(1)
+        world.find(bad, "hard")
+        appeal(world, key, bad)
+        assert len(entries(world, AppealEntry)) == 1
+        rule(world)
+        assert len(entries(world, AppealEntry)) == 1
+
+
 class TestGranted:
     def test_a_granted_appeal_pays_what_the_fault_took_and_restores_the_owner(self, world: World) -> None:
         key, _, window, bad = a_fault(world)
@@ -139,6 +171,7 @@ class TestGranted:
         first, again = appeal(world, key, window), appeal(world, key, bad, "Once more.")
         assert (first.outcome, again.outcome) == ("recorded", "already_recorded")
         assert first.claim_id == again.claim_id == bad
+        rule(world)
         assert len(entries(world, AppealEntry)) == 1
 
     def test_lifting_either_fault_of_two_ends_the_ban_and_pays_what_that_took(self, world: World) -> None:
@@ -271,7 +304,7 @@ class TestWho:
             appeal(world, key, second, "That one, too.")
         (row,) = world.run(appeals.listed)
         assert (row["signer"], row["reason"]) == (owner.node_id, "The key was stolen.")
-        assert len(entries(world, AppealEntry)) == 1
+        assert len(world.rows(tables.appeals)) == 1
         rule(world, 1, "denied")
         assert appeal(world, owner, first, "Still.").standing == "denied"
         assert appeal(world, owner, second).outcome == "recorded"

@@ -21,7 +21,7 @@ STEP = 50
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda connection, _: standings.share_of(connection, 100, 0.25),
+        lambda connection, _: standings.share_of(connection, 100, 0.25, proven_only=True),
         lambda connection, node: standings.at_work(connection, standings.owner_of(connection, node)),
         lambda connection, node: stragglers.late_groups(connection, node, size=2, bound=1, now_ms=NOW_MS),
     ],

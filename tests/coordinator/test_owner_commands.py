@@ -13,9 +13,11 @@ from typer.testing import CliRunner, Result
 from coordinator.cli import app
 from ledger import store
 from ledger.entry import Pending, Post
+from protocol import canonical, limits
 from protocol.errors import ERRORS, ConfigInvalid
 from protocol.ids import NodeId
 from protocol.messages import HeartbeatReply, Register
+from protocol.owner import Delegation, PayoutAddress, seal_statement
 from protocol.signing import NodeKey
 from swarm_node.cli import app as node_app
 from tests.coordinator.served import Served, serve
@@ -233,3 +235,17 @@ async def test_a_nodes_key_comes_back_from_its_backup_and_never_over_another(tmp
     wrong = await run(node_app, "keys", "restore", str(copy), "--home", str(tmp_path / "third"), *given)
     assert isinstance(wrong.exception, ConfigInvalid)
     assert not (tmp_path / "third").exists()
+
+
+async def test_ever_new_addresses_are_refused_over_http_with_when_to_come_again(served: Served) -> None:
+    owner = NodeKey(b"w" * 32)
+    word = seal_statement(owner, Delegation(node_id=NODE.node_id, number=1))
+    message = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word)
+    await served.call(NODE, "/v1/nodes", message, HeartbeatReply)
+    for number in range(2, 3 + limits.ADDRESSES_PER_DAY):
+        said = PayoutAddress(round_id=served.round.round_id, address=f"text:{number}", number=number)
+        answered = await served.client.post("/v1/owners", data=seal_statement(owner, said))
+        last = await answered.read()
+    assert answered.status == 429
+    assert canonical.decode(last)["code"] == "too_many_statements"
+    assert 0 < int(answered.headers["Retry-After"]) <= 86_400

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from coordinator.audit.trust import Standing
 from coordinator.orders import Action
-from coordinator.people import moderation, owners, registry
+from coordinator.people import moderation, owners, registry, standings
 from coordinator.store import tables
 from ledger import store
 from ledger.entry import OwnerAct
@@ -15,11 +16,11 @@ from protocol.errors import (
     KeyRevoked,
     LeaseClosed,
     MalformedMessage,
-    MessageTooLarge,
     OwnerBanned,
     OwnerConflict,
     StatementStale,
     SwarmError,
+    TooManyStatements,
     UnknownOwner,
     WrongAudience,
 )
@@ -30,6 +31,7 @@ from tests.coordinator.world import HONEST_TOKENS, PRICE, ROUND, World, answer, 
 
 OWNER, THIEF = NodeKey(b"o" * 32), NodeKey(b"t" * 32)
 DELAY_MS = 1_000
+DAY_MS = 86_400_000
 
 
 def delegate(world: World, key: NodeKey, owner: NodeKey = OWNER, *, number: int = 1, to: NodeKey | None = None) -> None:
@@ -84,15 +86,62 @@ def test_a_node_is_its_own_until_it_shows_a_delegation_and_registering_again_wit
     assert owner_of(world, key) == OWNER.node_id
 
 
+def paid_for(world: World, *keys: NodeKey) -> None:
+    """Have each of these nodes' work trained on and found right: the world audits nothing."""
+    world.publish(1, 0)
+    for key in keys:
+        world.earn(key)
+    world.release_leftovers()
+
+
 def test_delegation_is_an_entry_by_its_digest_and_the_same_again_is_none(world: World) -> None:
     key = world.join(1)
     delegate(world, key)
     delegate(world, key)
     delegate(world, key, number=2)
+    paid_for(world, key)
+    delegate(world, key)
     (row,) = world.rows(tables.statements)
     (act,) = acts(world)
     assert act.statement_digest == chunks.digest(row["envelope"])
     assert (act.owner, act.act, act.node_id, act.number) == (OWNER.node_id, "delegation", key.node_id, 1)
+
+
+def test_a_free_owner_adds_no_entry_by_however_many_nodes_addresses_and_revocations(world: World) -> None:
+    """Each was an entry for ever: a thousand addresses, and a delegation for every key that costs nothing."""
+    before = world.run(store.size)
+    for number in range(1, 20):
+        delegate(world, world.join(number), number=number)
+    for day in range(3):
+        for number in range(limits.ADDRESSES_PER_DAY - 1):
+            say(world, address(100 + 10 * day + number))
+        world.now_ms += DAY_MS
+    say(world, Revocation(node_id=NodeKey((1).to_bytes(32)).node_id, number=1_000))
+    assert world.run(store.size) == before
+    assert counts(world) == "text:mine", "what counts does so without an entry"
+
+
+def test_an_owners_word_is_in_the_log_with_the_first_payment_and_what_no_node_earned_is_not(world: World) -> None:
+    key, other, idle = (world.join(number) for number in (1, 2, 3))
+    for number, each in enumerate((key, other, idle), 1):
+        delegate(world, each, number=number)
+    say(world, address(4))
+    say(world, Revocation(node_id=other.node_id, number=5))
+    paid_for(world, key)
+    assert [(act.act, act.number) for act in acts(world)] == [("delegation", 1), ("address", 4)]
+    say(world, address(6, "text:new"))
+    say(world, Revocation(node_id=key.node_id, number=7))
+    say(world, Revocation(node_id=idle.node_id, number=8))
+    logged = [(act.act, act.number) for act in acts(world)]
+    assert logged == [("delegation", 1), ("address", 4), ("address", 6), ("revocation", 7)]
+    assert world.audit() == []
+
+
+def test_a_node_that_earned_alone_is_in_the_log_with_its_owner_at_once(world: World) -> None:
+    key = world.join(1)
+    paid_for(world, key)
+    delegate(world, key)
+    assert [act.node_id for act in acts(world)] == [key.node_id]
 
 
 def test_stolen_node_key_cannot_take_the_node_to_another_owner(world: World) -> None:
@@ -240,7 +289,7 @@ def test_revocation_by_another_owner_or_of_a_stranger_is_refused(world: World) -
     for node in (mine.node_id, NodeKey(b"x" * 32).node_id):
         with pytest.raises(OwnerConflict):
             say(world, Revocation(node_id=node, number=9), THIEF)
-    assert len(acts(world)) == 2
+    assert [row["kind"] for row in world.rows(tables.statements)] == 2 * ["delegation"]
 
 
 def test_revoking_again_under_ever_new_numbers_fills_no_disk(world: World) -> None:
@@ -297,9 +346,9 @@ def test_stolen_owner_key_cannot_use_up_all_changes_and_have_the_last_word(world
     delegate(world, world.join(1))
     say(world, address(2))
     world.now_ms += DELAY_MS
-    for number in range(3, 2 + limits.STATEMENTS_MAX):
+    for number in range(3, 2 + limits.ADDRESSES_PER_DAY):
         say(world, address(number, "text:thief"))
-    with pytest.raises(MessageTooLarge):
+    with pytest.raises(TooManyStatements):
         say(world, address(10_000))
     world.now_ms += 10 * DELAY_MS
     assert counts(world) == "text:mine"
@@ -351,21 +400,30 @@ def test_address_signed_for_another_round_or_another_rail_is_refused(world: Worl
         say(world, address(2), scheme="evm:")
 
 
-def test_ever_new_addresses_have_an_end(world: World) -> None:
+def test_ever_new_addresses_have_an_end_every_day(world: World) -> None:
     key = world.join(1)
     delegate(world, key)
-
-    def fill(connection: object) -> None:
-        rows = [
-            {"owner": OWNER.node_id, "number": number, "kind": "address", "envelope": b"", "received_ms": 0}
-            for number in range(2, 2 + limits.STATEMENTS_MAX)
-        ]
-        connection.execute(tables.statements.insert(), rows)  # type: ignore[attr-defined]  # a SQLAlchemy connection
-
-    world.run(fill)
-    with pytest.raises(MessageTooLarge):
+    for number in range(limits.ADDRESSES_PER_DAY):
+        say(world, address(2 + number))
+        world.now_ms += 60_000
+    with pytest.raises(TooManyStatements, match=r"after 2025-11-14 ..:.. UTC") as refused:
         say(world, address(10_000))
+    assert refused.value.retry_after_s == (DAY_MS - limits.ADDRESSES_PER_DAY * 60_000) // 1_000
     say(world, Revocation(node_id=key.node_id, number=10_001))  # which is never refused for that
+    world.now_ms += 1_000 * refused.value.retry_after_s
+    assert say(world, address(10_002)).outcome == "recorded", "the first of them is a day old"
+
+
+def test_an_owners_changes_of_a_day_grow_with_the_work_that_was_found_right(world: World) -> None:
+    delegate(world, world.join(1))
+    for groups, more in ((limits.GROUPS_PER_ADDRESS, 1), (10**6, limits.ADDRESSES_PER_DAY_MAX)):
+        assert owners.addresses_per_day(groups) == min(limits.ADDRESSES_PER_DAY_MAX, limits.ADDRESSES_PER_DAY + more)
+    world.run(standings.count, OWNER.node_id, 1)
+    world.run(standings.put, OWNER.node_id, Standing(claims=1, groups=limits.GROUPS_PER_ADDRESS))
+    for number in range(limits.ADDRESSES_PER_DAY + 1):
+        say(world, address(2 + number))
+    with pytest.raises(TooManyStatements):
+        say(world, address(10_000))
 
 
 def test_a_key_that_is_rotated_with_its_history_keeps_what_the_old_one_earned(world: World) -> None:

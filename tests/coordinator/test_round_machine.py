@@ -28,7 +28,7 @@ from tests.coordinator.world import MAX_COST, World, answer, fragment
 NODES = 3
 BUDGET = 100_000
 HOUR_MS = 3_600_000
-SAFE = ("open", "leased", "accepted", "trained")
+SAFE = ("open", "leased", "trial", "accepted", "trained")
 
 
 class RoundMachine(RuleBasedStateMachine):
@@ -222,7 +222,7 @@ class RoundMachine(RuleBasedStateMachine):
         at_work = {
             row["group_no"] for row in self.world.rows(tables.leases) if row["state"] in OPEN and not row["surplus"]
         }
-        assert {number for number, state in states.items() if state == "leased"} == at_work
+        assert {number for number, state in states.items() if state in ("leased", "trial")} == at_work
         buffered = [row["group_no"] for row in self.world.rows(tables.rollouts) if row["state"] == "buffered"]
         assert sorted(buffered) == sorted(number for number, state in states.items() if state == "accepted")
         assert len(set(self.trained)) == len(self.trained)

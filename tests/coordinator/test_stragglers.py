@@ -142,6 +142,7 @@ def test_without_the_setting_nothing_is_given_twice(tmp_path: Path) -> None:
     world = World(tmp_path, staleness=0)
     world.publish(1, 0)
     slow, fast = world.join(1), world.join(2)
+    world.prove(fast)
     world.lease(slow)
     world.earn(fast)
     world.now_ms += 900

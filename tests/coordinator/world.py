@@ -17,9 +17,9 @@ import sqlalchemy as sa
 
 from coordinator.audit import casework, lottery
 from coordinator.audit.lottery import AuditTerms
-from coordinator.audit.trust import Finding, Rules
+from coordinator.audit.trust import Finding, Rules, Standing
 from coordinator.money import escrow
-from coordinator.people import registry
+from coordinator.people import registry, standings
 from coordinator.publishing import publish
 from coordinator.store import payout_tables, tables
 from coordinator.store.state import Database, engine
@@ -198,15 +198,27 @@ class World:
         self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
     def offer(
-        self, key: NodeKey, *, version: int = 1, groups: int = 1, continues: bool = False, numerics: str | None = None
+        self,
+        key: NodeKey,
+        *,
+        version: int = 1,
+        groups: int = 1,
+        continues: bool = False,
+        numerics: str | None = None,
+        place: str = "",
     ) -> LeaseReply:
         if numerics is None:
             numerics = (*self.terms.classes, "")[0]
         message = LeaseRequest(version=version, groups=groups, continues=continues, numerics=numerics)
         reply: LeaseReply = self.run(
-            offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, now_ms=self.now_ms
+            offers.offer, key.node_id, message, terms=self.terms, draw=self.draw, place=place, now_ms=self.now_ms
         )
         return reply
+
+    def prove(self, owner: NodeKey, groups: int = 100) -> None:
+        """Have so many groups of an owner found right, as if there had been any."""
+        self.run(standings.count, owner.node_id, groups)
+        self.run(standings.put, owner.node_id, Standing(claims=groups, groups=groups))
 
     def lease(self, key: NodeKey, *, version: int = 1) -> Lease:
         """One lease, which must be to be had."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledger import tiles
-from ledger.entry import Appeal, Entry, Verdict, parse
+from ledger.entry import Appeal, Entry, Ruling, Verdict, parse
 from protocol.auditing import Explanation, Explanations, Why
 from protocol.chunks import digest
 from protocol.lease import Lease
@@ -166,16 +166,21 @@ def test_a_coordinator_that_tells_of_another_lease_than_it_gave_is_named(
     assert "hard fail: claim" not in lie
 
 
-def test_an_appeal_is_an_entry_that_everybody_can_prove(swarm: Swarm, caught: Caught) -> None:
+def test_an_appeal_and_its_ruling_are_entries_that_everybody_can_prove(swarm: Swarm, caught: Caught) -> None:
+    """Nothing was ever paid to this owner: the appeal is an entry with its ruling."""
     recorded = said(swarm, "swarm-node", *caught.words("appeal"), "--reason", "Look again.")
     assert f"recorded: appeal 1 about claim {caught.told.claim_id}" in recorded
 
-    def appealed() -> bool:
-        entries = logged(swarm, caught.coordinator, "after")
-        return any(isinstance(entry, Appeal) and entry.claim_id == caught.told.claim_id for entry in entries)
-
-    until("the appeal to be published", appealed)
     assert "appeal: it waits" in said(swarm, "swarm-node", *caught.words("why"))
+    file = str(caught.coordinator.config_file)
+    said(swarm, "swarm-coordinator", "appeals", "rule", file, "1", "deny", "--code", "fault_stands", "--reason", "No.")
+
+    def about_it() -> list[type[Entry]]:
+        entries = logged(swarm, caught.coordinator, "after")
+        about = [entry for entry in entries if isinstance(entry, Appeal | Ruling)]
+        return [type(entry) for entry in about if entry.claim_id == caught.told.claim_id]
+
+    until("the ruling to be published", lambda: about_it() == [Appeal, Ruling])
 
 
 def verdict_in(entries: list[Entry], explanation: Explanation) -> int | None:

@@ -5,6 +5,7 @@
   version does that; any other failure is this node's or its coordinator's, and is tried again beside the work.
 - Whom to ask, the coordinator's plan says; where it gives none, those of its last one are asked, and the origins.
 - What does not fit on the disk is not fetched, and `trouble` says so until it does.
+- The folder of a version that is in use stays, however many versions come meanwhile (`hold`).
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
 """
 
@@ -144,6 +145,8 @@ class PolicyFollower:
         """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
         self._kept: list[Policy] = []
         """The version before `ready`, for those who are behind, and `ready`."""
+        self._held: tuple[Policy, ...] = ()
+        """Those that an engine has, or loads."""
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
         self.trouble = Trouble()
@@ -206,6 +209,13 @@ class PolicyFollower:
             self._judge(MetadataExpired(said, hint=FROZEN))
             self._hint.set()
 
+    def hold(self, policy: Policy, *others: Policy | None) -> bool:
+        """Keep the folders of these versions until others are held; False if the first may be removed already."""
+        if policy not in (*self._kept, *self._held):
+            return False
+        self._held = (policy, *filter(None, others))
+        return True
+
     async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
         """Return when another version than this is ready, or after so many seconds."""
         with trio.move_on_after(patience_s):
@@ -246,7 +256,8 @@ class PolicyFollower:
         if receipt is not None:
             with suppress(SwarmError):  # one that is lost is not worth a second try
                 await self._coordinator.fetched(receipt)
-        await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in self._kept])
+        in_use = [policy.folder for policy in (*self._kept, *self._held)]
+        await trio.to_thread.run_sync(assemble.prune, self._folder, in_use)
         await self._forget_chunks()
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 

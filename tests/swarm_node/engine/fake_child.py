@@ -56,6 +56,11 @@ def misbehave(fault: str) -> None:
     match fault:
         case "hangs":
             threading.Event().wait()
+        case "grows":
+            kept = [bytearray(b"9" * 2**24)]
+            while True:
+                kept.append(bytearray(kept[0]))
+                threading.Event().wait(0.01)
         case "leaves its output open":
             if os.fork() == 0:
                 os.close(0)

@@ -4,6 +4,7 @@
 - If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes. Only what judges the
   version does that; any other failure is this node's or its coordinator's, and is tried again beside the work.
 - Whom to ask, the coordinator's plan says; where it gives none, those of its last one are asked, and the origins.
+- A version with files of no known use, or that unfold, is refused before one of its bytes is fetched.
 - What does not fit on the disk is not fetched, and `trouble` says so until it does.
 - The folder of a version that is in use stays, however many versions come meanwhile (`hold`).
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
@@ -33,6 +34,7 @@ from protocol.errors import (
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Blame, Plan, PlanRequest, Receipt, Transfer, Upload
+from protocol.policy_folder import require_files
 from protocol.trust import FROZEN
 from swarm_node import assemble, room
 from swarm_node.api_client import Coordinator
@@ -245,6 +247,7 @@ class PolicyFollower:
     async def _take(self, manifest: PolicyManifest) -> None:
         """Have a version here, offer it, and forget the one before the last."""
         self.milestones.passed(manifest.version, "heard")
+        require_files(manifest)
         receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:

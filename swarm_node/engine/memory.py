@@ -10,11 +10,13 @@
 import mmap
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protocol import limits
+from protocol.errors import EngineFailed
 
 LOOK_S = 0.1
 """Between two looks at the child. A tokenizer that amplifies takes 1.7 GB a second."""
@@ -58,6 +60,27 @@ def resident_by_program(pid: int) -> int | None:
         return None
     said = done.stdout.strip()
     return int(said) * 1024 if said.isdigit() else None
+
+
+def run_within(command: Sequence[str], *, allowed_bytes: int, seconds_max: float) -> int:
+    """Run a program that uses a policy, and return its exit code; one that takes more than it may is killed."""
+    deadline = time.monotonic() + seconds_max
+    with subprocess.Popen(command) as process:
+        try:
+            while process.poll() is None:
+                used_bytes = resident_bytes(process.pid) or 0
+                if used_bytes > allowed_bytes:
+                    raise EngineFailed(
+                        f"The program took {used_bytes >> 20} MiB of memory, {allowed_bytes >> 20} are allowed; "
+                        "it was stopped."
+                    )
+                if time.monotonic() > deadline:
+                    raise EngineFailed(f"The program took more than {seconds_max:.0f} s and was stopped.")
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
+        finally:
+            process.kill()
+    return process.returncode
 
 
 @contextmanager

@@ -51,14 +51,15 @@ def normalizing(*before: Parts, times: int = 12) -> Parts:
 
 
 def behind(normalizer: Parts) -> Parts:
-    """A normalizer of its own kind on a text that was made long before, many times."""
-    return whole(normalizer={"type": "Sequence", "normalizers": [*[replacing()] * 6, *[normalizer] * 200]})
+    """A normalizer of its own kind on a text that was made long before, again and again."""
+    times = 200 if normalizer["type"] in ("NFKD", "Lowercase") else 10
+    return whole(normalizer={"type": "Sequence", "normalizers": [*[replacing()] * 6, *[normalizer] * times]})
 
 
 def cutting(pre_tokenizer: Parts) -> Parts:
     """A long text in as many pieces as there can be."""
     return whole(
-        normalizer={"type": "Sequence", "normalizers": [replacing("9 .")] * 12},
+        normalizer={"type": "Sequence", "normalizers": [replacing("9 .")] * 10},
         pre_tokenizer={"type": "Sequence", "pretokenizers": [pre_tokenizer] * 50},
     )
 

@@ -254,26 +254,26 @@ ENCODING: dict[str, Callable[[], Parts | str]] = {
 DECODING: dict[str, Callable[[], Parts]] = {
     "decoder Replace": lambda: decoding(*[replacing()] * 12),
     "decoder Replace, backtracking": lambda: decoding(*[replacing()] * 5, replacing("", {"Regex": r"(9|99|9.)*\1y"})),
-    "decoder BPEDecoder": lambda: decoding(*[replacing()] * 6, *[{"type": "BPEDecoder", "suffix": "9"}] * 200),
+    "decoder BPEDecoder": lambda: decoding(*[replacing()] * 6, *[{"type": "BPEDecoder", "suffix": "9"}] * 50),
     "decoder ByteLevel": lambda: decoding(
         *[replacing()] * 6,
-        *[{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}] * 200,
+        *[{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}] * 50,
     ),
     "decoder WordPiece": lambda: decoding(
-        *[replacing()] * 6, *[{"type": "WordPiece", "prefix": "9", "cleanup": True}] * 200
+        *[replacing()] * 6, *[{"type": "WordPiece", "prefix": "9", "cleanup": True}] * 50
     ),
     "decoder Metaspace": lambda: decoding(
         *[replacing()] * 6,
-        *[{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}] * 200,
+        *[{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}] * 50,
     ),
     "decoder CTC": lambda: decoding(
-        *[replacing()] * 6, *[{"type": "CTC", "pad_token": "8", "word_delimiter_token": "9", "cleanup": True}] * 200
+        *[replacing()] * 6, *[{"type": "CTC", "pad_token": "8", "word_delimiter_token": "9", "cleanup": True}] * 50
     ),
-    "decoder Fuse": lambda: decoding(*[replacing()] * 6, *[{"type": "Fuse"}] * 200),
+    "decoder Fuse": lambda: decoding(*[replacing()] * 6, *[{"type": "Fuse"}] * 50),
     "decoder Strip": lambda: decoding(
-        *[replacing()] * 6, *[{"type": "Strip", "content": "8", "start": 2**40, "stop": 2**40}] * 200
+        *[replacing()] * 6, *[{"type": "Strip", "content": "8", "start": 2**40, "stop": 2**40}] * 50
     ),
-    "decoder ByteFallback": lambda: decoding(*[replacing()] * 6, *[{"type": "ByteFallback"}] * 200),
+    "decoder ByteFallback": lambda: decoding(*[replacing()] * 6, *[{"type": "ByteFallback"}] * 50),
 }
 
 ALL = ENCODING | DECODING

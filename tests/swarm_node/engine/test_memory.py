@@ -1,6 +1,7 @@
 """How much memory an engine child may have, and how much it has."""
 
 import os
+import subprocess
 import sys
 
 import psutil
@@ -19,6 +20,29 @@ def test_memory_is_allowed_by_the_policy_and_by_what_the_machine_has() -> None:
     assert memory.allowed_bytes(giga, None) == 40 * giga
     assert memory.resident_by_program(os.getpid()) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert memory.resident_by_program(2**22 + 1) is memory.resident_bytes(2**22 + 1) is None
+
+
+LIMITED = """
+from swarm_node.engine import memory
+kept = bytearray(50 * 2**20)
+memory.limit_private(400 * 2**20)
+with memory.growth_limited(20 * 2**20):
+    try:
+        bytearray(40 * 2**20)
+    except MemoryError:
+        print("no more within the block")
+also = bytearray(100 * 2**20)
+try:
+    bytearray(300 * 2**20)
+except MemoryError:
+    print("no more at all")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel counts private memory")
+def test_the_kernel_refuses_what_a_child_may_not_have() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["no more within the block", "no more at all"]
 
 
 GROWS = "kept = []\nwhile True: kept.append(bytearray(b'9' * 2**24))"

@@ -366,6 +366,12 @@ class EngineFailed(SwarmError):
     code, http_status, fault = "engine_failed", 500, "node"
 
 
+class EngineNotStarted(EngineFailed):
+    """The engine's program is missing or does not come up: no policy is at fault."""
+
+    code = "engine_not_started"
+
+
 class AuditFailed(SwarmError):
     """An audit that could not come to a verdict: evidence or a policy is missing, damaged or of no known kind."""
 

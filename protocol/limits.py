@@ -90,6 +90,22 @@ TENSORS_HEADER_MAX_BYTES = 16 * MIB
 POLICY_CONFIG_MAX_BYTES = 1 * MIB
 """A policy's config.json, and what stands beside it to say how it ends: a few kilobytes each."""
 
+TOKENIZER_MAX_BYTES = 48 * MIB
+"""A tokenizer.json, or another file of a vocabulary: a quarter of a million tokens take 34 MB."""
+
+ADDED_TOKENS_MAX = 16_384
+"""Added tokens of a tokenizer: the largest published ones have 6,400, and each costs time in every text."""
+
+CHAT_TEMPLATE_MAX_BYTES = 1 * MIB
+"""A chat template: the longest published ones have 100 kB; nodes never render one."""
+
+TENSOR_INDEX_MAX_BYTES = 16 * MIB
+"""The index that names the file of each tensor: as large as the headers that it repeats."""
+
+REPEATED_MIN_BYTES, REPEATED_FACTOR_MAX = 64 * MIB, 4
+"""A file may be this many times larger than the distinct chunks that it is made of, and small ones as large as they
+like: fresh weights have tensors of zeros, and nobody fills a disk with a chunk that they send once."""
+
 VERSION_MAX = 2**40
 """Policy versions; nobody publishes that often, and a counter near 2^63 is an attack."""
 

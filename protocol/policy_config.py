@@ -3,11 +3,16 @@
 - It names no code: neither files of its own (`auto_map`) nor kernels to be fetched and run (`…_implementation`).
 - It promises no more layers than there are tensors, and no larger ones than the files bear out: a few hundred bytes
   would else fill a volunteer's memory before anybody finds that nothing is behind them.
+- Its tokenizer.json has no more bytes and added tokens than any published one needs. What else a tokenizer can cost is
+  known only when it is used: who uses a stranger's does so under limits of time and memory.
 - Whatever is wrong is a `ValueError`; whoever reads the file says whose it is.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
+
+from protocol import limits
 
 OURS = frozenset({None, "eager", "sdpa", "batched_mm", "grouped_mm"})
 """Ways to compute that every installation has; any other may be a package's, or a place to fetch one from."""
@@ -39,6 +44,19 @@ def require_borne_out(parameters: int, size_bytes: int) -> None:
     """Refuse a model of more numbers than files of this size can hold."""
     if parameters > PARAMETERS_PER_BYTE * size_bytes:
         raise ValueError(f"config.json promises {parameters} numbers, and the tensors have {size_bytes} bytes")
+
+
+def require_tokenizer(data: bytes) -> None:
+    """Refuse a tokenizer.json that is larger, or adds more tokens, than any published one."""
+    if len(data) > limits.TOKENIZER_MAX_BYTES:
+        raise ValueError(f"tokenizer.json has {len(data)} bytes, and {limits.TOKENIZER_MAX_BYTES} are allowed")
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("tokenizer.json is nested too deeply") from None
+    added = value.get("added_tokens") if isinstance(value, dict) else None
+    if isinstance(added, list) and len(added) > limits.ADDED_TOKENS_MAX:
+        raise ValueError(f"tokenizer.json adds {len(added)} tokens, and {limits.ADDED_TOKENS_MAX} are allowed")
 
 
 def _is_ours(way: Any) -> bool:

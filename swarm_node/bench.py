@@ -12,7 +12,7 @@ from typing import NamedTuple
 from protocol.errors import ConfigInvalid
 from protocol.manifest import Sampler, open_manifest
 from swarm_node import assemble
-from swarm_node.engine.client import open_engine
+from swarm_node.engine.client import Choose, open_engine
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.member import POLICIES, TRUST_FILE
 from swarm_node.throughput import Throughput, Work, measure
@@ -39,13 +39,19 @@ def held(home: Path, join: JoinString) -> Subject:
 
 
 async def run(
-    subject: Subject, command: Sequence[str], *, groups: int, samples: int, batches: int, on_group: Callable[[], None]
+    subject: Subject,
+    command: Sequence[str] | Choose,
+    *,
+    groups: int,
+    samples: int,
+    batches: int,
+    on_group: Callable[[], None],
 ) -> Throughput:
     """Sample so many batches of groups after one that does not count, as a node would."""
     sampler = subject.sampler
     work = Work(subject.task, groups * batches, samples, sampler.max_new_tokens, sampler.temperature)
-    requests = work.requests(subject.folder, 1)
     async with open_engine(command) as engine:
         await engine.load(subject.folder, 1)
+        requests = await work.requests(engine, 1)
         await measure(engine, requests[:groups], at_once=groups, on_group=on_group)
         return await measure(engine, requests, at_once=groups, on_group=on_group)

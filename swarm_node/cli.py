@@ -127,6 +127,8 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")] = False,
 ) -> None:
     """Measure how fast this machine samples a policy: tokens that would be paid, prompts and decoding apart."""
+    from collections.abc import Mapping
+
     import trio
     from rich.console import Console
     from rich.progress import Progress
@@ -134,7 +136,7 @@ def bench(
     from protocol.manifest import Sampler
     from swarm_node import bench as benching
     from swarm_node import join_string as joining
-    from swarm_node.engine.choose import Options, for_folder
+    from swarm_node.engine.choose import Choice, Options, for_policy
 
     logs.to_stderr(quiet=True)
     subject = (
@@ -143,12 +145,16 @@ def bench(
         else benching.Subject(Path(policy), task, Sampler(temperature=1.0, max_new_tokens=max_new_tokens))
     )
     options = Options(threads, device.value, dtype.value, gpu_layers, vllm_python)
-    choice = for_folder(engine.value, options, subject.folder)
-    typer.echo(choice.why, err=True)
+
+    def choose(plays: bool, unfit: Mapping[str, str]) -> Choice:
+        choice = for_policy(engine.value, options, plays, unfit)
+        typer.echo(choice.why, err=True)
+        return choice
+
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as bar:
         shown = bar.add_task("sampling", total=groups * (batches + 1))
         measuring = partial(benching.run, groups=groups, samples=samples, batches=batches)
-        result = trio.run(partial(measuring, subject, choice.command, on_group=lambda: bar.advance(shown)))
+        result = trio.run(partial(measuring, subject, choose, on_group=lambda: bar.advance(shown)))
     if as_json:
         typer.echo(json.dumps(result._asdict()))
     else:

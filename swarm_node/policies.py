@@ -4,7 +4,9 @@
 - If nothing on offer can be trusted, `distrust` says why and no work is taken until that changes. Only what judges the
   version does that; any other failure is this node's or its coordinator's, and is tried again beside the work.
 - Whom to ask, the coordinator's plan says; where it gives none, those of its last one are asked, and the origins.
+- A version with files of no known use, or that unfold, is refused before one of its bytes is fetched.
 - What does not fit on the disk is not fetched, and `trouble` says so until it does.
+- The folder of a version that is in use stays, however many versions come meanwhile (`hold`).
 - Trust ends with the timestamp that gave it: a coordinator that only falls silent about versions stops work, too.
 """
 
@@ -32,6 +34,7 @@ from protocol.errors import (
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Blame, Plan, PlanRequest, Receipt, Transfer, Upload
+from protocol.policy_folder import require_files
 from protocol.trust import FROZEN
 from swarm_node import assemble, room
 from swarm_node.api_client import Coordinator
@@ -144,6 +147,8 @@ class PolicyFollower:
         """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
         self._kept: list[Policy] = []
         """The version before `ready`, for those who are behind, and `ready`."""
+        self._held: tuple[Policy, ...] = ()
+        """Those that an engine has, or loads."""
         self.ready: Policy | None = None
         self.distrust: SwarmError | None = None
         self.trouble = Trouble()
@@ -206,6 +211,13 @@ class PolicyFollower:
             self._judge(MetadataExpired(said, hint=FROZEN))
             self._hint.set()
 
+    def hold(self, policy: Policy, *others: Policy | None) -> bool:
+        """Keep the folders of these versions until others are held; False if the first may be removed already."""
+        if policy not in (*self._kept, *self._held):
+            return False
+        self._held = (policy, *filter(None, others))
+        return True
+
     async def newer_than(self, policy: Policy, *, patience_s: float) -> None:
         """Return when another version than this is ready, or after so many seconds."""
         with trio.move_on_after(patience_s):
@@ -235,6 +247,7 @@ class PolicyFollower:
     async def _take(self, manifest: PolicyManifest) -> None:
         """Have a version here, offer it, and forget the one before the last."""
         self.milestones.passed(manifest.version, "heard")
+        require_files(manifest)
         receipt: Receipt | None = None
         folder = await trio.to_thread.run_sync(assemble.find, self._folder, manifest)
         if folder is None:
@@ -246,7 +259,8 @@ class PolicyFollower:
         if receipt is not None:
             with suppress(SwarmError):  # one that is lost is not worth a second try
                 await self._coordinator.fetched(receipt)
-        await trio.to_thread.run_sync(assemble.prune, self._folder, [policy.folder for policy in self._kept])
+        in_use = [policy.folder for policy in (*self._kept, *self._held)]
+        await trio.to_thread.run_sync(assemble.prune, self._folder, in_use)
         await self._forget_chunks()
         await trio.to_thread.run_sync(assemble.restock, folder, manifest, self._blobs)
 

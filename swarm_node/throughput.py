@@ -6,13 +6,9 @@
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-
 from protocol.errors import SwarmError
-from protocol.rollout import pack_tokens
 from protocol.tasks import stand_in
 from swarm_node.engine.client import EngineClient
 from swarm_node.engine.messages import GroupFailed, Measured, Request
@@ -27,20 +23,21 @@ class Work(NamedTuple):
     max_new_tokens: int
     temperature: float
 
-    def requests(self, folder: Path, version: int) -> list[Request]:
-        """The groups of this work for a policy folder, with its own tokenizer; the same every time."""
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    async def requests(self, engine: EngineClient, version: int) -> list[Request]:
+        """The groups of this work for the policy that the engine has loaded, in its own tokens; the same every time."""
+        texts = [stand_in(self.task, number) for number in range(self.groups)]
+        prompts = await engine.encoded(texts)
         return [
             Request(
                 request_id=str(number),
                 version=version,
-                prompt=pack_tokens(tokenizer.encode(stand_in(self.task, number), add_special_tokens=False).ids),
+                prompt=prompt,
                 seed=number,
                 samples=self.samples,
                 max_new_tokens=self.max_new_tokens,
                 temperature=self.temperature,
             )
-            for number in range(self.groups)
+            for number, prompt in enumerate(prompts)
         ]
 
 

@@ -8,14 +8,14 @@
   where there is no note of it.
 - Evidence of intake is what this home has kept of it: the coordinator keeps a code and words, and of bytes that name no
   lease of this node's nothing.
-- The replay is the auditor's own program, `swarm-coordinator audit replay`, on a folder that is made here.
+- The replay is the auditor's own program, `swarm-coordinator audit replay`, on a folder that is made here. It is a
+  process of its own, under a limit of memory: it uses the versions' configurations and tokenizers.
 - It compares with the versions that the audit compared with, as far as this home has them; where one is missing that
   could bear the finding out, there is no verdict, and no pass.
 """
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,11 +37,13 @@ from protocol.rollout import RolloutClaim
 from protocol.signing import NodeKey, open_envelope
 from swarm_node import logged, reported
 from swarm_node.api_client import Coordinator
+from swarm_node.engine import memory
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.leased import Leased
 from swarm_node.log_reader import LogReader
 from swarm_node.log_watch import TRIES, LogWatch, Overtaken
 from swarm_node.logged import Logged
+from swarm_node.machine import use
 from swarm_node.member import POLICIES, SEEN_LOG, TRUST_FILE
 from swarm_node.receipts import RECEIPTS
 from swarm_node.refusals import FOLDER, Refusal, Refusals
@@ -73,6 +75,9 @@ MEANING: dict[str, str] = {
 
 LEGEND = "What the words mean:"
 ONE = "All about one of them: `swarm-node why JOIN_STRING LEASE`, of which the first six signs will do."
+
+REPLAY_MAX_S = 3 * 3600.0
+"""A processor takes an hour for a large policy; a tokenizer without end takes for ever."""
 
 NO_VERDICT, SOFTER = 1, (0, 3)
 """Exit codes of the replay; the softer ones are pass and soft fail."""
@@ -348,7 +353,9 @@ def replay(join: JoinString, home: Path, me: NodeId, found: Explanations, say: C
         program = Path(sys.executable).with_name("swarm-coordinator")
         command = [str(program), "audit", "replay", str(folder), "--tolerance", found.tolerance]
         command += ["--again", repeated(found.explanations[0])]  # the folder is gone by then
-        code = subprocess.run(command, check=False).returncode
+        size_bytes = sum(file.stat().st_size for file in folder.glob("policies/*/*"))
+        allowed = memory.allowed_bytes(size_bytes, use.memory_bytes()[1])
+        code = memory.run_within(command, allowed_bytes=allowed, seconds_max=REPLAY_MAX_S)
     its_report = reported.read(found.explanations[0].report)
     nearer = its_report is None or any(finding.rule == "version" for finding in its_report.findings)
     if missing and code in SOFTER and nearer:

@@ -12,20 +12,30 @@
 - A version that is measured stays in the engine until the coordinator has no more of it for this node.
 - What cannot be answered (engine crash, full disk, Ctrl-C) is given back; a coordinator that is away costs nothing that
   is being sampled.
-- A version that cannot be loaded is tried again after a while, or left for the next one: the fault may be its own.
+- A version with which the engine fails is tried again after a while, and then left for the next one: the fault may be
+  its own. The files of the version in the engine, and of the one on its way into it, stay (`hold`).
 - The owner's gate is looked at before work is asked for. While it is closed nothing is begun, and the engine leaves the
   memory unless the gate opens again soon; `let_go` gives back at once what is being sampled.
 - A lease that cannot be met is never begun (`feasible`): it goes back, declared.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
 import trio
 
-from protocol.errors import DiskFull, EngineFailed, LeaseClosed, OwnerBanned, SwarmError, Unreachable
+from protocol.errors import (
+    DiskFull,
+    EngineFailed,
+    EngineNotStarted,
+    LeaseClosed,
+    OwnerBanned,
+    SwarmError,
+    Unreachable,
+)
 from protocol.ids import LeaseId
 from protocol.lease import Lease
 from protocol.messages import LeaseReply, LeaseRequest, Reason, ReturnLeases
@@ -49,8 +59,11 @@ from swarm_node.waiting import first_of, heard_out
 
 log = logging.getLogger(__name__)
 
-ENGINE_FAILURES_MAX = 5
-"""In a row; a machine that fails so often needs its owner."""
+VERSION_FAILURES_MAX = 4
+"""With one version, in a row; then the node waits for the next one, and costs its owner nothing meanwhile."""
+
+ENGINE_FAILURES_MAX = 2 * VERSION_FAILURES_MAX
+"""In a row, whatever the version; a machine that fails so often needs its owner."""
 
 OUTBOX_MAX = 256
 """Unsent rollouts before no more work is taken: the coordinator has been away for long."""
@@ -72,6 +85,12 @@ DECLINED_PAUSE_S = 30.0
 
 LAST_WORD_S = 1.0
 """For an answer that is on its way when the agent leaves, and for what it gives back."""
+
+
+class VersionUnusable(EngineFailed):
+    """A version with which the engine failed again and again; the node waits for the next one."""
+
+    code = "version_unusable"
 
 
 class Worker:
@@ -117,6 +136,9 @@ class Worker:
         self._plays = False
         """Whether it can play environments."""
         self._failures = 0
+        self._suspect: Policy | None = None
+        """The version with which the engine failed the last time."""
+        self._suspect_failures = 0
         self.trouble = Trouble()
         self._samples_done = self._tokens_done = 0
         self._stays = False  # is there more to measure of the version in the engine?
@@ -153,7 +175,7 @@ class Worker:
                         await self._collect()
                 except EngineFailed as error:
                     await self._give_up()
-                    self._count_failure(error)
+                    self._count_failure(error, self._loaded)
                 except DiskFull as error:
                     self.trouble.met(error, "work stopped")
                     await self._give_up()
@@ -194,11 +216,16 @@ class Worker:
         policy = self._next_now() or await first_of(self._policies.usable, self._gate.closed)  # see `_is_hungry`
         if policy is None:
             return None
-        if policy != self._loaded and not self._open:
+        if self._is_unusable(policy) and not self._open:
+            self._loaded = None
+            await self._engine.rest()
+            await self._wait_for_newer(policy, math.inf)
+        elif policy != self._loaded and not self._open:
             try:
                 await self._load(policy)
             except EngineFailed as error:
-                self._count_failure(error)
+                self._loaded = None
+                self._count_failure(error, policy)
                 await self._wait_for_newer(policy, LOAD_AGAIN_S)
         elif len(self._outbox) >= OUTBOX_MAX:
             self._appetite.pause(1.0)
@@ -241,14 +268,14 @@ class Worker:
         if isinstance(group, GroupFailed):
             self._close(lease)
             await self._give_back([lease.lease_id])
-            return self._count_failure(SwarmError.from_wire(group.model_dump()))
+            return self._count_failure(SwarmError.from_wire(group.model_dump()), self._loaded)
         self._policies.milestones.passed(lease.version, "first_token", ago_s=group.first_token_ago_s)
         self._storing = lease.lease_id
         await trio.to_thread.run_sync(self._outbox.put, LeaseId(lease.lease_id), self._sign(lease, group))
         self._close(lease)
         self._storing = ""
         self._sender.wake()
-        self._failures = 0
+        self._failures = self._suspect_failures = 0
         self.trouble.over()
         self._samples_done += len(group.samples)
         self._tokens_done += sum(len(sample.tokens) // 4 for sample in group.samples)
@@ -266,10 +293,16 @@ class Worker:
         with suppress(EngineFailed):  # `run` finds out by itself
             await self._engine.cancel(gone)
 
-    def _count_failure(self, error: SwarmError) -> None:
-        """Go on after a failure of the engine, but not for ever."""
+    def _count_failure(self, error: SwarmError, policy: Policy | None) -> None:
+        """Go on after a failure of the engine with this version, but not for ever."""
+        log.error("engine failed times=%d: %s", self._failures + 1, error)
+        if policy is not None and self._is_unusable(policy):
+            return  # the others of its groups
         self._failures += 1
-        log.error("engine failed times=%d: %s", self._failures, error)
+        if policy is not None and not isinstance(error, EngineNotStarted):  # of which no version is the reason
+            self._suspect_failures = self._suspect_failures + 1 if policy == self._suspect else 1
+            self._suspect = policy
+            error = self._unusable(policy, error) if self._is_unusable(policy) else error
         self.trouble.show(error)
         if self._failures >= ENGINE_FAILURES_MAX:
             raise EngineFailed(
@@ -278,14 +311,28 @@ class Worker:
             ) from error
         self._appetite.pause(CRASH_PAUSES_S[min(self._failures, len(CRASH_PAUSES_S)) - 1])
 
+    def _is_unusable(self, policy: Policy) -> bool:
+        return policy == self._suspect and self._suspect_failures >= VERSION_FAILURES_MAX
+
+    def _unusable(self, policy: Policy, error: SwarmError) -> VersionUnusable:
+        return VersionUnusable(
+            f"Version {policy.manifest.version} cannot be used: the engine failed {self._suspect_failures} times with "
+            f"it. The last time: {error.message} The node waits for the next version.",
+            hint="`swarm-node doctor` tries every engine of this machine; if they work, show this to the operator.",
+        )
+
     async def _load(self, policy: Policy) -> None:
+        if not self._policies.hold(policy, self._loaded):
+            return  # it was too old by the time that it could be loaded
         if self._loaded:
             measured = Throughput.of(await self._engine.measured())
             self.tokens_per_s = measured.tokens_per_s or self.tokens_per_s
+        self._loaded = None
         plays = policy.manifest.task in environments.names()
         loaded = await self._engine.load(policy.folder, policy.manifest.version, plays=plays)
         self._loaded, self._numerics, self._continues = policy, loaded.numerics, loaded.continues
         self._plays = loaded.plays
+        self._policies.hold(policy)
         self._policies.milestones.passed(policy.manifest.version, "loaded")
         update = policy.manifest.update
         log.info("version loaded version=%d update=%d seconds=%.2f", self.version, update, loaded.seconds)
@@ -298,7 +345,7 @@ class Worker:
                 max_new_tokens=min(sampler.max_new_tokens, FIRST_TOKENS_MAX),
                 temperature=sampler.temperature,
             )
-            requests = work.requests(policy.folder, policy.manifest.version)
+            requests = await work.requests(self._engine, policy.manifest.version)
             self.tokens_per_s = (await measure(self._engine, requests, at_once=FIRST_GROUPS)).tokens_per_s
             log.info("throughput measured tokens_per_s=%.0f", self.tokens_per_s)
 

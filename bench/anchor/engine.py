@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--group-s", type=float, required=True)
     parser.add_argument("--at-once", type=int, required=True)
     own = parser.parse_args()
-    child.ENGINES["paced"] = lambda _options: PacedEngine(own.group_s, own.at_once)
+    child.ENGINES["paced"] = lambda _options: child.Made(PacedEngine(own.group_s, own.at_once), on_processor=True)
     child.main(["--engine", "paced"])
 
 

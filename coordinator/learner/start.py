@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.config import ModelSection
 from protocol import adapter
 from protocol.errors import ConfigInvalid
-from protocol.manifest import POLICY_SUFFIXES
+from protocol.policy_folder import kind_of
 
 HUB, EMBEDDED = "hf://", "embedded"
 
@@ -37,7 +37,7 @@ def place(model: ModelSection, target: Path, *, seed: int, words: Sequence[str] 
     require(source, f"model.path {model.path}")
     target.mkdir(parents=True)
     for path in sorted({path for pattern in WANTED for path in source.glob(pattern)}):
-        if path.suffix in POLICY_SUFFIXES:
+        if kind_of(path.name):
             shutil.copyfile(path, target / path.name)
 
 

@@ -9,6 +9,7 @@ A version exists for dispatch only when the last step is done, so no lease names
   synced: one that a power cut took is missed at publication.
 - The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
   where they are gone or damaged, the next version is published in full.
+- What nodes would refuse to fetch is not signed (`protocol.policy_folder`).
 - Chunks that lead to the versions a rollout may still use are kept; older ones are deleted. Those that an audit or an
   evaluation waits for stay, the newest first, as long as what they take beyond these fits into `room_bytes` and into
   half of what is free: a disk must not fill for an auditor that never comes. A chunk is counted once.
@@ -34,6 +35,7 @@ from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
 from protocol.learning import Publication, Upload
 from protocol.manifest import FileEntry, Patch, PolicyManifest, Sampler, open_manifest, target_path
+from protocol.policy_folder import require_files
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class Publisher:
             chunk_size_bytes=self._chunk_size_bytes,
             files=files,
         )
+        require_files(manifest)
         data = manifest.to_bytes()
         self._metadata.add_manifest(publication.version, data, self._keep, utc_now())
         return manifest, chunks.digest(data)

@@ -86,7 +86,7 @@ def join(
 
     from swarm_node import app as agent
     from swarm_node.allowance.settings import changed
-    from swarm_node.engine.choose import Options, choose, for_folder, this_machine, threads_of
+    from swarm_node.engine.choose import Options, choose, for_policy, this_machine, threads_of
 
     logs.to_stderr(quiet)
     if child:
@@ -106,7 +106,7 @@ def join(
     settings = agent.Settings(
         member=me,
         groups_per_request=groups,
-        engine_command=partial(for_folder, engine.value, options),
+        engine_command=partial(for_policy, engine.value, options),
         threads=threads_of(options, machine),
         show=_live_view(wanted=not (plain or quiet or as_json or logs.are_objects())),
     )

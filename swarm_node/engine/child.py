@@ -12,10 +12,11 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 from protocol import limits
-from protocol.errors import EngineFailed, MalformedMessage
+from protocol.errors import EngineNotStarted, MalformedMessage
+from swarm_node.engine.memory import limit_private
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, Failed, Ready, Said, frame
 from swarm_node.engine.session import AnyEngine, Session
 from swarm_node.engine.vllm_command import OFFLINE, environment
@@ -25,6 +26,14 @@ COMMANDS_WAITING_MAX = 16
 
 ANSWERS_WAITING_MAX = 4 * limits.LEASES_PER_REQUEST_MAX
 """Groups that the agent has not read yet; beyond, sampling waits for it."""
+
+
+class Made(NamedTuple):
+    """An engine, and where it computes."""
+
+    engine: AnyEngine
+    on_processor: bool
+    """Then its memory is this machine's, and what the kernel refuses is an allocation that it can do without."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -42,9 +51,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     answers: queue.Queue[bytes] = queue.Queue(ANSWERS_WAITING_MAX)
     threading.Thread(target=_read_until_end, args=(sys.stdin.buffer, commands), daemon=True).start()
     try:
-        engine = ENGINES[options.engine](options)  # libraries are imported only now: stdin is already being watched
+        made = ENGINES[options.engine](options)  # libraries are imported only now: stdin is already being watched
     except Exception as error:  # of a broken installation anything may come
-        missing = EngineFailed(
+        missing = EngineNotStarted(
             f"The engine {options.engine} does not start: {error}",
             hint="Install it again, or choose another `--engine`.",
         )
@@ -52,12 +61,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
         pipe.flush()
         os._exit(1)  # the other thread holds stdin, and would end the interpreter with a crash
     threading.Thread(target=_write, args=(pipe, answers), daemon=True).start()
-    _serve(engine, commands, lambda body: answers.put(frame(Answer(body=body))))
+    _serve(made, commands, lambda body: answers.put(frame(Answer(body=body))))
 
 
-def _serve(engine: AnyEngine, commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
+def _serve(made: Made, commands: "queue.Queue[bytes]", answer: Callable[[Said], None]) -> NoReturn:
     """Obey for ever."""
-    session = Session(engine, answer)
+    session = Session(made.engine, answer, limit_private if made.on_processor else _unlimited)
     answer(Ready())
     while True:
         if session.idle:
@@ -105,7 +114,11 @@ def stay_offline() -> None:
     os.environ.update(OFFLINE)
 
 
-def _torch(options: argparse.Namespace) -> AnyEngine:
+def _unlimited(_size_bytes: int) -> None:
+    """Leave it to the agent's watch: a graphics driver reserves what it never uses."""
+
+
+def _torch(options: argparse.Namespace) -> Made:
     stay_offline()
     import torch
 
@@ -113,24 +126,28 @@ def _torch(options: argparse.Namespace) -> AnyEngine:
 
     torch.set_num_threads(options.threads)
     torch.set_num_interop_threads(1)
-    if options.vram_share < 1 and options.device != "cpu" and torch.cuda.is_available():
+    on_processor = options.device == "cpu" or not torch.cuda.is_available()
+    if options.vram_share < 1 and not on_processor:
         torch.cuda.set_per_process_memory_fraction(options.vram_share)
-    return TorchEngine(device=options.device, dtype=options.dtype)
+    return Made(TorchEngine(device=options.device, dtype=options.dtype), on_processor)
 
 
-def _llama(options: argparse.Namespace) -> AnyEngine:
+def _llama(options: argparse.Namespace) -> Made:
+    from llama_cpp import llama_supports_gpu_offload
+
     from swarm_node.engine.llama_engine import LlamaEngine
 
     layers = 0 if options.device == "cpu" else options.gpu_layers
-    return LlamaEngine(dtype=options.dtype, threads=options.threads, gpu_layers=layers)
+    on_processor = layers == 0 or not llama_supports_gpu_offload()
+    return Made(LlamaEngine(dtype=options.dtype, threads=options.threads, gpu_layers=layers), on_processor)
 
 
-def _vllm(options: argparse.Namespace) -> AnyEngine:
+def _vllm(options: argparse.Namespace) -> Made:
     """Runs where `vllm_command` says; the device is whatever that build of vLLM is for."""
     os.environ.update(environment(options.threads))
     from swarm_node.engine.vllm_engine import VllmEngine
 
-    return VllmEngine(dtype=options.dtype, vram_share=options.vram_share)
+    return Made(VllmEngine(dtype=options.dtype, vram_share=options.vram_share), on_processor=False)
 
 
-ENGINES: dict[str, Callable[[argparse.Namespace], AnyEngine]] = {"torch": _torch, "llama": _llama, "vllm": _vllm}
+ENGINES: dict[str, Callable[[argparse.Namespace], Made]] = {"torch": _torch, "llama": _llama, "vllm": _vllm}

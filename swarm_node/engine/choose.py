@@ -3,9 +3,9 @@
 - Engines are tried in the order of `ENGINES`; the first is taken that can run here and is not slower than a later one.
 - Nothing is imported to find out: that takes seconds, and may take a GPU's memory. Only vLLM, which lives in another
   environment, is tried there, and only once its interpreter was named.
-- What a policy needs is known only when its folder is there. A policy that llama.cpp does not know goes to torch.
 - An engine that was named is taken, or refused with what it lacks.
-- One that could not load a policy is unfit: with `auto`, the next one is taken.
+- Nothing of a policy is read here: an engine's child finds out whether it knows the policy. One that could not load it
+  is unfit: with `auto`, the next one is taken. So a policy that llama.cpp does not know goes to torch.
 """
 
 import sys
@@ -14,11 +14,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine import qwen3_shape, vllm_command
-from swarm_node.engine.policy_files import read_config
+from swarm_node.engine import vllm_command
 from swarm_node.machine import cores
 
 AUTO = "auto"
@@ -59,7 +58,7 @@ class Candidate(NamedTuple):
     """An engine that may be chosen."""
 
     dtypes: frozenset[str]
-    lacks: Callable[[Machine, Options, dict[str, Any] | None], str]
+    lacks: Callable[[Machine, Options], str]
     """Why it cannot run here; nothing if it can."""
     yields: Callable[[Machine, Options], str]
     """Why another should go before it, unless it was asked for; nothing if none should."""
@@ -77,14 +76,8 @@ class Choice(NamedTuple):
     command: list[str]
 
 
-def choose(
-    wanted: str,
-    options: Options,
-    machine: Machine,
-    config: dict[str, Any] | None = None,
-    unfit: Mapping[str, str] = NONE_UNFIT,
-) -> Choice:
-    """The engine to take for a policy of this configuration, or for one that is not known yet; none of the unfit."""
+def choose(wanted: str, options: Options, machine: Machine, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
+    """The engine to take; none of the unfit."""
     refused: dict[str, str] = {}
     for name, candidate in ENGINES.items():
         if wanted not in (AUTO, name):
@@ -92,7 +85,7 @@ def choose(
         if name in unfit:
             lacks = unfit[name]
         elif options.dtype in candidate.dtypes:
-            lacks = candidate.lacks(machine, options, config)
+            lacks = candidate.lacks(machine, options)
         else:
             lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
         if wanted == AUTO and not lacks:
@@ -108,18 +101,12 @@ def choose(
     raise ConfigInvalid(f"No engine can sample here. {reasons}.", hint=f"Install one: {hint}. Or choose another.")
 
 
-def for_folder(
-    wanted: str, options: Options, folder: Path, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT
-) -> Choice:
-    """The engine for the policy in this folder, on this machine, and for a round of episodes if it `plays`.
+def for_policy(wanted: str, options: Options, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:
+    """The engine for a policy on this machine, and for a round of episodes if it `plays`.
 
     Those that are unfit have tried it; each with the reason why it could not.
     """
-    try:
-        config = read_config(folder)
-    except (OSError, ValueError):  # any engine will say better what is wrong with this folder
-        config = None
-    return choose(wanted, options._replace(plays=plays), this_machine(), config, unfit)
+    return choose(wanted, options._replace(plays=plays), this_machine(), unfit)
 
 
 def threads_of(options: Options, machine: Machine) -> int:
@@ -153,7 +140,7 @@ def _llama_offloads() -> bool:
     return bool(backends & {f"ggml-{kind}" for kind in ("cuda", "hip", "metal", "musa", "sycl", "vulkan")})
 
 
-def _vllm_lacks(machine: Machine, options: Options, _config: dict[str, Any] | None) -> str:
+def _vllm_lacks(machine: Machine, options: Options) -> str:
     if options.plays:
         return "it plays no episodes"
     if not options.vllm_python:
@@ -166,27 +153,25 @@ def _vllm_lacks(machine: Machine, options: Options, _config: dict[str, Any] | No
     return ""
 
 
-def _llama_lacks(machine: Machine, options: Options, config: dict[str, Any] | None) -> str:
+def _llama_lacks(machine: Machine, options: Options) -> str:
     if missing := sorted({"llama_cpp", "gguf"} - machine.packages):
         return f"{' and '.join(missing)} not installed"
     if options.device == "cuda" and not machine.llama_offloads:
         return "this build of llama-cpp-python has no GPU"
     if options.vram_share < 1 and machine.llama_offloads and options.device != "cpu" and options.gpu_layers < 0:
         return "it keeps to no share of the GPU's memory; --gpu-layers says what it may put there"
-    if config is not None and not qwen3_shape.supports(config):
-        return f"the policy is {config.get('model_type')!r}, not a plain Qwen3"
     return ""
 
 
 def _llama_yields(machine: Machine, options: Options) -> str:
-    if machine.llama_offloads or _torch_lacks(machine, options, None):
+    if machine.llama_offloads or _torch_lacks(machine, options):
         return ""
     if machine.nvidia and options.device == AUTO:
         return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
     return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
 
 
-def _torch_lacks(machine: Machine, _options: Options, _config: dict[str, Any] | None) -> str:
+def _torch_lacks(machine: Machine, _options: Options) -> str:
     missing = sorted({"torch", "transformers"} - machine.packages)
     return f"{' and '.join(missing)} not installed" if missing else ""
 

@@ -5,6 +5,7 @@
   The next request finds a new child, into which the last policy was loaded again.
 - Which engine it is may depend on the policy; one of another kind takes another child. An engine that cannot load a
   policy gives way to the next that may; it is remembered as unfit once another could: else the policy is to blame.
+- The child's memory is watched: one that takes more than the machine and its policy allow is killed (`memory`).
 - A call that its caller gives up half-way costs the child, too: half a frame, or the answer to a command that nobody
   awaits, must not be taken for what is asked next. To give requests up and keep the child, there is `cancel`.
 """
@@ -12,6 +13,7 @@
 import logging
 import signal
 import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -21,7 +23,8 @@ from typing import IO, TypeVar
 import trio
 
 from protocol import limits
-from protocol.errors import ConfigInvalid, EngineFailed, SwarmError
+from protocol.errors import ConfigInvalid, EngineFailed, EngineNotStarted, SwarmError
+from swarm_node.engine import memory
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (
     LENGTH_BYTES,
@@ -29,6 +32,8 @@ from swarm_node.engine.messages import (
     Cancel,
     Cancelled,
     Command,
+    Encode,
+    Encoded,
     Ended,
     Failed,
     Generate,
@@ -44,6 +49,8 @@ from swarm_node.engine.messages import (
     Said,
     frame,
 )
+from swarm_node.live.lines import size as size_of
+from swarm_node.machine import use
 
 START_TIMEOUT_S = 300.0
 """Importing torch takes 5 s of CPU, vLLM 15; a laptop that is busy or wakes a cold disk needs patience."""
@@ -51,14 +58,19 @@ START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 300.0
 """Between two answers: longer than any lease lives, and the largest policies are read from disk in this time."""
 
+TEXTS_AT_ONCE = 16
+"""Texts in one `Encode`: at `TOKENS_MAX` each, their tokens fit into a frame."""
+
 GRACE_S = 2.0
 """How long the child may take to leave after its input ended."""
 
-R = TypeVar("R", Ready, Loaded, Measured)
+TOO_MUCH = "The version may be at fault; if others end so, too, this machine has too little memory."
+
+R = TypeVar("R", Ready, Loaded, Measured, Encoded)
 
 
-Choose = Callable[[Path, bool, Mapping[str, str]], Choice]
-"""Which engine to take for the policy in this folder, whether it must play episodes, and which are unfit, and why."""
+Choose = Callable[[bool, Mapping[str, str]], Choice]
+"""Which engine to take, by whether it must play episodes, and which are unfit, and why."""
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +93,13 @@ class EngineClient:
         """Which engine was chosen; empty where none was to choose."""
         self._unfit: dict[str, str] = {}
         """Engines that could not load a policy that another could."""
+        self._started = trio.Event()
+        """Set while there may be a child to watch."""
+        self._allowed_bytes = 0
+        self._ended_for = ""
+        """Why the watch killed the child; empty if it did not."""
+        self._encoding = False
+        """Whether the child uses the policy's tokenizer for the agent."""
         self.starts = 0
         """Children started so far: more than one means that the engine failed and was replaced."""
 
@@ -98,7 +117,7 @@ class EngineClient:
             first: EngineFailed | None = None
             while True:
                 try:
-                    choice = self._choose(folder, plays, self._unfit | failed)
+                    choice = self._choose(plays, self._unfit | failed)
                 except ConfigInvalid as error:
                     raise first or error from None
                 await self._take(choice)
@@ -120,12 +139,21 @@ class EngineClient:
         self.name = choice.name
 
     async def _load(self, folder: Path, version: int) -> Loaded:
+        self._policy = None
         async with self._or_nothing():
+            size_bytes = await trio.to_thread.run_sync(_size_bytes, folder)
             await self._start()
-            policy = Load(folder=str(folder), version=version)
+            self._allow(size_bytes)
+            policy = Load(folder=str(folder), version=version, memory_max_bytes=self._allowed_bytes)
             loaded = await self._ask(policy, Loaded)
             self._policy = policy
             return loaded
+
+    def _allow(self, policy_bytes: int) -> None:
+        """Let the child have as much memory as a policy of this size needs and this machine can spare."""
+        _, free_bytes = use.memory_bytes()
+        held_bytes = memory.resident_bytes(self.pid) if self.pid else 0
+        self._allowed_bytes = memory.allowed_bytes(policy_bytes, free_bytes, held_bytes=held_bytes or 0)
 
     async def submit(self, requests: Sequence[Request]) -> None:
         """Add requests to those that are sampled; `finished` hands them over, in the order in which they end."""
@@ -153,6 +181,38 @@ class EngineClient:
         async with self._turn, self._or_nothing():
             await self._start()
             return await self._ask(Measure(), Measured)
+
+    async def encoded(self, texts: Sequence[str]) -> list[bytes]:
+        """The tokens of texts, packed, by the tokenizer of the policy that is loaded."""
+        async with self._turn, self._or_nothing():
+            if await self._start() and self._policy is not None:
+                await self._ask(self._policy, Loaded)
+            prompts: list[bytes] = []
+            for start in range(0, len(texts), TEXTS_AT_ONCE):
+                asked = tuple(texts[start : start + TEXTS_AT_ONCE])
+                self._encoding = True
+                answer = await self._ask(Encode(texts=asked), Encoded)
+                self._encoding = False
+                if len(answer.prompts) != len(asked):
+                    raise EngineFailed(f"The engine makes {len(answer.prompts)} prompts of {len(asked)} texts.")
+                prompts += answer.prompts
+            return prompts
+
+    async def watch(self) -> None:
+        """Kill a child that takes more memory than it is allowed, for ever."""
+        while True:
+            await self._started.wait()
+            process = self._process
+            if process is None:
+                self._started = trio.Event()
+                continue
+            used_bytes = await _look(process.pid)
+            if used_bytes is not None and used_bytes > self._allowed_bytes > 0 and process is self._process:
+                self._ended_for = (
+                    f"The engine took {size_of(used_bytes)} of memory, and {size_of(self._allowed_bytes)} are allowed; "
+                    "it was stopped."
+                )
+                process.kill()
 
     async def rest(self) -> None:
         """End the child to free its memory, and give up what it was still asked for. The next load starts another."""
@@ -192,7 +252,7 @@ class EngineClient:
         if self._process is not None and self._process.poll() is None:
             return False
         if self._process is not None and self._unanswered:
-            raise await _gone(self._process)
+            raise await self._gone(self._process)
         await self.close()
         if not self._command:
             raise EngineFailed("No policy is loaded.", hint="Load one before generating.")
@@ -201,14 +261,16 @@ class EngineClient:
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
             )
         except OSError as error:
-            raise EngineFailed(
+            raise EngineNotStarted(
                 f"The engine {self._command[0]} does not start: {error}.", hint="Install echo-swarm again."
             ) from error
         self.starts += 1
+        self._ended_for, self._encoding = "", False
+        self._started.set()
         self._expect(await self._receive(START_TIMEOUT_S), Ready)
         return True
 
-    async def _ask(self, command: Load | Measure, kind: type[R]) -> R:
+    async def _ask(self, command: Load | Measure | Encode, kind: type[R]) -> R:
         """Send a command that has one answer; the groups that end before it are kept."""
         await self._send(command)
         while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | Ended):
@@ -226,7 +288,7 @@ class EngineClient:
         if not isinstance(answer, Cancelled):
             self._early.append(answer)
 
-    async def _send(self, body: Load | Generate | Cancel | Measure) -> None:
+    async def _send(self, body: Load | Generate | Cancel | Measure | Encode) -> None:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -235,7 +297,7 @@ class EngineClient:
                 async with self._pipe:
                     await process.stdin.send_all(frame(Command(body=body)))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise await _gone(process) from error
+                raise await self._gone(process) from error
 
     async def _receive(self, timeout_s: float) -> Said:
         with self._deadline(timeout_s, "answer"):
@@ -253,9 +315,9 @@ class EngineClient:
             try:
                 part = await process.stdout.receive_some(size_bytes - len(parts))
             except trio.ClosedResourceError as error:  # `cancel` found it broken
-                raise await _gone(process) from error
+                raise await self._gone(process) from error
             if not part:
-                raise await _gone(process)
+                raise await self._gone(process)
             parts += part
         return bytes(parts)
 
@@ -265,6 +327,23 @@ class EngineClient:
         if not isinstance(reply, kind):
             raise EngineFailed(f"The engine answers {reply.kind} where {kind.__name__} is due.")
         return reply
+
+    async def _gone(self, process: trio.Process) -> EngineFailed:
+        """What to say of a child that ended, or is about to."""
+        with trio.move_on_after(GRACE_S):
+            await process.wait()
+        if self._ended_for:
+            return EngineFailed(self._ended_for, hint=TOO_MUCH)
+        code = process.returncode
+        if code == -signal.SIGPROF:
+            return EngineFailed("The policy's tokenizer took too long, and the engine was stopped.", hint=TOO_MUCH)
+        if self._encoding and code == -signal.SIGABRT:  # so `tokenizers` ends where it gets no memory
+            return EngineFailed("The policy's tokenizer took too much memory, and the engine ended.", hint=TOO_MUCH)
+        if code == -signal.SIGABRT:
+            said = "The engine ended by signal SIGABRT: it or the policy's tokenizer got no memory, or met a defect."
+            return EngineFailed(said, hint=TOO_MUCH)
+        died = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+        return EngineFailed(f"The engine ended {died}.", hint="It is started again; its log says more.")
 
     @contextmanager
     def _deadline(self, seconds: float, what: str) -> Iterator[None]:
@@ -292,19 +371,35 @@ async def open_engine(
 ) -> AsyncIterator[EngineClient]:
     """An engine that ends with the block; the child starts with the first command, and logs to `log`."""
     client = EngineClient(command, log, answer_timeout_s)
+    failed: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.watch)
+        try:
+            yield client
+        except Exception as error:  # raised below, outside of the nursery, which would wrap it
+            failed = error
+        finally:
+            await client.close()
+            nursery.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+
+
+async def _look(pid: int) -> int | None:
+    """Return the memory of the child after the pause that belongs between two looks; None if it is gone."""
+    if sys.platform == "linux":
+        await trio.sleep(memory.LOOK_S)
+        return memory.resident_bytes(pid)
+    await trio.sleep(memory.LOOK_BY_PROGRAM_S)
+    return await trio.to_thread.run_sync(memory.resident_bytes, pid)
+
+
+def _size_bytes(folder: Path) -> int:
+    """Return the size of a policy's files; 0 where there is no such folder, which the child reports."""
     try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def _gone(process: trio.Process) -> EngineFailed:
-    """What to say of a child that ended, or is about to."""
-    with trio.move_on_after(GRACE_S):
-        await process.wait()
-    code = process.returncode
-    died = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-    return EngineFailed(f"The engine ended {died}.", hint="It is started again; its log says more.")
+        return sum(file.stat().st_size for file in folder.iterdir())
+    except OSError:
+        return 0
 
 
 async def _kill(process: trio.Process) -> None:

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protocol.codec import PolicyCodec
 from protocol.errors import EngineFailed, SwarmError
 from protocol.fragment import Finish
 from protocol.rollout import end_tokens, pack_logprobs, pack_tokens, unpack_tokens
@@ -35,6 +34,7 @@ from swarm_node.engine.decoder import Decoder, Logits
 from swarm_node.engine.groups import Group, Running, check_prefixes, failed, opened, prompts_of, since
 from swarm_node.engine.messages import GroupDone, GroupFailed, GroupGrown, Loaded, Measured, Request
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
+from swarm_node.engine.policy_text import PolicyText
 
 PREFILL_TOKENS_MAX = 8192
 """Prompt tokens computed at once, padding included: what they need in between stays far below the weights' size."""
@@ -55,7 +55,7 @@ class Engine(ABC):
         self._config: dict[str, Any] = {}
         self._ends: frozenset[int] = frozenset()
         self._version: int | None = None
-        self._codec: PolicyCodec | None = None
+        self._codec: PolicyText | None = None
         """Read when the first episode needs it."""
         self._queue: deque[Group] = deque()
         self._running: list[Running] = []
@@ -200,10 +200,7 @@ class Engine(ABC):
         if request.prefixes:
             raise EngineFailed("An episode that somebody else began cannot be gone on with.")
         if self._codec is None:
-            try:
-                self._codec = PolicyCodec((self._folder / "tokenizer.json").read_text())
-            except Exception as error:  # the library raises nothing more special
-                raise EngineFailed(f"The policy's tokenizer cannot be read: {error!r}"[:300]) from error
+            self._codec = PolicyText(self._folder)
         return Player(request.episode, self._codec, end_tokens=self._ends, tokens_max=request.max_new_tokens)
 
     def _next_groups(self) -> list[tuple[Group, list[int]]]:

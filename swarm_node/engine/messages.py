@@ -5,15 +5,16 @@
               + GroupGrown                           any number before that, if the request asks for them
     Cancel    → nothing; each named request that was still unanswered is answered with Cancelled
     Measure   → Measured                             one answer
+    Encode    → Encoded                              one answer
 
 - The child says `Ready` once, when its libraries are imported.
 - Requests may be added at any time: the child lets them in as slots become free, and never waits for a batch to end.
-- Commands are obeyed in the order in which they came, but for `Cancel`, which is obeyed at once. `Load` and `Measure`
+- Commands are obeyed in the order in which they came, but for `Cancel`, which is obeyed at once. The other commands
   wait until every request before them is answered, and what comes after them waits for them. So a request that runs
   is never touched by a swap; whoever does not want to wait for it cancels it first.
 - A request names the version it is for. If another is loaded, it fails; nothing is ever sampled from the wrong one.
-- `Failed` answers `Load`, `Measure` or what is no command at all; the child is then ready for the next one. After a
-  failed `Load` no version is loaded: no mixture of two, and not the old one either.
+- `Failed` answers `Load`, `Measure`, `Encode` or what is no command at all; the child is then ready for the next one.
+  After a failed `Load` no version is loaded: no mixture of two, and not the old one either.
 - A request that fails takes no other with it.
 - A frame is a 4-byte big-endian length and that many bytes of canonical MessagePack.
 """
@@ -78,6 +79,8 @@ class Load(Message):
     kind: Literal["load"] = "load"
     folder: str
     version: int = Field(ge=0, le=limits.VERSION_MAX)
+    memory_max_bytes: int = Field(0, ge=0)
+    """The most private memory that the child may have from now on; 0: no limit of its own."""
 
 
 class Generate(Message):
@@ -98,6 +101,13 @@ class Measure(Message):
     """Say how fast the requests since the last `Measure` were sampled."""
 
     kind: Literal["measure"] = "measure"
+
+
+class Encode(Message):
+    """Make tokens of these texts, with the tokenizer of the policy that is loaded."""
+
+    kind: Literal["encode"] = "encode"
+    texts: tuple[str, ...] = Field(min_length=1, max_length=limits.LEASES_PER_REQUEST_MAX)
 
 
 class Ready(Message):
@@ -175,6 +185,13 @@ class Measured(Message):
     decode_s: float
 
 
+class Encoded(Message):
+    """The tokens of each text, packed."""
+
+    kind: Literal["encoded"] = "encoded"
+    prompts: tuple[bytes, ...]
+
+
 class Failed(Message):
     """The command came to nothing: an error of `protocol.errors`, by its code."""
 
@@ -191,11 +208,11 @@ class Failed(Message):
 class Command(Message):
     """A frame to the child."""
 
-    body: Annotated[Load | Generate | Cancel | Measure, Field(discriminator="kind")]
+    body: Annotated[Load | Generate | Cancel | Measure | Encode, Field(discriminator="kind")]
 
 
 Ended = GroupDone | GroupFailed | Cancelled
-Reply = Ready | Loaded | Measured | Failed
+Reply = Ready | Loaded | Measured | Encoded | Failed
 Said = GroupGrown | Ended | Reply
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 from protocol.errors import EngineFailed, SwarmError
+from swarm_node.engine import policy_text
 from swarm_node.engine.messages import (
     Cancel,
     Cancelled,
     Command,
+    Encode,
+    Encoded,
     Ended,
     Failed,
     Generate,
@@ -50,12 +53,23 @@ class AnyEngine(Protocol):
     def measured(self) -> Measured: ...
 
 
+Waiting = Load | Generate | Measure | Encode
+"""Commands that wait for their turn."""
+
+
 class Session:
     """One engine and whoever commands it."""
 
-    def __init__(self, engine: AnyEngine, answer: Callable[[Said], None]) -> None:
-        self._engine, self._answer = engine, answer
-        self._waiting: deque[Load | Generate | Measure] = deque()
+    def __init__(
+        self,
+        engine: AnyEngine,
+        answer: Callable[[Said], None],
+        limit_memory: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        self._engine, self._answer, self._limit_memory = engine, answer, limit_memory
+        self._folder: Path | None = None
+        """Of the policy that is loaded."""
+        self._waiting: deque[Waiting] = deque()
         self._unanswered: set[str] = set()
         """Requests in the engine."""
 
@@ -83,19 +97,34 @@ class Session:
         if self._engine.busy:
             self._step()
 
-    def _obey(self, command: Load | Generate | Measure) -> None:
-        match command:
-            case Generate(requests=requests):
-                for request in requests:
-                    self._add(request)
-            case Load(folder=folder, version=version):
-                try:
-                    self._answer(self._engine.load(Path(folder), version))
-                except SwarmError as error:
-                    log.warning("not loaded version=%d: %s", version, error)
-                    self._answer(Failed.of(error))
-            case Measure():
-                self._answer(self._engine.measured())
+    def _obey(self, command: Waiting) -> None:
+        try:
+            match command:
+                case Generate(requests=requests):
+                    for request in requests:
+                        self._add(request)
+                case Load():
+                    self._load(command)
+                case Measure():
+                    self._answer(self._engine.measured())
+                case Encode(texts=texts):
+                    self._answer(self._encode(texts))
+        except SwarmError as error:
+            log.warning("%s failed: %s", command.kind, error)
+            self._answer(Failed.of(error))
+
+    def _load(self, command: Load) -> None:
+        self._folder, folder = None, Path(command.folder)
+        if command.memory_max_bytes:
+            self._limit_memory(command.memory_max_bytes)
+        loaded = self._engine.load(folder, command.version)
+        self._folder = folder
+        self._answer(loaded)
+
+    def _encode(self, texts: Sequence[str]) -> Encoded:
+        if self._folder is None:
+            raise EngineFailed("No policy is loaded.", hint="Load one before encoding.")
+        return Encoded(prompts=policy_text.encode(self._folder, texts))
 
     def _add(self, request: Request) -> None:
         try:
@@ -127,7 +156,7 @@ class Session:
             self._answer(group)
 
 
-def _without(command: Load | Generate | Measure, names: set[str]) -> Load | Generate | Measure | None:
+def _without(command: Waiting, names: set[str]) -> Waiting | None:
     """The command without the requests of these names, if something is left of it."""
     if not isinstance(command, Generate):
         return command

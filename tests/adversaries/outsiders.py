@@ -219,6 +219,35 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "a version whose tokenizer amplifies",
+        {
+            "tests/processes/test_hostile_version.py": [
+                "test_a_hostile_tokenizer_costs_its_version_and_the_node_goes_on_with_the_next"
+            ],
+            "tests/swarm_node/test_bench.py": [
+                "test_a_hostile_tokenizer_takes_the_memory_of_the_engine_and_not_of_the_command"
+            ],
+            "tests/swarm_node/engine/test_hostile_tokenizers.py": [
+                "test_a_tokenizer_that_amplifies_a_text_costs_the_agent_nothing",
+                "test_a_tokenizer_that_amplifies_an_answer_costs_the_agent_nothing",
+            ],
+            "tests/swarm_node/engine/test_client.py": ["test_a_child_that_takes_too_much_memory_is_stopped_and_named"],
+            "tests/swarm_node/test_worker.py": ["test_an_unusable_version_is_named_and_left_until_the_next_one"],
+        },
+    ),
+    Outsider(
+        "a version that fills a disk",
+        {
+            "tests/swarm_node/test_policies.py": [
+                "test_a_gigabyte_of_one_repeated_chunk_is_refused_by_name_before_a_byte_is_fetched"
+            ],
+            "tests/protocol/test_policy_folder.py": [
+                "test_many_files_of_one_chunk_are_one_large_file",
+                "test_a_patch_that_unfolds_is_refused",
+            ],
+        },
+    ),
+    Outsider(
         "code in an answer that a library reads",
         {"tests/coordinator/rewards/test_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
     ),

@@ -15,13 +15,13 @@ def test_versions_that_audits_wait_for_are_kept_as_long_as_there_is_room(
     press: Press, caplog: pytest.LogCaptureFixture
 ) -> None:
     for version in range(1, 31):
-        press.publish(version, {"f": b"%02d" % version})
+        press.publish(version, {"f.model": b"%02d" % version})
     kept = press.publisher.forget_old(30, audited=2)
     assert kept == (2 * (30 - KEEP - 1), 10**6), "however many versions behind"
-    assert press.publisher.read_file(2, "f") == b"02"
+    assert press.publisher.read_file(2, "f.model") == b"02"
     assert not press.publisher.blobs.joinpath(chunks.blob_path(chunks.chunk_id(b"01"))).exists()
     press.publisher.forget_old(30, audited=99)  # one that is audited already takes nothing away
-    assert press.publisher.read_file(29, "f") == b"29"
+    assert press.publisher.read_file(29, "f.model") == b"29"
     assert not caplog.records
 
 
@@ -30,12 +30,12 @@ def test_the_oldest_versions_go_first_where_there_is_no_room_and_that_is_said(
 ) -> None:
     """Of three that wait there is room for two: the file of each is one chunk of its own, and one is common."""
     for version in range(1, 6):
-        press.publish(version, {"f": b"%d" % version * C, "common": b"c" * C})
+        press.publish(version, {"f.model": b"%d" % version * C, "common.model": b"c" * C})
     press.publisher = press.open(room_bytes=2 * C + 10)
     assert press.publisher.forget_old(5, audited=1) == (2 * C, 2 * C + 10)
-    assert [press.publisher.read_file(version, "f")[:1] for version in (2, 3, 4, 5)] == [b"2", b"3", b"4", b"5"]
+    assert [press.publisher.read_file(version, "f.model")[:1] for version in (2, 3, 4, 5)] == [b"2", b"3", b"4", b"5"]
     with pytest.raises(FileNotFoundError):
-        press.publisher.read_file(1, "f")
+        press.publisher.read_file(1, "f.model")
     (record,) = caplog.records
     assert "first=1 last=1" in record.message
     assert "audit.kept_gib" in record.message
@@ -45,13 +45,13 @@ def test_the_oldest_versions_go_first_where_there_is_no_room_and_that_is_said(
 
 def test_half_of_the_free_disk_is_the_most_whatever_is_set(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in range(1, 6):
-        press.publish(version, {"f": b"%d" % version * C})
+        press.publish(version, {"f.model": b"%d" % version * C})
     # A disk cannot be filled here without harm to others; how much is free is the only thing that is made up.
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=C))
     assert press.publisher.forget_old(5, audited=1) == (2 * C, 2 * C), "free, and what the three hold, by two"
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=0))
     assert press.publisher.forget_old(5, audited=1) == (C, C)
-    assert press.publisher.read_file(3, "f") == b"3" * C
+    assert press.publisher.read_file(3, "f.model") == b"3" * C
 
 
 def test_a_version_of_a_chain_costs_what_its_patches_take(press: Press) -> None:

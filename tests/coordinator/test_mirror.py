@@ -73,7 +73,7 @@ def press_of(folder: Path) -> Press:
 
 async def test_the_store_holds_what_the_folder_holds(tmp_path: Path, store: Store) -> None:
     press = press_of(tmp_path)
-    press.publish(1, {"model": bytes(3000), "config.json": b"{}"})
+    press.publish(1, {"model.model": bytes(3000), "config.json": b"{}"})
     async with running(Mirror(tmp_path / "public", place(store, "whole"), tmp_path / "m")) as mirror:
         assert await mirror.caught_up(60)
     there = under(store.objects(), "whole")
@@ -99,7 +99,7 @@ async def test_only_what_is_new_is_uploaded_and_what_nobody_needs_deleted(tmp_pa
     memory = tmp_path / "m"
     async with running(Mirror(tmp_path / "public", place(store, "diff"), memory)) as mirror:
         for version in (1, 2, 3, 4):
-            press.publish(version, {"f": b"%d" % version, "g": b"same"})
+            press.publish(version, {"f.model": b"%d" % version, "g.model": b"same"})
             press.publisher.forget_old(version)
             assert await mirror.caught_up(60)
     there, here = under(store.objects(), "diff"), public_files(tmp_path)
@@ -114,7 +114,7 @@ async def test_only_what_is_new_is_uploaded_and_what_nobody_needs_deleted(tmp_pa
 
 async def test_a_restart_uploads_nothing_twice(tmp_path: Path, store: Store) -> None:
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     for _ in range(2):
         async with running(Mirror(tmp_path / "public", place(store, "again"), tmp_path / "m")) as mirror:
             assert await mirror.caught_up(60)
@@ -128,7 +128,7 @@ async def test_a_restart_uploads_nothing_twice(tmp_path: Path, store: Store) -> 
 
 async def test_a_memory_of_another_place_counts_for_nothing(tmp_path: Path, store: Store) -> None:
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     for prefix in ("here", "there"):
         async with running(Mirror(tmp_path / "public", place(store, prefix), tmp_path / "m")) as mirror:
             assert await mirror.caught_up(60)
@@ -194,7 +194,7 @@ async def test_a_reader_never_sees_metadata_whose_files_are_missing(tmp_path: Pa
     press = press_of(tmp_path)
     async with logging_store() as (log, where), running(Mirror(tmp_path / "public", where, tmp_path / "m")) as mirror:
         for version in (1, 2, 3):
-            press.publish(version, {"f": b"%d" % version})
+            press.publish(version, {"f.model": b"%d" % version})
             assert await mirror.caught_up(60)
             assert target_path(version) in log.newest_targets()
             assert not log.missing
@@ -202,7 +202,7 @@ async def test_a_reader_never_sees_metadata_whose_files_are_missing(tmp_path: Pa
 
 async def test_a_store_that_refuses_is_tried_again(tmp_path: Path) -> None:
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     async with logging_store() as (log, where):
         log.failing = 7
         async with running(Mirror(tmp_path / "public", where, tmp_path / "m", pauses_s=(0.01,))) as mirror:
@@ -212,7 +212,7 @@ async def test_a_store_that_refuses_is_tried_again(tmp_path: Path) -> None:
 
 async def test_a_dead_store_delays_a_version_only_so_long(tmp_path: Path) -> None:
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         environment = {
@@ -230,7 +230,7 @@ async def test_a_store_that_is_known_to_be_down_delays_nothing(
 ) -> None:
     """The patience would outlast the test; the second version does not wait for it."""
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     async with logging_store() as (log, where):
         log.failing = 10**6
         async with running(Mirror(tmp_path / "public", where, tmp_path / "m")) as mirror:
@@ -243,13 +243,13 @@ async def test_a_store_that_is_known_to_be_down_delays_nothing(
 async def test_a_document_that_nobody_saw_yet_is_not_uploaded(tmp_path: Path) -> None:
     """A crash left it; the next publication signs other content under its name."""
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     unseen = tmp_path / "metadata" / "3.targets.json"
     unseen.write_bytes(b"never seen")
     async with logging_store() as (log, where), running(Mirror(tmp_path / "public", where, tmp_path / "m")) as mirror:
         assert await mirror.caught_up(60)
         assert "metadata/3.targets.json" not in log.objects
-        press.publish(2, {"f": b"2"})
+        press.publish(2, {"f.model": b"2"})
         assert await mirror.caught_up(60)
         assert log.objects["metadata/3.targets.json"] == unseen.read_bytes() != b"never seen"
 
@@ -258,7 +258,7 @@ async def test_wrong_credentials_are_told_and_nothing_is_written(
     tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     press = press_of(tmp_path)
-    press.publish(1, {"f": b"1"})
+    press.publish(1, {"f.model": b"1"})
     where = target(f"s3://{BUCKET}/stolen", store.environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
     async with running(Mirror(tmp_path / "public", where, tmp_path / "m")) as mirror:
         assert not await mirror.caught_up(1)

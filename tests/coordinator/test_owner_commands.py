@@ -242,10 +242,11 @@ async def test_ever_new_addresses_are_refused_over_http_with_when_to_come_again(
     word = seal_statement(owner, Delegation(node_id=NODE.node_id, number=1))
     message = Register(name="n", price_micros_per_mtok=0, addresses=(), agent="", delegation=word)
     await served.call(NODE, "/v1/nodes", message, HeartbeatReply)
+    answers = []
     for number in range(2, 3 + limits.ADDRESSES_PER_DAY):
         said = PayoutAddress(round_id=served.round.round_id, address=f"text:{number}", number=number)
-        answered = await served.client.post("/v1/owners", data=seal_statement(owner, said))
-        last = await answered.read()
+        answers.append(await served.client.post("/v1/owners", data=seal_statement(owner, said)))
+    answered = answers[-1]
     assert answered.status == 429
-    assert canonical.decode(last)["code"] == "too_many_statements"
+    assert canonical.decode(await answered.read())["code"] == "too_many_statements"
     assert 0 < int(answered.headers["Retry-After"]) <= 86_400

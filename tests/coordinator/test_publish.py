@@ -34,13 +34,13 @@ class Press:
         self.metadata = SignedMetadata(*places) if places[1].exists() else SignedMetadata.create(*places, now)
         self.publisher = self.open()
 
-    def open(self, *, patches: bool = True, room_bytes: int = 10**6) -> Publisher:
+    def open(self, *, patches: bool = True, room_bytes: int = 10**6, chunk_size_bytes: int = C) -> Publisher:
         return Publisher(
             folder=self.folder,
             metadata=self.metadata,
             task="arithmetic",
             sampler=Sampler(temperature=1.0, max_new_tokens=8),
-            chunk_size_bytes=C,
+            chunk_size_bytes=chunk_size_bytes,
             keep=KEEP,
             patches=patches,
             room_bytes=room_bytes,
@@ -86,28 +86,28 @@ def test_a_file_of_any_size_can_be_put_together_again(press: Press, size_bytes: 
 
 
 def test_a_version_names_its_parent(press: Press) -> None:
-    first, second = press.publish(1, {"f": b"1"}), press.publish(2, {"f": b"2"})
+    first, second = press.publish(1, {"f.model": b"1"}), press.publish(2, {"f.model": b"2"})
     assert first.parent is None
     assert second.parent == chunks.digest(first.to_bytes())
 
 
 def test_a_damaged_upload_is_not_published(press: Press) -> None:
-    publication = press.upload(1, {"f": b"whole"})
-    (press.publisher.uploads / "1" / "f").write_bytes(b"whol")
+    publication = press.upload(1, {"f.model": b"whole"})
+    (press.publisher.uploads / "1" / "f.model").write_bytes(b"whol")
     with pytest.raises(ManifestInvalid, match="damaged"):
         press.publisher.publish(publication)
     assert press.metadata.read(target_path(1)) is None
 
 
 def test_a_file_that_was_never_uploaded_is_named(press: Press) -> None:
-    publication = press.upload(1, {"f": b"1"})
-    (press.publisher.uploads / "1" / "f").unlink()
-    with pytest.raises(ManifestInvalid, match="f"):
+    publication = press.upload(1, {"f.model": b"1"})
+    (press.publisher.uploads / "1" / "f.model").unlink()
+    with pytest.raises(ManifestInvalid, match=r"f\.model was not uploaded"):
         press.publisher.publish(publication)
 
 
 def test_publishing_the_same_again_gives_the_same_bytes(press: Press) -> None:
-    files = {"a": bytes(3 * C), "b": b"b"}
+    files = {"a.model": bytes(3 * C), "b.model": b"b.model"}
     first = press.publish(1, files)
     before = {path: path.stat().st_mtime_ns for path in press.publisher.blobs.glob("??/*")}
     assert press.publish(1, files) == first
@@ -116,32 +116,34 @@ def test_publishing_the_same_again_gives_the_same_bytes(press: Press) -> None:
 
 def test_what_did_not_change_is_stored_once(press: Press) -> None:
     common = bytes(range(256)) * 4
-    press.publish(1, {"model": common + b"1", "tokenizer.json": b"{}"})
-    press.publish(2, {"model": common + b"2", "tokenizer.json": b"{}"})
+    press.publish(1, {"model.model": common + b"1", "tokenizer.json": b"{}"})
+    press.publish(2, {"model.model": common + b"2", "tokenizer.json": b"{}"})
     assert len(press.blobs()) == 4
 
 
 def test_chunks_of_versions_in_use_are_kept_and_older_ones_deleted(press: Press) -> None:
-    wanted = {version: press.publish(version, {"f": b"%d" % version, "g": b"same"}) for version in (1, 2, 3)}
+    wanted = {
+        version: press.publish(version, {"f.model": b"%d" % version, "g.model": b"same"}) for version in (1, 2, 3)
+    }
     press.publisher.forget_old(3)
     assert press.blobs() == {*wanted[2].chunk_sizes(), *wanted[3].chunk_sizes()}
-    assert press.publisher.read_file(2, "f") == b"2"
-    assert press.publisher.read_file(3, "g") == b"same"
+    assert press.publisher.read_file(2, "f.model") == b"2"
+    assert press.publisher.read_file(3, "g.model") == b"same"
     assert [path.name for path in press.publisher.uploads.iterdir()] == ["3"]
     press.publisher.forget_old(3)
-    assert press.publisher.read_file(3, "f") == b"3"
+    assert press.publisher.read_file(3, "f.model") == b"3"
 
 
 def test_an_upload_under_way_is_not_forgotten(press: Press) -> None:
-    press.publish(1, {"f": b"1"})
-    press.upload(2, {"f": b"2"})
+    press.publish(1, {"f.model": b"1"})
+    press.upload(2, {"f.model": b"2"})
     press.publisher.forget_old(1)
     assert {path.name for path in press.publisher.uploads.iterdir()} == {"1", "2"}
 
 
 def test_what_is_not_published_cannot_be_read(press: Press) -> None:
-    press.publish(1, {"f": b"1"})
-    for version, name in ((1, "g"), (2, "f"), (1, "../keys/root.pem")):
+    press.publish(1, {"f.model": b"1"})
+    for version, name in ((1, "g.model"), (2, "f.model"), (1, "../keys/root.pem")):
         with pytest.raises(ManifestInvalid):
             press.publisher.read_file(version, name)
     assert press.publisher.read_chunk(ChunkId("0" * 64)) is None
@@ -310,9 +312,9 @@ def test_a_base_that_is_not_sent_again_costs_nobody_anything(press: Press) -> No
 
 
 def test_what_is_not_sent_and_has_changed_is_missed(press: Press) -> None:
-    press.publish(1, {"a": b"one"})
-    publication = press.upload(2, {"b": b"two"})
-    other = Upload(path="a", digest=chunks.digest(b"other"))
+    press.publish(1, {"a.model": b"one"})
+    publication = press.upload(2, {"b.model": b"two"})
+    other = Upload(path="a.model", digest=chunks.digest(b"other"))
     with pytest.raises(ManifestInvalid, match="not uploaded"):
         press.publisher.publish(publication.model_copy(update={"files": (*publication.files, other)}))
 
@@ -361,8 +363,8 @@ def test_kill_9_before_any_file_gets_its_name_leaves_the_old_version_or_the_new(
     """Killed before its first rename, before its second, and so on to the last; then published again."""
     first = Press(tmp_path / "first", utc_now())
     old, new = Random(1).randbytes(3 * C), Random(2).randbytes(3 * C + 7)
-    first.publish(1, {"f": old})
-    (first.folder / "publication").write_bytes(first.upload(2, {"f": new}).to_bytes())
+    first.publish(1, {"f.model": old})
+    (first.folder / "publication").write_bytes(first.upload(2, {"f.model": new}).to_bytes())
     renames = 4 + 1 + 3  # chunks, manifest, and the three documents that are signed anew
     for left in range(renames + 1):
         folder = tmp_path / str(left)
@@ -372,9 +374,26 @@ def test_kill_9_before_any_file_gets_its_name_leaves_the_old_version_or_the_new(
         press = Press(folder, utc_now())
         for path in press.publisher.blobs.glob("??/*"):
             chunks.verify(ChunkId(path.name), path.read_bytes())
-        assert press.publisher.read_file(1, "f") == old
+        assert press.publisher.read_file(1, "f.model") == old
         assert len([version for version in (1, 2) if press.signed(version)]) == (2 if left == renames else 1)
         if left in (3, renames - 1):
             assert subprocess.run([*publish, str(sys.maxsize)]).returncode == 0
-            assert press.publisher.read_file(2, "f") == new
+            assert press.publisher.read_file(2, "f.model") == new
             assert not (press.publisher.blobs / "incoming").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"filler.bin": b"1"}, "has a file filler.bin, which no engine reads"),
+        ({"config.json": bytes(limits.POLICY_CONFIG_MAX_BYTES + 1)}, "are allowed"),
+        ({"model.safetensors": bytes(limits.REPEATED_MIN_BYTES + 1)}, "of distinct chunks"),
+    ],
+    ids=["name", "size", "repeated"],
+)
+def test_what_nodes_would_refuse_is_not_signed(tmp_path: Path, files: dict[str, bytes], why: str) -> None:
+    press = Press(tmp_path, utc_now())
+    press.publisher = press.open(chunk_size_bytes=limits.MIB)
+    with pytest.raises(ManifestInvalid, match=why):
+        press.publish(1, files)
+    assert press.metadata.read(target_path(1)) is None

@@ -2,21 +2,27 @@
 
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from protocol import limits
 from protocol.errors import ConfigInvalid
 from swarm_node import bench
 from swarm_node.cli import app
+from swarm_node.engine import memory
 from swarm_node.engine.choose import ENGINES, Options
 from swarm_node.engine.messages import Measured
 from swarm_node.join_string import JoinString
 from swarm_node.throughput import Throughput
+from tests.swarm_node.engine.hostile_tokenizers import make_hostile
 from tests.tiny_policy import make_tiny_policy
 
 DEADLINE_S = 120.0
+MEMORY_MAX_BYTES = 250 * limits.MIB
+"""The command has 130 MB when its libraries are imported."""
 
 
 def test_a_policy_folder_is_measured(tmp_path: Path) -> None:
@@ -30,6 +36,27 @@ def test_a_policy_folder_is_measured(tmp_path: Path) -> None:
         "eight completions of one to three tokens; those of the first batch do not count"
     )
     assert min(result.values()) > 0
+
+
+def test_a_hostile_tokenizer_takes_the_memory_of_the_engine_and_not_of_the_command(tmp_path: Path) -> None:
+    """The attack of nested replacements: six characters become a billion. It took 3 GB of this process in 12 s."""
+    folder = make_hostile(tmp_path / "hostile", make_tiny_policy(tmp_path / "policy"), "normalizer Replace")
+    program = ENGINES["llama"].command(Options())[0]
+    largest = 0
+    with subprocess.Popen(
+        [program, "bench", str(folder), "--engine", "llama"], stderr=subprocess.PIPE, text=True
+    ) as done:
+        while done.poll() is None:
+            largest = max(largest, memory.resident_bytes(done.pid) or 0)
+            if largest > MEMORY_MAX_BYTES:
+                done.kill()
+            with suppress(subprocess.TimeoutExpired):
+                done.wait(0.05)
+        assert done.stderr is not None
+        said = done.stderr.read().splitlines()[-1]
+    assert largest < MEMORY_MAX_BYTES
+    assert done.returncode == 1
+    assert said.startswith("swarm-node: The policy's tokenizer took too much memory, and the engine ended.")
 
 
 def test_rates_are_over_the_time_they_belong_to() -> None:

@@ -12,9 +12,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from protocol import limits
+from protocol.chunks import chunk_id
 from protocol.errors import NotFound, RequestExpired, SwarmError, UnknownNode, Unreachable, UntrustedMetadata
 from protocol.ids import ChunkId
-from protocol.manifest import PolicyManifest
+from protocol.manifest import FileEntry, PolicyManifest
 from protocol.messages import Peer, Plan, PlanRequest, Receipt
 from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
@@ -28,6 +30,7 @@ from tests.swarm_node.p2p_world import (
     as_peer,
     holds_exactly,
     make_version,
+    manifest_of,
     node,
     plan_of,
     store,
@@ -264,3 +267,44 @@ async def test_what_others_may_still_ask_for_is_kept_while_the_next_version_come
     await follower._follow()
     assert held_meanwhile
     assert all(held_meanwhile)
+
+
+def hostile(path: str, count: int, *, version: int = 2) -> Version:
+    """A version whose one file is the same chunk again and again."""
+    piece = bytes(limits.CHUNK_MAX_BYTES)
+    size_bytes = count * len(piece)
+    entry = FileEntry(path=path, size_bytes=size_bytes, digest="d" * 64, chunks=(chunk_id(piece),) * count)
+    return Version(manifest_of(entry, chunk_size=len(piece), version=version), {chunk_id(piece): piece})
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("path", "count", "why"),
+    [
+        ("filler.bin", 256, "has a file filler.bin, which no engine reads"),
+        ("filler.json", 256, "has a file filler.json, which no engine reads"),
+        ("tokenizer.json", 256, "has a tokenizer.json of 1073741824 bytes"),
+        ("filler.safetensors", 256, "makes 1073741824 bytes of files out of 4194304 bytes of distinct chunks"),
+    ],
+)
+async def test_a_gigabyte_of_one_repeated_chunk_is_refused_by_name_before_a_byte_is_fetched(
+    tmp_path: Path, path: str, count: int, why: str
+) -> None:
+    """It was fetched as one chunk, written 256 times, and only then was its name looked at, by an engine."""
+    bad, good = hostile(path, count), make_version(3)
+    here = Round(bad, CHILD)
+    follower = here.follower(tmp_path, held=make_version(1, seed=9))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.run)
+        with trio.fail_after(PATIENT_SECONDS):
+            while follower.distrust is None:
+                await follower._changed.wait()
+            assert follower.distrust.code == "manifest_invalid"
+            assert why in str(follower.distrust)
+            assert follower.traffic.from_http == here.plans == 0
+            assert not (tmp_path / "policies").exists()
+            here.publish(good)
+            follower.hint(3)
+            while follower.ready is None or follower.distrust is not None:
+                await follower._changed.wait()
+        nursery.cancel_scope.cancel()

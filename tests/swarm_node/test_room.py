@@ -69,11 +69,13 @@ def test_the_files_of_a_version_are_finished_one_after_the_other() -> None:
     assert needs(file("a", 4000, 4000), file("b", 9000, 9000), missing=0) == 4000 + 9000 + 30 + 9000
 
 
-def boundless() -> PolicyManifest:
-    """Small patches make files of it that are as large as any may be: together more than a disk holds."""
+def enormous() -> PolicyManifest:
+    """As large as a version may be that names one file's worth of chunks: together more than a disk holds."""
     most = limits.MANIFEST_MAX_CHUNKS * limits.CHUNK_MAX_BYTES
-    files = (file(f"{number}.safetensors", 1, most) for number in range(limits.MANIFEST_MAX_FILES))
-    return manifest_of(*files, chunk_size=limits.CHUNK_MAX_BYTES, version=2)
+    names = tuple(f"{number:064x}" for number in range(limits.MANIFEST_MAX_CHUNKS))
+    whole = FileEntry(path="0.safetensors", size_bytes=most, digest="0" * 64, chunks=names)
+    grown = (file(f"{number}.safetensors", 1, most) for number in range(1, limits.REPEATED_FACTOR_MAX))
+    return manifest_of(whole, *grown, chunk_size=limits.CHUNK_MAX_BYTES, version=2)
 
 
 def everything_in(folder: Path) -> set[Path]:
@@ -89,7 +91,7 @@ async def test_a_manifest_that_names_impossible_sizes_is_refused_early_and_costs
     follower = here.follower(tmp_path)
     await follower._follow()
     held, plans, ready = everything_in(tmp_path), here.plans, follower.ready
-    here.publish(Version(boundless(), {}))
+    here.publish(Version(enormous(), {}))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.run)
         with trio.fail_after(PATIENT_SECONDS):

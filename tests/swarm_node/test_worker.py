@@ -1,14 +1,16 @@
 """The worker, between a coordinator and an engine that record what they are asked."""
 
+import math
 from functools import partial
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.errors import DiskFull, EngineFailed, Unreachable
+from protocol.errors import DiskFull, EngineFailed, EngineNotStarted, Unreachable
 from swarm_node.appetite import ASK_AGAIN_S
-from swarm_node.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S
+from swarm_node.policies import Policy
+from swarm_node.worker import CRASH_PAUSES_S, ENGINE_FAILURES_MAX, LOAD_AGAIN_S, VERSION_FAILURES_MAX
 from tests.swarm_node.worker_world import World, answered, policy
 
 pytestmark = pytest.mark.trio
@@ -162,14 +164,73 @@ async def test_a_version_that_cannot_be_loaded_is_left_for_the_next_one() -> Non
     assert waited_s[0] == LOAD_AGAIN_S
 
 
-async def test_an_engine_that_keeps_failing_ends_the_node_and_its_leases_go_back(mock_clock: MockClock) -> None:
+async def test_a_version_that_was_removed_before_it_could_be_loaded_gives_way_to_the_newest() -> None:
+    world = World(leases=1)
+    world.pruned[1] = True
+    pick = world.usable_now
+
+    def publish() -> Policy | None:
+        chosen, world.ready = pick(), policy(2)
+        return chosen
+
+    world.usable_now = publish  # type: ignore[method-assign]  # the version changes between the choice and the load
+    assert (await world.run())[:3] == ["load v2", "lease v2", "submit 0"]
+
+
+async def test_an_unusable_version_is_named_and_left_until_the_next_one(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 1.0  # what waits for the clock gets it; what waits for a thread does not
+    world, waited_s, shown = World(leases=8), list[float](), list[str]()
+
+    def fail() -> None:
+        if world.ready == policy(1):
+            raise EngineFailed("it died")
+
+    def publish(patience_s: float) -> None:
+        waited_s.append(patience_s)
+        shown.append(str(world.worker.trouble.error))
+        world.ready = policy(2)
+
+    world.before_end, world.on_wait = fail, publish
+    world.finished_after = 4 * VERSION_FAILURES_MAX + 4
+    log = await world.run()
+    assert [line for line in log if line.startswith("submit")][VERSION_FAILURES_MAX - 1 :] == [
+        "submit 12 13 14 15",
+        "submit 16 17 18 19",
+    ]
+    assert waited_s == [math.inf], "it is not tried again"
+    assert log[log.index("load v2") - 1] == "engine rests", "and takes no memory meanwhile"
+    assert shown[0].startswith(f"Version 1 cannot be used: the engine failed {VERSION_FAILURES_MAX} times with it.")
+    assert "The last time: it died" in shown[0]
+    assert world.worker.trouble.error is None
+
+
+async def test_an_engine_that_is_not_there_ends_the_node(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 1.0
+    world = World(leases=1)
+
+    def fail() -> None:
+        world.trouble["load v1"] = EngineNotStarted("no such program")
+
+    world.on_wait = lambda _patience_s: fail()
+    fail()
+    with pytest.raises(EngineFailed, match="no such program"):
+        await world.run()
+
+
+async def test_an_engine_that_fails_with_every_version_ends_the_node_and_its_leases_go_back(
+    mock_clock: MockClock,
+) -> None:
     mock_clock.autojump_threshold = 1.0  # what waits for the clock gets it; what waits for a thread does not
     world = World(leases=100)
 
     def fail() -> None:
         raise EngineFailed("it died")
 
-    world.before_end = fail
+    def publish(_patience_s: float) -> None:
+        assert world.ready is not None
+        world.ready = policy(world.ready.manifest.version + 1)
+
+    world.before_end, world.on_wait = fail, publish
     with pytest.raises(EngineFailed, match="it died"):
         await world.run()
     submitted = [line.removeprefix("submit ") for line in world.log if line.startswith("submit")]

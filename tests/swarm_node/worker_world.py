@@ -58,6 +58,8 @@ class World:
         self.on_wait: Callable[[float], None] = lambda patience_s: None
         self.on_wake: Callable[[], None] = lambda: None
         self.proof_ended = False
+        self.pruned: dict[int, bool] = {}
+        """Versions that are too old when they would be loaded."""
         self.measures_until = 0
         """Replies say that more of the version is measured, as long as fewer groups were given."""
         self.standby: set[int] = set()
@@ -126,6 +128,9 @@ class World:
 
     def usable_now(self) -> Policy | None:
         return None if self.proof_ended else self.ready
+
+    def hold(self, policy: Policy, *others: Policy | None) -> bool:
+        return not self.pruned.pop(policy.manifest.version, False)
 
     def hint(self, newest_version: int) -> None:
         pass

@@ -3,6 +3,8 @@
 import os
 import sys
 import threading
+from pathlib import Path
+from typing import NoReturn
 
 from protocol.rollout import Sample
 from swarm_node.engine.messages import (
@@ -10,6 +12,7 @@ from swarm_node.engine.messages import (
     Answer,
     Command,
     Ended,
+    Failed,
     Generate,
     GroupDone,
     Load,
@@ -35,6 +38,8 @@ def read_exactly(size_bytes: int) -> bytes:
 def main(fault: str) -> None:
     if fault == "dies at once":
         sys.exit(3)
+    if fault.startswith("starts late:"):
+        start_late(Path(fault.partition(":")[2]))
     answer(Ready())
     while True:
         command = Command.from_bytes(read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))).body
@@ -47,6 +52,23 @@ def main(fault: str) -> None:
             misbehave(fault)
 
 
+def start_late(start: Path) -> NoReturn:
+    """Come up when a file is there, and say of every version whether its folder is."""
+    while not start.exists():
+        threading.Event().wait(0.01)
+    answer(Ready())
+    while True:
+        command = Command.from_bytes(read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES)))).body
+        if isinstance(command, Load) and Path(command.folder).is_dir():
+            with start.with_suffix(".loaded").open("a") as file:
+                file.write(f"{command.version}\n")
+            answer(Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0))
+        elif isinstance(command, Load):
+            answer(Failed(code="engine_failed", message=f"FileNotFoundError: {command.folder}", hint=""))
+        else:
+            answer(Measured(prompt_tokens=1, first_tokens=1, prefill_s=1.0, later_tokens=1, decode_s=1.0))
+
+
 def end(name: str) -> None:
     nothing = Sample(tokens=b"", logprobs=b"", finish="length")
     answer(GroupDone(request_id=name, samples=(nothing,), first_token_ago_s=0.0))
@@ -56,6 +78,11 @@ def misbehave(fault: str) -> None:
     match fault:
         case "hangs":
             threading.Event().wait()
+        case "grows":
+            kept = [bytearray(b"9" * 2**24)]
+            while True:
+                kept.append(bytearray(kept[0]))
+                threading.Event().wait(0.01)
         case "leaves its output open":
             if os.fork() == 0:
                 os.close(0)

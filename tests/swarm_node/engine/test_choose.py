@@ -1,7 +1,6 @@
 """Which engine is taken for which machine, and what is said of it."""
 
 import sys
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,6 @@ from protocol.errors import ConfigInvalid
 from swarm_node.engine.choose import Machine, Options, choose, this_machine
 from swarm_node.engine.vllm_command import Found
 
-QWEN = {"model_type": "qwen3"}
 BOTH = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
 TORCH = frozenset({"torch", "transformers"})
 LLAMA = frozenset({"llama_cpp", "gguf"})
@@ -22,37 +20,32 @@ def machine(packages: frozenset[str], *, nvidia: bool = False, llama_offloads: b
 
 
 @pytest.mark.parametrize(
-    ("here", "options", "config", "name", "why"),
+    ("here", "options", "name", "why"),
     [
-        (machine(BOTH), Options(), QWEN, "torch", "not llama: in float32 torch is faster"),
-        (machine(BOTH), Options(), None, "torch", "not llama: in float32 torch is faster"),
-        (machine(BOTH), Options(dtype="bfloat16"), QWEN, "llama", "llama: llama-cpp-python is installed"),
-        (machine(LLAMA), Options(), QWEN, "llama", "llama: llama-cpp-python is installed"),
-        (machine(TORCH), Options(), QWEN, "torch", "gguf and llama_cpp not installed"),
-        (machine(BOTH), Options(dtype="bfloat16"), {"model_type": "gemma"}, "torch", "the policy is 'gemma'"),
-        (machine(BOTH, nvidia=True), Options(), QWEN, "torch", "leaves the NVIDIA GPU idle"),
-        (machine(BOTH, nvidia=True), Options(dtype="bfloat16", device="cpu"), QWEN, "llama", "installed"),
-        (machine(BOTH, nvidia=True, llama_offloads=True), Options(), QWEN, "llama", "uses the GPU"),
-        (machine(LLAMA, nvidia=True), Options(), QWEN, "llama", "installed"),
-        (machine(BOTH), Options(device="cuda"), QWEN, "torch", "has no GPU"),
-        (machine(BOTH), Options(), QWEN, "torch", "not vllm: --vllm-python names no interpreter"),
-        (machine(BOTH), Options(vllm_python="/vllm/python"), QWEN, "vllm", "names an environment where it works"),
+        (machine(BOTH), Options(), "torch", "not llama: in float32 torch is faster"),
+        (machine(BOTH), Options(dtype="bfloat16"), "llama", "llama: llama-cpp-python is installed"),
+        (machine(LLAMA), Options(), "llama", "llama: llama-cpp-python is installed"),
+        (machine(TORCH), Options(), "torch", "gguf and llama_cpp not installed"),
+        (machine(BOTH, nvidia=True), Options(), "torch", "leaves the NVIDIA GPU idle"),
+        (machine(BOTH, nvidia=True), Options(dtype="bfloat16", device="cpu"), "llama", "installed"),
+        (machine(BOTH, nvidia=True, llama_offloads=True), Options(), "llama", "uses the GPU"),
+        (machine(LLAMA, nvidia=True), Options(), "llama", "installed"),
+        (machine(BOTH), Options(device="cuda"), "torch", "has no GPU"),
+        (machine(BOTH), Options(), "torch", "not vllm: --vllm-python names no interpreter"),
+        (machine(BOTH), Options(vllm_python="/vllm/python"), "vllm", "names an environment where it works"),
         (
             machine(BOTH),
             Options(vllm_python="/vllm/python", plays=True),
-            QWEN,
             "torch",
             "it plays no episodes",
         ),
-        (machine(BOTH), Options(vllm_python="/broken/python"), QWEN, "torch", "not vllm: it has no module vllm"),
-        (machine(BOTH), Options(device="cpu", vllm_python="/vllm/python"), QWEN, "torch", "runs on cuda, not on cpu"),
-        (machine(LLAMA), Options(dtype="q8_0", vllm_python="/unasked"), QWEN, "llama", "does not compute in q8_0"),
+        (machine(BOTH), Options(vllm_python="/broken/python"), "torch", "not vllm: it has no module vllm"),
+        (machine(BOTH), Options(device="cpu", vllm_python="/vllm/python"), "torch", "runs on cuda, not on cpu"),
+        (machine(LLAMA), Options(dtype="q8_0", vllm_python="/unasked"), "llama", "does not compute in q8_0"),
     ],
 )
-def test_the_first_engine_that_fits_is_taken(
-    here: Machine, options: Options, config: dict[str, Any] | None, name: str, why: str
-) -> None:
-    choice = choose("auto", options, here, config)
+def test_the_first_engine_that_fits_is_taken(here: Machine, options: Options, name: str, why: str) -> None:
+    choice = choose("auto", options, here)
     assert choice.name == name
     assert why in choice.why
     assert "\n" not in choice.why
@@ -82,28 +75,28 @@ def test_several_threads_where_the_processor_computes_and_one_beside_a_gpu(
 
 def test_a_precision_that_only_one_engine_has_chooses_it() -> None:
     here = machine(BOTH, nvidia=True, llama_offloads=True)
-    assert choose("auto", Options(dtype="q8_0"), here, QWEN).name == "llama"
+    assert choose("auto", Options(dtype="q8_0"), here).name == "llama"
     with pytest.raises(ConfigInvalid, match="does not compute in q8_0, but in bfloat16, float32"):
-        choose("torch", Options(dtype="q8_0"), here, QWEN)
+        choose("torch", Options(dtype="q8_0"), here)
 
 
 def test_a_named_engine_is_taken_or_refused_with_what_it_lacks() -> None:
-    assert choose("torch", Options(), machine(BOTH), QWEN).why == "torch: it was asked for"
-    assert choose("llama", Options(), machine(BOTH, nvidia=True), QWEN).why == "llama: it was asked for"
+    assert choose("torch", Options(), machine(BOTH)).why == "torch: it was asked for"
+    assert choose("llama", Options(), machine(BOTH, nvidia=True)).why == "llama: it was asked for"
     with pytest.raises(ConfigInvalid, match="llama: gguf and llama_cpp not installed") as refused:
-        choose("llama", Options(), machine(TORCH), QWEN)
+        choose("llama", Options(), machine(TORCH))
     assert "echo-swarm[llama]" in refused.value.hint
     assert "echo-swarm[torch]" not in refused.value.hint
 
 
 def test_vllm_by_name_is_taken_or_refused_with_what_it_lacks() -> None:
-    choice = choose("vllm", Options(vllm_python="/vllm/python"), machine(BOTH), QWEN)
+    choice = choose("vllm", Options(vllm_python="/vllm/python"), machine(BOTH))
     assert (choice.why, choice.command[0]) == ("vllm: it was asked for", "/vllm/python")
     with pytest.raises(ConfigInvalid, match="vllm: --vllm-python names no interpreter") as refused:
-        choose("vllm", Options(), machine(BOTH), QWEN)
+        choose("vllm", Options(), machine(BOTH))
     assert "pip install vllm" in refused.value.hint
     with pytest.raises(ConfigInvalid, match="vllm: it has no module vllm"):
-        choose("vllm", Options(vllm_python="/broken/python"), machine(BOTH), QWEN)
+        choose("vllm", Options(vllm_python="/broken/python"), machine(BOTH))
 
 
 def test_an_interpreter_is_really_asked_for_its_vllm_and_once_only() -> None:

@@ -11,9 +11,11 @@ import pytest
 import trio
 import trio.testing
 
+from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.rollout import pack_tokens, unpack_tokens
-from swarm_node.engine.choose import ENGINES, Options, for_folder
+from swarm_node.engine import memory
+from swarm_node.engine.choose import ENGINES, Options, for_policy
 from swarm_node.engine.client import EngineClient, open_engine
 from swarm_node.engine.messages import GroupDone, GroupFailed, Request
 
@@ -125,13 +127,13 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
 ) -> None:
     caplog.set_level("INFO")
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_folder, "auto", Options(dtype="bfloat16"))) as engine:
+        async with open_engine(partial(for_policy, "auto", Options(dtype="bfloat16"))) as engine:
             with pytest.raises(EngineFailed, match="No policy is loaded"):
                 await engine.submit([request("early")])
             assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
             assert (await engine.load(foreign, 2)).numerics == "torch/bf16/cpu"
             assert "engine torch: torch is installed; " in caplog.text
-            assert "; not llama: the policy is 'llama', not a plain Qwen3" in caplog.text
+            assert "; not llama: it cannot load the policy (The llama engine knows Qwen3 only" in caplog.text
             await engine.submit([request("a", version=2)])
             assert await ends(engine) == ["a"]
 
@@ -210,6 +212,27 @@ async def test_an_engine_that_does_not_start_says_so(command: list[str], message
                 await engine.load(Path(), 1)
 
 
+@pytest.mark.parametrize("while_asked", [True, False], ids=["while it answers", "while nobody waits"])
+async def test_a_child_that_takes_too_much_memory_is_stopped_and_named(while_asked: bool) -> None:
+    """The watch looks whether or not the agent waits for an answer; the agent's own memory stays as it was."""
+    before = memory.resident_bytes(os.getpid()) or 0
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(fake("grows")) as engine:
+            await engine.load(Path(), 1)
+            engine._allowed_bytes = 300 * limits.MIB
+            await engine.submit([request("first"), request("second")])
+            if not while_asked:
+                assert engine.pid is not None
+                dead = os.WEXITED | os.WNOWAIT
+                await trio.to_thread.run_sync(os.waitid, os.P_PID, engine.pid, dead)
+            assert await engine.finished() is not None
+            with pytest.raises(EngineFailed, match=r"took \d+ MB of memory, and 315 MB are allowed"):
+                await engine.finished()
+            assert (await engine.load(Path(), 2)).parameters == 1, "the next version finds a new child"
+            assert engine.starts == 2
+    assert (memory.resident_bytes(os.getpid()) or 0) - before < 64 * limits.MIB
+
+
 BROKEN_VLLM = """#!/bin/sh
 case "$*" in
   *vllm_probe*) echo '{"version": "0.11.0", "device": "cpu"}';;
@@ -227,7 +250,7 @@ async def test_a_policy_that_the_best_engine_cannot_load_falls_back_to_the_next_
     starts = trio.Path(f"{python}.starts")
     caplog.set_level("INFO")
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_folder, "auto", Options(vllm_python=str(python)))) as engine:
+        async with open_engine(partial(for_policy, "auto", Options(vllm_python=str(python)))) as engine:
             assert (await engine.load(policy, 1)).numerics == "torch/fp32/cpu"
             assert engine.name == "torch"
             assert "; not vllm: it cannot load the policy (The engine ended with exit code 7.)" in caplog.text
@@ -235,14 +258,14 @@ async def test_a_policy_that_the_best_engine_cannot_load_falls_back_to_the_next_
             assert await ends(engine) == ["a"]
             await engine.load(policy, 2)
             assert await starts.read_text() == "started\n", "what failed once is not tried at every version"
-        async with open_engine(partial(for_folder, "vllm", Options(vllm_python=str(python)))) as engine:
+        async with open_engine(partial(for_policy, "vllm", Options(vllm_python=str(python)))) as engine:
             with pytest.raises(EngineFailed, match="exit code 7"):
                 await engine.load(policy, 1)
 
 
 async def test_a_policy_that_no_engine_can_load_makes_none_unfit(policy: Path) -> None:
     with trio.fail_after(DEADLINE_S):
-        async with open_engine(partial(for_folder, "auto", Options())) as engine:
+        async with open_engine(partial(for_policy, "auto", Options())) as engine:
             with pytest.raises(EngineFailed, match="cannot be loaded"):
                 await engine.load(policy / "absent", 1)
             assert (await engine.load(policy, 2)).numerics == "torch/fp32/cpu"

@@ -14,7 +14,6 @@ from protocol import limits
 from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
 from swarm_node.engine import qwen3_shape
-from swarm_node.engine.choose import Options, for_folder
 from swarm_node.engine.messages import GroupDone, GroupFailed
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
@@ -145,12 +144,10 @@ def test_sizes_that_no_bytes_stand_behind_are_not_made(foreign: Path, tmp_path: 
 
 @pytest.mark.parametrize("config", [b"[" * 100_000, b" " * (limits.POLICY_CONFIG_MAX_BYTES + 1)], ids=["deep", "long"])
 def test_a_configuration_without_end_ends_nobody(policy: Path, tmp_path: Path, config: bytes) -> None:
-    """Not the agent either, which reads it to choose an engine."""
     folder = shutil.copytree(policy, tmp_path / "policy")
     (folder / "config.json").write_bytes(config)
     with pytest.raises(EngineFailed, match="cannot be loaded"):
         TorchEngine().load(folder, 1)
-    assert for_folder("torch", Options(), folder).name == "torch"
 
 
 @pytest.mark.parametrize("canary", [b"", b"[]", b'{"tokens": [1, 2, 3], "logprobs": [1.0]}'])

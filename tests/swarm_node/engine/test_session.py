@@ -6,7 +6,7 @@ import pytest
 
 from protocol.rollout import pack_tokens
 from swarm_node.engine.engine import Answered, Engine
-from swarm_node.engine.messages import Cancel, Command, Generate, Load, Measure, Request
+from swarm_node.engine.messages import Cancel, Command, Encode, Encoded, Generate, Load, Measure, Request, Said
 from swarm_node.engine.session import Session
 from swarm_node.engine.torch_engine import TorchEngine
 
@@ -112,3 +112,23 @@ def test_a_failure_in_a_step_is_the_answer_to_every_request_and_the_next_one_wor
     assert talk.go_on() == ["loaded", *(f"group_failed {name} ZeroDivisionError: division by zero" for name in "abc")]
     talk.tell(generate("d"))
     assert talk.go_on() == ["group_done d"]
+
+
+def test_an_engine_is_limited_before_it_loads_and_texts_are_encoded_with_what_it_loaded(policy: Path) -> None:
+    limited, said = list[int](), list[Said]()
+    session = Session(TorchEngine(), said.append, limited.append)
+    for command in (
+        Encode(texts=("42",)),
+        Load(folder=str(policy), version=1, memory_max_bytes=7),
+        Encode(texts=("42+76=", "4")),
+        Load(folder="/nowhere", version=2),
+        Encode(texts=("42",)),
+    ):
+        session.take(Command(body=command).to_bytes())
+    while not session.idle:
+        session.go_on()
+    assert limited == [7], "and where nothing is said, nothing is changed"
+    assert [one.kind for one in said] == ["failed", "loaded", "encoded", "failed", "failed"]
+    encoded = said[2]
+    assert isinstance(encoded, Encoded)
+    assert [len(prompt) // 4 for prompt in encoded.prompts] == [6, 1]

@@ -1,0 +1,122 @@
+"""Memory of the engine child: how much it may have, how much it has, and the limit that the kernel keeps.
+
+- The agent watches the child and ends it beyond its limit (`client`). Private memory counts: weights that are mapped
+  from files can be dropped by the system at any time.
+- An engine on the processor limits itself, too, where the system counts private memory (Linux): an allocation then
+  fails inside of the engine, which samples fewer at once, before the watch has to end it. `RLIMIT_AS` would count
+  reserved addresses, of which CUDA takes terabytes; so with a GPU there is the watch alone.
+"""
+
+import mmap
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from protocol import limits
+from protocol.errors import EngineFailed
+
+LOOK_S = 0.1
+"""Between two looks at the child. A tokenizer that amplifies takes 1.7 GB a second."""
+
+LOOK_BY_PROGRAM_S = 1.0
+"""The same where each look starts a program."""
+
+SHARE = 0.85
+"""Of what is free on this machine and of what the child has already: the rest is its owner's."""
+
+ANY_POLICY_BYTES = 8 * 1024 * limits.MIB
+"""For the libraries of an engine, and what samples of a small policy take; torch with CUDA takes 3 GB."""
+
+TIMES_THE_POLICY = 32
+"""Weights in float32, a converted copy, and keys and values of many samples."""
+
+ASK_TIMEOUT_S = 5.0
+
+
+def allowed_bytes(policy_bytes: int, free_bytes: int | None, *, held_bytes: int = 0) -> int:
+    """Return the most that a child may have for a policy of this size, while it holds so much."""
+    by_policy = ANY_POLICY_BYTES + TIMES_THE_POLICY * policy_bytes
+    return by_policy if free_bytes is None else min(by_policy, int(SHARE * (free_bytes + held_bytes)))
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the private memory of a process, or outside of Linux all its memory; None if it is gone."""
+    if sys.platform != "linux":
+        return resident_by_program(pid)
+    pages = _pages(pid)
+    return (pages[1] - pages[2]) * mmap.PAGESIZE if pages else None
+
+
+def resident_by_program(pid: int) -> int | None:
+    """Return what `ps` says that a process has in memory; None if it is gone, or there is no such program."""
+    try:
+        done = subprocess.run(
+            ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, timeout=ASK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = done.stdout.strip()
+    return int(said) * 1024 if said.isdigit() else None
+
+
+def run_within(command: Sequence[str], *, allowed_bytes: int, seconds_max: float) -> int:
+    """Run a program that uses a policy, and return its exit code; one that takes more than it may is killed."""
+    deadline = time.monotonic() + seconds_max
+    with subprocess.Popen(command) as process:
+        try:
+            while process.poll() is None:
+                used_bytes = resident_bytes(process.pid) or 0
+                if used_bytes > allowed_bytes:
+                    raise EngineFailed(
+                        f"The program took {used_bytes >> 20} MiB of memory, {allowed_bytes >> 20} are allowed; "
+                        "it was stopped."
+                    )
+                if time.monotonic() > deadline:
+                    raise EngineFailed(f"The program took more than {seconds_max:.0f} s and was stopped.")
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
+        finally:
+            process.kill()
+    return process.returncode
+
+
+@contextmanager
+def growth_limited(more_bytes: int) -> Iterator[None]:
+    """Have the kernel refuse this process more private memory than this beyond what it has, while the block lasts.
+
+    A limit that is lower stays. Where the kernel does not count private memory, nothing is limited.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    pages = _pages("self")
+    wanted = more_bytes + (pages[5] * mmap.PAGESIZE if pages else 0)
+    lower = min([wanted, *(limit for limit in (before, hard) if limit != resource.RLIM_INFINITY)])
+    resource.setrlimit(resource.RLIMIT_DATA, (lower, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def limit_private(size_bytes: int) -> None:
+    """Have the kernel refuse this process more private memory than this from now on, where it counts it."""
+    if sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes if hard < 0 else min(size_bytes, hard), hard))
+
+
+def _pages(process: int | str) -> list[int]:
+    """Return the pages of a process: all, in memory, of these from files, code, none, private, none."""
+    try:
+        return [int(number) for number in Path(f"/proc/{process}/statm").read_text().split()]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,81 @@
+"""The policy's tokenizer in the engine child: text and tokens, each use of it under limits of memory and time.
+
+- A tokenizer.json is a program: a few nested rules of replacement turn six characters into a billion, and some patterns
+  never end. `tokenizers` holds the interpreter's lock meanwhile, so no thread of this process could stop it.
+- The kernel stops it. Where a use takes `MEMORY_MAX_BYTES` more than the process had, or `CPU_MAX_S` of processor time,
+  the child ends; the agent goes on, and says which version's tokenizer it was.
+- Processor time, so that a busy or sleeping machine makes no tokenizer hostile.
+- Only Linux counts private memory (`RLIMIT_DATA`); elsewhere the agent's watch of the child has to do (`memory`).
+"""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol import limits, policy_config
+from protocol.codec import PolicyCodec
+from protocol.errors import EngineFailed
+from protocol.rollout import pack_tokens
+from swarm_node.engine.memory import growth_limited
+
+MEMORY_MAX_BYTES = 1024 * limits.MIB
+"""A tokenizer of 28 MB, with a quarter of a million tokens, takes 300 MB while it is read."""
+
+CPU_MAX_S = 10.0
+"""The same one is read in 0.7 s. No text of a task takes a tenth of that."""
+
+FILE = "tokenizer.json"
+
+
+@contextmanager
+def limited(what: str) -> Iterator[None]:
+    """Have the kernel end this process if the block takes too much; what the library raises gets a name."""
+    try:
+        with growth_limited(MEMORY_MAX_BYTES):
+            signal.setitimer(signal.ITIMER_PROF, CPU_MAX_S)
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no `Exception`
+        raise EngineFailed(f"The policy's {FILE} {what}: {error!r}"[:300]) from error
+
+
+class PolicyText:
+    """A `Codec` for one policy folder."""
+
+    def __init__(self, folder: Path) -> None:
+        with limited("cannot be used"):
+            size_bytes = (folder / FILE).stat().st_size
+            if size_bytes > limits.TOKENIZER_MAX_BYTES:
+                raise ValueError(f"it has {size_bytes} bytes, and {limits.TOKENIZER_MAX_BYTES} are allowed")
+            data = (folder / FILE).read_bytes()
+            policy_config.require_tokenizer(data)
+            self._codec = PolicyCodec(data.decode())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        with limited("cannot encode a text"):
+            return self._codec.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        with limited("cannot decode tokens"):
+            return self._codec.decode(tokens)
+
+
+def encode(folder: Path, texts: Sequence[str]) -> tuple[bytes, ...]:
+    """Return the tokens of each text, packed, by the tokenizer of a policy folder."""
+    text = PolicyText(folder)
+    return tuple(_packed(text.encode(one)) for one in texts)
+
+
+def _packed(tokens: list[int]) -> bytes:
+    if not 1 <= len(tokens) <= limits.TOKENS_MAX:
+        raise EngineFailed(
+            f"The policy's tokenizer makes {len(tokens)} tokens of a short text; 1 to {limits.TOKENS_MAX} can be used."
+        )
+    return pack_tokens(tokens)

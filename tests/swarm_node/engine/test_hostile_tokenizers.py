@@ -1,0 +1,121 @@
+"""A version's tokenizer takes all the memory and time that it gets: the child's, within limits, and never the agent's.
+
+The agent here is this process, with the real client and the real child; its memory is looked at before and after.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from protocol import limits
+from protocol.episode import Episode
+from protocol.errors import EngineFailed
+from protocol.rollout import pack_tokens
+from protocol.tasks import stand_in
+from swarm_node.engine import memory, policy_text
+from swarm_node.engine.choose import ENGINES, Options
+from swarm_node.engine.client import EngineClient, open_engine
+from swarm_node.engine.messages import GroupFailed, Request
+from tests.swarm_node.engine.hostile_tokenizers import DECODING, ENCODING, make_hostile
+
+DEADLINE_S = 300.0
+AGENT_MAX_BYTES = 64 * limits.MIB
+"""By which the agent may grow, whatever comes."""
+
+CHILD_MAX_BYTES = policy_text.MEMORY_MAX_BYTES + 512 * limits.MIB
+"""What the child may have at any time: the library's share, and what it is without a tokenizer."""
+
+COMMAND = ENGINES["llama"].command(Options())
+
+NO_PART = {"DecodeStream"}
+"""What stands among the decoders, and cannot be named in a file."""
+
+GAME = Request(
+    request_id="game",
+    version=1,
+    prompt=pack_tokens([19, 20, 31]),
+    seed=1,
+    samples=1,
+    max_new_tokens=64,
+    temperature=1.0,
+    episode=Episode(environment="sokoban", parameters={"turns": 4}, seed=11, turn_tokens_max=5),
+)
+
+
+def test_every_part_of_the_library_is_tried() -> None:
+    """One that a new release brings is missed here, until somebody finds what it amplifies."""
+    tried = " ".join([*ENCODING, *DECODING])
+    rooms = (normalizers, pre_tokenizers, processors, decoders, models)
+    parts = {
+        name
+        for room in rooms
+        for name, part in vars(room).items()
+        if isinstance(part, type) and name not in ("Normalizer", "PreTokenizer", "PostProcessor", "Decoder", "Model")
+    }
+    assert len(parts) > 30
+    assert {name for name in parts if name not in tried} == NO_PART
+
+
+class Watch:
+    """The memory of this process and of its child, as often as anything else happens."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self.started = memory.resident_bytes(os.getpid()) or 0
+        self.agent = self.child = self.beats = 0
+
+    async def run(self) -> None:
+        while True:
+            self.agent = max(self.agent, (memory.resident_bytes(os.getpid()) or 0) - self.started)
+            self.child = max(self.child, (self._engine.pid and memory.resident_bytes(self._engine.pid)) or 0)
+            self.beats += 1
+            await trio.sleep(0.01)  # the pause between two looks
+
+
+async def attacked(folder: Path, sound: Path, *, play: bool) -> tuple[str, Watch]:
+    """What the agent was told of a hostile version, and what that took; the next version works."""
+    said = ""
+    async with open_engine(COMMAND) as engine, trio.open_nursery() as nursery:
+        watch = Watch(engine)
+        nursery.start_soon(watch.run)
+        with trio.fail_after(DEADLINE_S):
+            await engine.load(folder, 1)
+            try:
+                if play:
+                    await engine.submit([GAME])
+                    group = await engine.finished()
+                    said = group.message if isinstance(group, GroupFailed) else ""
+                else:
+                    await engine.encoded([stand_in("arithmetic", 0)])
+            except EngineFailed as error:
+                said = str(error)
+            await engine.load(sound, 2)
+            assert len(await engine.encoded([stand_in("arithmetic", 0)])) == 1
+        nursery.cancel_scope.cancel()
+    return said, watch
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("name", ENCODING)
+async def test_a_tokenizer_that_amplifies_a_text_costs_the_agent_nothing(
+    name: str, policy: Path, tmp_path: Path
+) -> None:
+    said, watch = await attacked(make_hostile(tmp_path / "hostile", policy, name), policy, play=False)
+    assert watch.agent < AGENT_MAX_BYTES
+    assert watch.child < CHILD_MAX_BYTES
+    assert not said or "tokenizer" in said, said
+    assert watch.beats > 10, "the agent went on meanwhile"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("name", DECODING)
+async def test_a_tokenizer_that_amplifies_an_answer_costs_the_agent_nothing(
+    name: str, policy: Path, tmp_path: Path
+) -> None:
+    said, watch = await attacked(make_hostile(tmp_path / "hostile", policy, name), policy, play=True)
+    assert watch.agent < AGENT_MAX_BYTES
+    assert watch.child < CHILD_MAX_BYTES
+    assert not said or "tokenizer" in said, said

@@ -1,0 +1,60 @@
+"""How much memory an engine child may have, and how much it has."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from protocol import limits
+from protocol.errors import EngineFailed
+from swarm_node.engine import memory
+
+
+def test_memory_is_allowed_by_the_policy_and_by_what_the_machine_has() -> None:
+    giga = 1024 * limits.MIB
+    assert memory.allowed_bytes(4 * limits.MIB, 256 * giga) < 9 * giga, "a small policy takes no large machine"
+    assert memory.allowed_bytes(16 * giga, 100 * giga) == int(0.85 * 100 * giga)
+    assert memory.allowed_bytes(16 * giga, 10 * giga, held_bytes=90 * giga) == int(0.85 * 100 * giga), "its own counts"
+    assert memory.allowed_bytes(giga, None) == 40 * giga
+    assert memory.resident_by_program(os.getpid()) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert memory.resident_by_program(2**22 + 1) is memory.resident_bytes(2**22 + 1) is None
+
+
+LIMITED = """
+from swarm_node.engine import memory
+kept = bytearray(50 * 2**20)
+memory.limit_private(400 * 2**20)
+with memory.growth_limited(20 * 2**20):
+    try:
+        bytearray(40 * 2**20)
+    except MemoryError:
+        print("no more within the block")
+also = bytearray(100 * 2**20)
+try:
+    bytearray(300 * 2**20)
+except MemoryError:
+    print("no more at all")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel counts private memory")
+def test_the_kernel_refuses_what_a_child_may_not_have() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["no more within the block", "no more at all"]
+
+
+GROWS = "kept = []\nwhile True: kept.append(bytearray(b'9' * 2**24))"
+
+
+def test_a_replay_that_takes_too_much_memory_or_time_is_stopped_and_named() -> None:
+    """`swarm-node why --replay` uses the versions of a round in a program of its own."""
+    before = memory.resident_bytes(os.getpid()) or 0
+    with pytest.raises(EngineFailed, match=r"took \d+ MiB of memory, 300 are allowed; it was stopped"):
+        memory.run_within([sys.executable, "-c", GROWS], allowed_bytes=300 * limits.MIB, seconds_max=600.0)
+    endless = [sys.executable, "-c", "while True: pass"]
+    with pytest.raises(EngineFailed, match="took more than 1 s and was stopped"):
+        memory.run_within(endless, allowed_bytes=300 * limits.MIB, seconds_max=1.0)
+    assert memory.run_within([sys.executable, "-c", "exit(3)"], allowed_bytes=2**30, seconds_max=600.0) == 3
+    assert (memory.resident_bytes(os.getpid()) or 0) - before < 64 * limits.MIB

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from coordinator import local_nodes, opening
 from coordinator.audit import calibration, lottery
 from coordinator.audit.calibration import Calibration
+from coordinator.backup import confirmed
 from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.data.policy_text import PolicyText
@@ -141,6 +142,7 @@ class Round:
 
     def _take_over(self) -> None:
         """What only who leads does with what is there: the log has the roots before it signs or serves under them."""
+        opening.require_resumption(self.metadata, self.folder)
         self.database.run_now(opening.log_roots, self.metadata, now_ms())
         opening.mend_metadata(self.metadata, self.folder)
         self.database.run_now(tally.recount)
@@ -257,6 +259,7 @@ class Round:
 
     async def enter(self, manifest: PolicyManifest) -> None:
         """A signed version becomes one that work is given for."""
+        await asyncio.to_thread(confirmed.wait_for, self.folder, manifest.version)
         if self.mirror:
             await self.mirror.caught_up(self.config.publish.upload_patience_s)
         await self.database.run(self._enter, manifest, now_ms=now_ms())
@@ -301,8 +304,10 @@ class Round:
                 await self.mirror.changed()
 
     async def publish_checkpoint(self) -> bytes:
-        """Sign the ledger as it is now, or find the last checkpoint still true."""
-        return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger)
+        """Sign the ledger as it is now, or find the last checkpoint still true; nothing that a standby copy lacks."""
+        copy = await asyncio.to_thread(confirmed.current, self.folder)
+        limit = copy.ledger_size if copy else None
+        return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger, limit)
 
     def close(self) -> None:
         self._held.close()

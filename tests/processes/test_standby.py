@@ -4,6 +4,7 @@ The machine is its processes and the round's folder: they are killed and deleted
 checkpoint that was served is kept here, as nodes and witnesses keep them.
 """
 
+import json
 import random
 import shutil
 import threading
@@ -18,16 +19,17 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.backup import restoring
+from coordinator.backup.archive import BackupInvalid
 from coordinator.backup.restoring import Restored, TakeOver
 from coordinator.learner.client import CoordinatorClient
-from ledger import store
+from ledger import proof, store
 from ledger.checkpoint import Checkpoint
 from ledger.gaps import Keys
 from protocol.errors import SwarmError
 from protocol.learning import Report
 from protocol.messages import Verdict
 from tests.processes.light_node import Labourer, at_work
-from tests.processes.programs import Program, Swarm, script, until
+from tests.processes.programs import Program, Swarm, said, script, until
 from tests.processes.rounds import Coordinator, Settings, assert_ledger_is_sound, operator_of
 from tests.processes.test_forked_ledger import sees_the_log
 
@@ -118,6 +120,14 @@ class Punctual(dict[str, tuple[bytes, Verdict]]):
     def __setitem__(self, lease_id: str, verdict: tuple[bytes, Verdict]) -> None:
         self.came_ms.setdefault(lease_id, now_ms())
         super().__setitem__(lease_id, verdict)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Swarm]:
+    """The programs of one test."""
+    made = Swarm(tmp_path / "swarm")
+    yield made
+    made.close()
 
 
 @contextmanager
@@ -234,3 +244,65 @@ def accepted_ms(crowd: list[Labourer]) -> dict[str, int]:
 
 def verdicts(crowd: list[Labourer]) -> int:
     return sum(len(one.acknowledged) for one in crowd)
+
+
+def test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_keys_sign(
+    fresh: Swarm, policy: Path
+) -> None:
+    """What is missing is listed; nodes, witnesses and `verify` accept the shorter log by the root's word alone."""
+    swarm = fresh
+    coordinator = Coordinator(swarm, SETTINGS).start()
+    operator = operator_of(swarm, coordinator, policy)
+    operator.publish()
+    stick, target, home, saved = (swarm.folder / name for name in ("stick", "standby", "home", "saved"))
+    stick.mkdir()
+    (coordinator.folder / "keys" / "root.pem").rename(stick / "root.pem")
+    with strangers(coordinator.url) as seen:
+        with at_work(*[coordinator.join_string] * LABOURERS) as crowd:
+            until("some verdicts", lambda: verdicts(crowd) >= 10)
+            follower = follow(swarm, coordinator, target)
+            follower.said("standby copy: at most")
+            follower.interrupt()
+            copied = json.loads((target / "backup.json").read_text())["ledger_size"]
+            until("more entries to be published", lambda: max(seen.notes) > copied + 10)
+        said(swarm, "swarm-node", "ledger", "verify", coordinator.join_string, "--save", str(saved))
+        before = sees_the_log(coordinator.join_string, home)
+        lose_the_machine(swarm, coordinator)
+    assert before > copied
+
+    seen_file = swarm.folder / "seen"
+    seen_file.write_bytes(seen.newest())
+    with pytest.raises(BackupInvalid, match=r"copy lacks them\. Nobody who was named has them"):
+        take_over(coordinator, target, seen_file)
+    with pytest.raises(BackupInvalid, match=r"They are: .*pending"):
+        take_over(coordinator, target, saved)
+    assert not coordinator.folder.exists()
+    made = take_over(coordinator, target, seen_file, saved, after_gap=True)
+    assert (made.gap_root, made.signatures_missing) == (2, 1)
+    refused = said(swarm, "swarm-coordinator", "launch", str(coordinator.config_file), code=2)
+    assert "lacks signatures" in refused
+    pending = str(coordinator.folder / "pending.root.json")
+    said(swarm, "swarm-coordinator", "keys", "sign", pending, "--root-keys", str(stick))
+    said(swarm, "swarm-coordinator", "keys", "install", str(coordinator.config_file))
+
+    coordinator.start()
+    with strangers(coordinator.url) as later, at_work(coordinator.join_string) as crowd:
+        until("the resumed log to be published", lambda: bool(later.notes) and max(later.notes) > made.ledger_size + 2)
+        until("some verdicts", lambda: verdicts(crowd) >= 5)
+    assert_everything_published_is_there(coordinator, later)
+    assert sees_the_log(coordinator.join_string, home) > made.ledger_size
+    (kept,) = home.rglob("gap-*.msgpack")
+    assert kept.name == f"gap-{made.ledger_size}-{before}.msgpack"
+    checked = said(swarm, "swarm-node", "ledger", "verify", coordinator.join_string)
+    assert f"root 2 resumes the log after its first {made.ledger_size} entries" in checked
+    said(swarm, "swarm-node", "ledger", "witness", coordinator.join_string, "--home", str(home))
+    with pytest.raises(SwarmError):
+        checked_fork(coordinator, seen.newest(), later.newest())
+    assert_ledger_is_sound(coordinator)
+
+
+def checked_fork(coordinator: Coordinator, one: bytes, other: bytes) -> None:
+    """Two checkpoints of two sides of a gap are no fork, whatever proof comes with them."""
+    roots = tuple((coordinator.folder / "metadata" / f"{number}.root.json").read_bytes() for number in (1, 2))
+    made = proof.Fork(roots=roots, earlier=one, later=other, proof=())
+    proof.check_fork(made.to_bytes(), coordinator.join_string.partition("#")[2])

@@ -119,6 +119,7 @@ class Round:
             patches=config.publish.patches,
             room_bytes=int(config.audit.kept_gib * 2**30),
         )
+        self.keeping = publish.Keeping.by(config.publish)
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self.batch_ready = asyncio.Event()
         self.unscored = asyncio.Event()
@@ -266,7 +267,8 @@ class Round:
         log.info("published version=%d update=%d", manifest.version, manifest.update)
         await self.look()
         needed = await self.database.read(evaluations.oldest_needed)
-        kept = await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed)
+        wanted = await self.database.read(self.keeping.chosen, now_ms())
+        kept = await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed, kept=wanted)
         await self.database.run(set_fact, health.KEPT, kept._asdict())
 
     def _enter(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:

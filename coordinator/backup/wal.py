@@ -50,7 +50,7 @@ class Header:
 
     @property
     def number(self) -> int:
-        """The first salt: one more each time that the log begins anew. (The sequence number is each connection's own.)"""
+        """The first salt: one more each time that the log begins anew. The sequence number is each connection's own."""
         return int.from_bytes(self.data[16:20])
 
     @property

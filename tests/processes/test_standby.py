@@ -159,7 +159,7 @@ def lose_the_machine(swarm: Swarm, coordinator: Coordinator) -> None:
     shutil.rmtree(coordinator.folder)
 
 
-def take_over(coordinator: Coordinator, target: Path, *seen: Path, **gap: object) -> Restored:
+def take_over(coordinator: Coordinator, target: Path, *seen: Path, after_gap: bool = False) -> Restored:
     """The copy becomes the round, in the place of the lost one."""
     return restoring.restore(
         target,
@@ -169,7 +169,7 @@ def take_over(coordinator: Coordinator, target: Path, *seen: Path, **gap: object
         seen=[str(one) for one in seen],
         nothing_newer=not seen,
         tell=lambda *_: None,
-        take_over=TakeOver(**gap),  # type: ignore[arg-type]
+        take_over=TakeOver(after_gap),
     )
 
 
@@ -202,7 +202,7 @@ def test_standby_copy_goes_on_after_the_machine_was_lost_at_any_moment(swarm: Sw
     lags, must_be_there, began_ms = list[int](), set[str](), now_ms()
     with strangers(coordinator.url) as seen, at_work(*[coordinator.join_string] * LABOURERS) as crowd:
         for labourer in crowd:
-            labourer.acknowledged = Punctual()  # type: ignore[assignment]
+            labourer.acknowledged = Punctual()
         trainer.start()
         follower = follow(swarm, coordinator, target)
         for loss in range(LOSSES):

@@ -64,7 +64,7 @@ class _Log:
 class StoreCopy:
     """Reads a store's log and appends it to a copy."""
 
-    def __init__(self, store: Path, target: Path, known: Mapping[str, Entry]) -> None:
+    def __init__(self, store: Path, target: Path, known: Mapping[str, Entry], *, turn_bytes: int = TURN_BYTES) -> None:
         """`known` is what the copy has already, by names."""
         self._store = store
         self._wal = store.with_name(f"{store.name}-wal")
@@ -75,7 +75,7 @@ class StoreCopy:
         self._checksum: wal.Checksum = (0, 0)
         self._current: _Log | None = None
         self._complete: list[_Log] = []
-        self._turn_at = TURN_BYTES
+        self._turn_bytes = self._turn_at = turn_bytes
 
     def pull(self, tell: Callable[[str, int, int], None]) -> None:
         """Read everything that was committed by now; the copy is not touched, unless a generation begins."""
@@ -86,7 +86,7 @@ class StoreCopy:
         self._read()
         if self._current and self._current.read_to > self._turn_at:
             turned = self._hold.turn(self._read)
-            self._turn_at = TURN_BYTES if turned else self._current.read_to + TURN_BYTES
+            self._turn_at = self._turn_bytes + (0 if turned else self._current.read_to)
 
     def push(self) -> list[Entry]:
         """Append what was read to the copy, synced; what the copy's store consists of now."""

@@ -11,6 +11,8 @@
 - SQLite's own recovery reads the copy: it stops at the first frame that is not whole.
 """
 
+import errno
+import os
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
@@ -35,8 +37,8 @@ TRANSACTION_MAX_BYTES = 2**30
 PAGES_AT_ONCE = 2048
 """Of a whole copy, between two reports."""
 
-BUSY_S = 10.0
-"""The coordinator's transactions are short; it waits as long for ours."""
+BUSY_S = 1.0
+"""The coordinator's transactions are short. A pass must not wait for long."""
 
 Checksum = tuple[int, int]
 
@@ -215,17 +217,27 @@ class Hold:
         def step(_status: int, remaining: int, total: int) -> None:
             tell("store", total - remaining, total)
 
-        with closing(sqlite3.connect(target)) as copied:
-            self._reader.backup(copied, pages=PAGES_AT_ONCE, progress=step)
+        try:
+            with closing(sqlite3.connect(target)) as copied:
+                self._reader.backup(copied, pages=PAGES_AT_ONCE, progress=step)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
     def turn(self, read_rest: Callable[[], Any]) -> bool:
-        """Let the log begin anew with the next transaction; True if it will.
+        """Let the log begin anew with the next transaction; True if it will. Where others write all the time: later.
 
         1. Nobody else may write. 2. `read_rest` reads what the log has by now: it is all that this log will ever have.
         3. SQLite moves the pages into the store. 4. The reader begins anew. 5. Others may write again.
         """
         with closing(self._open()) as writer, closing(self._open()) as mover:
-            writer.execute("BEGIN IMMEDIATE")
+            try:
+                writer.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise
+                return False
             read_rest()
             self._reader.execute("ROLLBACK")
             try:

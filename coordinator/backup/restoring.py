@@ -218,7 +218,7 @@ def _published(
 ) -> list[forks.Seen]:
     """What is known to have been published; raises if the coordinator is there."""
     forks.refuse_company(before, keys)
-    if not take_over:
+    if not (take_over and take_over.after_gap):
         forks.refuse_newer_origins(before, partial / "metadata")
     return [*forks.told(seen, keys), *forks.left_behind(before, keys)]
 
@@ -231,7 +231,10 @@ def _place_store(partial: Path, contents: Contents, config: Config, tell: Tell) 
     elif config.store.url:
         if place.exists():
             database.load(place, config.store.url, tell)
-        return config.store.url  # or it is there by PostgreSQL's own replication
+        with database.opened(config.store.url) as connection:  # or it is there by PostgreSQL's own replication
+            if schema.found(connection) is None:
+                raise ConfigInvalid("The database at --store-url is empty.", hint="Name the promoted replica.")
+        return config.store.url
     else:
         (place / database.FILE).rename(partial / database.FILE)
     check_store(partial / database.FILE)

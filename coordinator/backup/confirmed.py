@@ -44,8 +44,8 @@ class Confirmed(Section):
         return max(0.0, (now_ms - self.taken_ms) / 1000)
 
     def is_current(self, now_ms: int) -> bool:
-        """Return True if it is worth waiting for this copy."""
-        return self.age_s(now_ms) <= PATIENCE_S
+        """Return True if it is worth waiting for this copy; one of a time to come is of before a clock was set back."""
+        return abs(now_ms - self.taken_ms) <= 1000 * PATIENCE_S
 
 
 def read(folder: Path) -> Confirmed | None:

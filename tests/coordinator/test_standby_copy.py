@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from coordinator.backup import confirmed, restoring
 from coordinator.backup.archive import BackupInvalid
@@ -21,6 +22,7 @@ from coordinator.backup.following import Follower
 from coordinator.backup.making import newest_document
 from coordinator.backup.sealed import Sealer
 from coordinator.backup.store_copy import StoreCopy, assemble
+from coordinator.cli import app
 from coordinator.round import now_ms
 from ledger import store
 from ledger.entry import Deposit
@@ -89,6 +91,24 @@ async def test_copy_is_that_of_the_last_pass_that_ended_whatever_a_killed_one_le
     assert restored(half, tmp_path / "new") == {"entries": entries, "rollouts": 1, "version": 1}
     assert restored(target, tmp_path / "newer")["rollouts"] == 2
     assert newest_document(tmp_path / "newer") == 2, "signed, and entered by the next launch"
+
+
+@pytest.mark.asyncio
+async def test_restore_says_what_the_copy_has_and_how_to_go_on(tmp_path: Path) -> None:
+    target, new, passphrase = tmp_path / "standby", tmp_path / "new", tmp_path / "passphrase"
+    passphrase.write_text(PASSPHRASE)
+    async with serve(tmp_path) as served:
+        await served.publish()
+        with follower(served, target) as following:
+            await asyncio.to_thread(following.step)
+        entries = await served.round.database.read(store.size)
+    said = ["restore", str(target), str(new), "--passphrase-file", str(passphrase)]
+    assert "second history" in str(CliRunner().invoke(app, said).exception)
+    assert "is for a take-over" in str(CliRunner().invoke(app, [*said, "--after-gap", "--nothing-newer"]).exception)
+    done = CliRunner().invoke(app, [*said, "--take-over", "--nothing-newer"])
+    assert done.exit_code == 0, done.output
+    assert f"version 1, {entries} entries of the ledger" in done.output
+    assert f"swarm-coordinator launch {new / 'operator.toml'}" in done.output
 
 
 @pytest.mark.asyncio
@@ -208,6 +228,9 @@ async def test_no_checkpoint_covers_what_a_copy_lacks_until_the_copy_is_given_up
         late_ms = now_ms() - int(1000 * PATIENCE_S) - 1000
         confirmed.write(here.folder, copy.model_copy(update={"taken_ms": late_ms}))
         assert published(await here.publish_checkpoint()) == size + 3
+        await here.database.run(deposit, 3)
+        confirmed.write(here.folder, copy.model_copy(update={"taken_ms": now_ms() + 3_600_000}))
+        assert published(await here.publish_checkpoint()) == size + 4, "the clock was set back, and nobody follows"
 
 
 def published(note: bytes) -> int:
@@ -218,12 +241,18 @@ def published(note: bytes) -> int:
 async def test_work_is_given_for_a_version_once_the_copy_has_it(tmp_path: Path) -> None:
     async with serve(tmp_path) as served:
         here = served.round
-        copy = Confirmed(target="t", taken_ms=now_ms() + 3_600_000, ledger_size=None, version=0, lag_max_s=0.0)
-        confirmed.write(here.folder, copy)
+
+        def confirm(version: int) -> bool:
+            copy = Confirmed(target="t", taken_ms=now_ms(), ledger_size=None, version=version, lag_max_s=0.0)
+            confirmed.write(here.folder, copy)
+            return True
+
+        confirm(0)
         publishing = asyncio.create_task(served.publish())
-        await asyncio.to_thread(until, "the signed version", lambda: len(here.metadata.targets()) == 1)
+        is_signed = lambda: confirm(0) and len(here.metadata.targets()) == 1  # noqa: E731  # said once
+        await asyncio.to_thread(until, "the signed version", is_signed)
         assert here.news.version == 0
-        confirmed.write(here.folder, copy.model_copy(update={"version": 1}))
+        confirm(1)
         await publishing
         assert here.news.version == 1
 

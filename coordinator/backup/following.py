@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import sqlalchemy as sa
 from blake3 import blake3
@@ -286,20 +287,20 @@ class Follower:
         return entry
 
     def _add(self, name: str, path: Path) -> Entry:
-        """Write a file of the round under its digest, unless it is there: an earlier run wrote most of them."""
-        hasher, size_bytes = blake3(), 0
-        with path.open("rb") as source:
-            while piece := source.read(PIECE_BYTES):
-                hasher.update(piece)
-                size_bytes += len(piece)
-        entry = Entry(name=name, size_bytes=size_bytes, digest=hasher.hexdigest())
+        """Write a file of the round under its digest, unless it is there: an earlier run wrote most of them.
+
+        One that grows meanwhile, as logs of figures do, is taken as long as it was at first.
+        """
+        size_bytes = path.stat().st_size
+        entry = Entry(name=name, size_bytes=size_bytes, digest=_copied(path, size_bytes, None))
         final = self._target / standby_path(entry)
         if final.exists():
             return entry
         draft = self._target / FILES / ".draft"
-        with path.open("rb") as source, draft.open("wb") as file:
+        with draft.open("wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            shutil.copyfileobj(source, file, PIECE_BYTES)
+            if _copied(path, size_bytes, file) != entry.digest:
+                raise ConfigInvalid(f"{name} was changed while it was copied.", hint="The next pass copies it again.")
             file.flush()
             os.fsync(file.fileno())
         make_folder(final.parent)
@@ -348,6 +349,18 @@ def follow(follower: Follower, every_s: float, stop: threading.Event, say: Calla
                 say(_line(done, follower.lag_max_s, copied_bytes))
                 reported_s, problem, copied_bytes, follower.lag_max_s = time.monotonic(), "", 0, 0.0
         stop.wait(max(0.0, every_s - (time.monotonic() - began_s)))
+
+
+def _copied(path: Path, size_bytes: int, file: IO[bytes] | None) -> str:
+    """The digest of a file's first bytes, which are written to another one, if there is one."""
+    hasher = blake3()
+    with path.open("rb") as source:
+        while piece := source.read(min(PIECE_BYTES, size_bytes)):
+            hasher.update(piece)
+            size_bytes -= len(piece)
+            if file:
+                file.write(piece)
+    return hasher.hexdigest()
 
 
 def _line(done: Pass, lag_max_s: float, copied_bytes: int) -> str:

@@ -135,7 +135,7 @@ def test_standby_copy_has_the_newest_checkpoint_that_a_learner_can_read_and_figu
 
             def grow() -> None:
                 with figures.open("ab", buffering=0) as file:
-                    while not enough.is_set():
+                    while not enough.wait(0.001):
                         file.write(b"{}\n" * 1000)
 
             growing = threading.Thread(target=grow)

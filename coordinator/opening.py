@@ -142,6 +142,17 @@ def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadat
     return SignedMetadata(keys, metadata, lifetime_s)
 
 
+def require_resumption(metadata: SignedMetadata, folder: Path) -> None:
+    """Refuse a round that was resumed after a gap before its root keys have signed that."""
+    mark = folder / restoring.MARK
+    number = int(json.loads(mark.read_text()).get("root_version", 0)) if mark.exists() else 0
+    if metadata.root().version < number:
+        raise ConfigInvalid(
+            f"The log of this round is resumed after a gap, and root {number}, which says so, lacks signatures.",
+            hint="Have holders of root keys `keys sign` a copy of pending.root.json, then `keys install` it.",
+        )
+
+
 def mend_metadata(metadata: SignedMetadata, folder: Path) -> None:
     """Sign anew what the newest root's keys have not signed; once after a restore, under numbers above all before."""
     metadata.mend(utc_now())

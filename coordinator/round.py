@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from coordinator import local_nodes, opening
 from coordinator.audit import calibration, lottery
 from coordinator.audit.calibration import Calibration
+from coordinator.backup import confirmed
 from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.data.policy_text import PolicyText
@@ -119,6 +120,7 @@ class Round:
             patches=config.publish.patches,
             room_bytes=int(config.audit.kept_gib * 2**30),
         )
+        self.keeping = publish.Keeping.by(config.publish)
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.batch_ready = asyncio.Event()
@@ -144,6 +146,7 @@ class Round:
 
     def _take_over(self) -> None:
         """What only who leads does with what is there: the log has the roots before it signs or serves under them."""
+        opening.require_resumption(self.metadata, self.folder)
         self.database.run_now(opening.log_roots, self.metadata, now_ms())
         opening.mend_metadata(self.metadata, self.folder)
         self.database.run_now(tally.recount)
@@ -260,13 +263,15 @@ class Round:
 
     async def enter(self, manifest: PolicyManifest) -> None:
         """A signed version becomes one that work is given for."""
+        await asyncio.to_thread(confirmed.wait_for, self.folder, manifest.version)
         if self.mirror:
             await self.mirror.caught_up(self.config.publish.upload_patience_s)
         await self.database.run(self._enter, manifest, now_ms=now_ms())
         log.info("published version=%d update=%d", manifest.version, manifest.update)
         await self.look()
         needed = await self.database.read(evaluations.oldest_needed)
-        kept = await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed)
+        wanted = await self.database.read(self.keeping.chosen, now_ms())
+        kept = await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed, kept=wanted)
         await self.database.run(set_fact, health.KEPT, kept._asdict())
 
     def _enter(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
@@ -312,8 +317,10 @@ class Round:
                 await self.mirror.changed()
 
     async def publish_checkpoint(self) -> bytes:
-        """Sign the ledger as it is now, or find the last checkpoint still true."""
-        return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger)
+        """Sign the ledger as it is now, or find the last checkpoint still true; nothing that a standby copy lacks."""
+        copy = await asyncio.to_thread(confirmed.current, self.folder)
+        limit = copy.ledger_size if copy else None
+        return await self.database.run(store.publish, self.ledger_key, self.metadata.sign_for_ledger, limit)
 
     async def beside_the_loop(self, work: Callable[[], T]) -> T:
         """Call what takes long and needs no store, one after the other, so that it holds up neither loop nor writer."""

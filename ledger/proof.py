@@ -16,6 +16,7 @@ from pydantic import Field
 from ledger import tree
 from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
 from ledger.entry import ENTRY_MAX_BYTES, Entry, Pending, Post, Reinstate, Void, parse
+from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES, Key
 from ledger.tree import HASH_BYTES, TREE_SIZE_MAX
 from protocol import canonical, limits, trust
@@ -111,10 +112,12 @@ def kind_of(data: bytes) -> str:
 
 
 def check_fork(data: bytes, round_id: str) -> tuple[Checkpoint, Checkpoint]:
-    """The two checkpoints, if the file shows that they contradict each other."""
+    """The two checkpoints, if the file shows that they contradict each other, and no gap lies between them."""
     claimed = Fork.from_bytes(data)
-    keys = ledger_keys(claimed.roots, round_id)
-    earlier, later = open_checkpoint(claimed.earlier, keys), open_checkpoint(claimed.later, keys)
+    keys = Keys(claimed.roots, round_id)
+    (earlier, signer), (later, other) = keys.signed(claimed.earlier), keys.signed(claimed.later)
+    if (gap := keys.between(signer, other)) and min(earlier.size, later.size) > gap.size:
+        raise ProofInvalid(f"These two checkpoints lie on two sides of a gap: {gap}.")
     if earlier.size == later.size:
         proved = earlier.root != later.root and not claimed.proof
     else:

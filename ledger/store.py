@@ -106,11 +106,16 @@ def append_all(conn: sa.Connection, entries: Sequence[Entry], now_ms: int) -> li
     return [refused.get(number, Outcome.APPLIED) for number in range(len(entries))]
 
 
-def publish(conn: sa.Connection, key: Key, signature_of: Sign) -> bytes:
-    """The signed checkpoint of the log as it is now, after the last one was found to be true of it."""
+def publish(conn: sa.Connection, key: Key, signature_of: Sign, limit: int | None = None) -> bytes:
+    """The signed checkpoint of the log as it is now, after the last one was found to be true of it.
+
+    With a `limit`, entries beyond so many are left for later: a standby copy does not have them yet.
+    """
     size = _head(conn, 0)
-    hash_of = tiles.hashes_in(size, lambda tile: _own_tile(conn, tile))
     last = conn.execute(sa.select(checkpoint_table)).one_or_none()
+    if limit is not None:
+        size = min(size, max(limit, last.size if last is not None else 0))
+    hash_of = tiles.hashes_in(size, lambda tile: _own_tile(conn, tile))
     if last is not None:
         if last.size > size or tree.root(last.size, hash_of) != last.root:
             raise BookBroken(

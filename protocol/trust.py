@@ -100,15 +100,28 @@ def ledger_key(root: bytes) -> bytes:
         return _ledger_key(Metadata[Root].from_bytes(root).signed)
 
 
-def ledger_keys(roots: Sequence[bytes], round_id: str) -> list[bytes]:
-    """The ledger's keys by a round's whole chain of roots, the oldest first."""
+RESUMED_FIELD = "x-echo-swarm-resumed"
+"""Where a root document says that the log was resumed after a gap; `ledger.gaps` has its meaning."""
+
+
+def ledger_roots(roots: Sequence[bytes], round_id: str) -> list[tuple[bytes, object]]:
+    """What each document of a round's whole chain of roots says of the ledger: its key, and a gap or None."""
     pin(roots[0], round_id)
     with _named():
         trusted = TrustedMetadataSet(roots[0], EnvelopeType.METADATA)
-        keys = [_ledger_key(trusted.root)]
+        found = [_ledger_field(trusted.root)]
         for data in roots[1:]:
-            keys.append(_ledger_key(trusted.update_root(data)))
-    return list(dict.fromkeys(keys))
+            found.append(_ledger_field(trusted.update_root(data)))
+    return found
+
+
+def ledger_keys(roots: Sequence[bytes], round_id: str) -> list[bytes]:
+    """The ledger's keys by a round's whole chain of roots, the oldest first."""
+    return list(dict.fromkeys(key for key, _ in ledger_roots(roots, round_id)))
+
+
+def _ledger_field(root: Root) -> tuple[bytes, object]:
+    return _ledger_key(root), root.unrecognized_fields.get(RESUMED_FIELD)
 
 
 def _ledger_key(root: Root) -> bytes:

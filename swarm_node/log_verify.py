@@ -6,7 +6,8 @@
 4. All entries together make the signed root, and the first of them the roots that the witnesses signed.
 5. The root documents that the log names, one after the other, are those that are served, and all of them: in a log that
    names any, one that is served and not named is shown to this reader alone, or the keys are just being replaced.
-6. The audits are those that the lottery drew (`swarm_node.log_draws`).
+6. Where the root keys have signed that the log was resumed after a gap (`ledger.gaps`), it goes on from there.
+7. The audits are those that the lottery drew (`swarm_node.log_draws`).
 
 The leaderboard and the witnesses' words are fetched first, then a checkpoint that covers them, then the root documents:
 so all that the log names are served. For one that it does not name yet, newer checkpoints are awaited for a while.
@@ -23,6 +24,7 @@ from ledger import book, tiles, tree, witness
 from ledger.book import ClaimState, Folding, Outcome, State
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import Root, parse
+from ledger.gaps import Gap, Keys
 from ledger.proof import ledger_keys
 from ledger.tiles import TILE_HASHES, Tile
 from ledger.tree import leaf_hash
@@ -79,6 +81,8 @@ class Verified:
     """How many of them the log names: all, or 0 if it is older than such entries."""
     audits: Drawn
     """What the lottery drew."""
+    gaps: tuple[str, ...]
+    """Where the log was resumed after a gap, by the word of the root keys."""
 
 
 class _Log:
@@ -125,7 +129,8 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
         f"The leaderboard counts {shown.ledger_size} entries, and no checkpoint covers so many."
     )
     note, checkpoint, roots = await _covering(reader, round_id, shown.ledger_size, _end(reader), missing)
-    vouched = witness.vouched([note, *cosigned], ledger_keys(roots, round_id), witnesses.keys)
+    keys = Keys(roots, round_id)
+    vouched = witness.vouched(keys.without_lost([note, *cosigned]), keys.newest_first, witnesses.keys)
     witnessed = witnesses.require(vouched)
     log = _Log()
     if not shown.ledger_size:
@@ -142,10 +147,20 @@ async def verify(reader: LogReader, round_id: str, witnesses: Witnesses, tell: C
         _, checkpoint, roots = await _covering(reader, round_id, log.size + 1, end, missing)
         await _read(reader, log, checkpoint, shown, tell)
         _check_roots(log, roots)
+    gaps = Keys(roots, round_id).gaps
+    _check_gaps(log, gaps)
     drawn = await log_draws.check(reader, log.audits)
     balances = {str(account): micros for account, micros in log.state.balances.items()}
     return Verified(
-        log.size, checkpoint.root.hex(), len(shown.nodes), balances, witnessed, len(roots), len(log.roots), drawn
+        log.size,
+        checkpoint.root.hex(),
+        len(shown.nodes),
+        balances,
+        witnessed,
+        len(roots),
+        len(log.roots),
+        drawn,
+        tuple(map(str, gaps)),
     )
 
 
@@ -224,6 +239,21 @@ def _check_roots(log: _Log, roots: Sequence[bytes]) -> None:
                 f"{served.root_digest}, and entry {index} names {logged.root_digest}.",
                 hint=SHOW,
             )
+
+
+def _check_gaps(log: _Log, gaps: Sequence[Gap]) -> None:
+    """(6) The log begins with what was kept, and goes on with the entry of the document that says so.
+
+    Entries of root documents before it may stand between: theirs were lost, too.
+    """
+    places = {logged.version: index for index, logged in log.roots}
+    for number, gap in enumerate(gaps):
+        if any(later.size <= gap.size for later in gaps[number + 1 :]):
+            continue  # lost again, with its entry
+        index = places.get(gap.root_version, -1)
+        follows = gap.size <= index and set(range(gap.size, index)) <= set(places.values())
+        if not follows or log.root(gap.size) != gap.root:
+            raise ProofInvalid(f"{gap}, and the log does not go on from these with the entry of that document.")
 
 
 def _not_logged(log: _Log, roots: Sequence[bytes]) -> UntrustedMetadata:

@@ -6,6 +6,8 @@
    roots are signed for one size, the log has a fork: one history is told here, another was told before.
 
 4. Where the owner named witnesses, enough of them have signed a beginning of this log.
+5. Where the root keys have signed that the log was resumed after a gap (`ledger.gaps`), what was seen counts up to
+   there. What was seen is kept in a file, and the owner is told.
 
 - What was seen is replaced after step 3, and synced: a restart forgets nothing. Programs that share a folder, as the
   agent and `why`, continue what the other saw: none is shown a history of its own. Who is overtaken looks again.
@@ -26,6 +28,7 @@ import trio
 
 from ledger import proof, tree, witness
 from ledger.checkpoint import Checkpoint, open_checkpoint
+from ledger.gaps import Gap, Keys
 from ledger.note import Key
 from ledger.tree import EMPTY_ROOT
 from ledger.witness import Vouched, Witnesses
@@ -138,7 +141,11 @@ class LogWatch:
 
     async def _follow(self, note: bytes, cosigned: tuple[bytes, ...]) -> Checkpoint:
         roots, later = await self._open(note)
-        earlier = self._last()
+        keys = Keys(roots, self._round_id)
+        seen, gap = self._last(keys)
+        earlier = Checkpoint(seen.origin, gap.size, gap.root) if gap else seen
+        if gap:
+            self._longest = 0
         self._longest = max(self._longest, later.size)
         if later.size < earlier.size:
             raise RolledBack(
@@ -146,7 +153,9 @@ class LogWatch:
                 hint=TELL.format(self._folder),
             )
         if earlier.size:
-            await self._prove(roots, (self._seen.checkpoint, note), earlier, later)
+            await self._prove(roots, (self._seen.checkpoint, note), earlier, later, gap)
+        if gap:
+            await self._pass_gap(gap, seen)
         await trio.to_thread.run_sync(self._keep, Seen(roots=roots, checkpoint=note))
         found = await self._hear(roots, cosigned, note, later) if self._witnesses.keys else []
         if later.size == self._longest:
@@ -159,10 +168,11 @@ class LogWatch:
         self, roots: tuple[bytes, ...], cosigned: tuple[bytes, ...], note: bytes, later: Checkpoint
     ) -> list[Vouched]:
         """(4) Each witness's note is of this log; whether they are enough is for the end."""
-        keys = proof.ledger_keys(roots, self._round_id)
+        keys = Keys(roots, self._round_id)
+        notes = keys.without_lost([note, *cosigned])
         found = [
             one
-            for one in witness.vouched([note, *cosigned], keys, self._witnesses.keys)
+            for one in witness.vouched(notes, keys.newest_first, self._witnesses.keys)
             if one.checkpoint.size <= later.size  # else signed since: it counts the next time
         ]
         for one in found:
@@ -183,18 +193,34 @@ class LogWatch:
     def _newest_key(self, roots: tuple[bytes, ...]) -> Sequence[Key]:
         return proof.ledger_keys(roots, self._round_id)[:1]
 
-    def _last(self) -> Checkpoint:
-        """What was seen, by whichever key it was signed then."""
+    def _last(self, keys: Keys) -> tuple[Checkpoint, Gap | None]:
+        """What was seen, by whichever key it was signed then; and the gap that took its last entries since."""
         if not self._seen.checkpoint:
-            return Checkpoint("", 0, EMPTY_ROOT)
-        return open_checkpoint(self._seen.checkpoint, proof.ledger_keys(self._seen.roots, self._round_id))
+            return Checkpoint("", 0, EMPTY_ROOT), None
+        return keys.open(self._seen.checkpoint)
+
+    async def _pass_gap(self, gap: Gap, seen: Checkpoint) -> None:
+        """(5) Keep what was seen of the lost entries, and report the gap."""
+        path = self._folder / f"gap-{gap.size}-{seen.size}.msgpack"
+        await self._write(path, self._seen.to_bytes())
+        log.warning(
+            "the ledger was resumed after a gap: %s. A checkpoint of %d entries was seen before; it is kept in %s. "
+            "Receipts of lost entries stay valid: show them to the operator.",
+            gap, seen.size, path,
+        )  # fmt: skip
 
     async def _prove(
-        self, roots: tuple[bytes, ...], notes: tuple[bytes, bytes], earlier: Checkpoint, later: Checkpoint
+        self,
+        roots: tuple[bytes, ...],
+        notes: tuple[bytes, bytes],
+        earlier: Checkpoint,
+        later: Checkpoint,
+        gap: Gap | None = None,
     ) -> None:
         """(3) Both roots out of the same tiles; those of equal sizes are the same."""
         if earlier.size == later.size:
             if earlier.root != later.root:
+                self._refuse_gap(gap)
                 await self._forked(roots, notes, (earlier.size, later.size), [])
             return
         ranges = tree.consistency_ranges(earlier.size, later.size)
@@ -204,7 +230,13 @@ class LogWatch:
         if new_root != later.root:
             raise ProofInvalid(f"The tiles do not make the signed root of {later.size} entries.")
         if old_root != earlier.root:
+            self._refuse_gap(gap)
             await self._forked(roots, notes, (earlier.size, later.size), tree.prove(ranges, hash_of))
+
+    def _refuse_gap(self, gap: Gap | None) -> None:
+        """Of a gap there is no proof by two checkpoints: the root document says one thing, and the log another."""
+        if gap:
+            raise RolledBack(f"{gap}, and the log does not begin with these.", hint=TELL.format(self._folder))
 
     async def _forked(
         self, roots: tuple[bytes, ...], notes: tuple[bytes, bytes], sizes: tuple[int, int], seeded: Sequence[bytes]

@@ -12,8 +12,9 @@ from coordinator.money import witnessing
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.round import now_ms
 from ledger import store
+from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES
-from ledger.proof import Receipt, ledger_keys
+from ledger.proof import Receipt
 from ledger.tiles import Tile
 from protocol.errors import NotFound
 
@@ -47,7 +48,7 @@ async def cosign(request: web.Request) -> web.Response:
     taken = await here.database.run_for_node(
         witnessing.take,
         await body(request, NOTE_MAX_BYTES),
-        keys=ledger_keys(here.roots, here.round_id),
+        keys=Keys(here.roots, here.round_id),
         witnesses=here.config.ledger.keys,
         now_ms=now_ms(),
     )

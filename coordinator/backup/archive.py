@@ -1,4 +1,4 @@
-"""Where a backup is written to and read from: a folder, or one tar file.
+"""Where a backup is written to and read from: a folder or one tar file; and how a standby copy is read (`following`).
 
 - Files may have any names. Where a backup speaks of them, bytes that are no text, and %, stand as %XX; each file has
   one such name, and a name that could leave the folder is refused, whoever wrote it.
@@ -7,6 +7,7 @@
 """
 
 import io
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Protocol
+from typing import IO, Annotated, Any, Protocol
 
 from blake3 import blake3
 from pydantic import AfterValidator, Field
@@ -25,6 +26,9 @@ from protocol.errors import SwarmError
 
 TAR = ".tar"
 CONTENTS = "backup.json"
+FILES = "files"
+"""Where a standby copy has the files of a round, by their digests."""
+
 PIECE_BYTES = 2**20
 CONTENTS_MAX_BYTES = 2**28
 
@@ -98,6 +102,27 @@ class _Hashed(io.RawIOBase):
         return data
 
 
+class _Part(io.RawIOBase):
+    """The first bytes of a file."""
+
+    def __init__(self, file: IO[bytes], size_bytes: int) -> None:
+        self._file = file
+        self._left = size_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(self._left, len(buffer)))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 class _FolderWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -137,6 +162,27 @@ class _FolderReader:
         if path.is_symlink() or not path.is_file():
             raise BackupInvalid(f"The backup has no file {name}.", hint="Take another one.")
         return path.open("rb")
+
+
+class _StandbyReader:
+    """A standby copy: files by their digests, and of the store's logs as much as the list says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            listed = json.loads((folder / CONTENTS).read_bytes())["files"]
+            self._entries = {entry["name"]: Entry.model_validate(entry) for entry in listed}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BackupInvalid(f"{folder} is no whole standby copy: {error}.", hint="Use another one.") from None
+
+    def open(self, name: str) -> IO[bytes]:
+        if name == CONTENTS:
+            return (self._folder / CONTENTS).open("rb")
+        entry = self._entries.get(name)
+        path = self._folder / standby_path(entry) if entry else None
+        if entry is None or path is None or path.is_symlink() or not path.is_file():
+            raise BackupInvalid(f"The standby copy has no file {name}.", hint="Use another one.")
+        return io.BufferedReader(_Part(path.open("rb"), entry.size_bytes))
 
 
 class _TarReader:
@@ -179,7 +225,7 @@ def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
 def reading(source: Path) -> Iterator[Reader]:
     """What `writing` wrote."""
     if source.is_dir():
-        yield _FolderReader(source)
+        yield _StandbyReader(source) if is_standby(source) else _FolderReader(source)
         return
     try:
         with tarfile.open(source, "r:") as tar:
@@ -188,6 +234,16 @@ def reading(source: Path) -> Iterator[Reader]:
         raise BackupInvalid(f"There is no backup at {source}.", hint="Name the file or folder.") from None
     except tarfile.TarError as error:
         raise BackupInvalid(f"{source} is no whole backup: {error}.", hint="Take another one.") from None
+
+
+def is_standby(folder: Path) -> bool:
+    """Return True for the target of `backup --follow`."""
+    return (folder / FILES).is_dir()
+
+
+def standby_path(entry: Entry) -> str:
+    """Where a standby copy has a file."""
+    return plain(entry.name) if entry.name.startswith("store/") else f"{FILES}/{entry.digest[:2]}/{entry.digest}"
 
 
 def described(folder: Path, name: str) -> Entry:

@@ -2,6 +2,7 @@
 
 Nodes keep the newest checkpoint that they saw, and demand that every later one continues it. A round that is brought
 back from before would sign other entries in the place of those that were published: a fork, and nodes hold its proof.
+The one way on is a gap that the root keys sign (`coordinator.backup.taking_over`).
 
 - Whoever might know is asked: the coordinator's own address, the folder that the backup was made of, the origins.
 - A file with a checkpoint in it, as each node's home has one, is believed as far as the ledger's key has signed it.
@@ -10,7 +11,7 @@ back from before would sign other entries in the place of those that were publis
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,8 @@ from coordinator.backup.archive import BackupInvalid
 from coordinator.backup.database import opened
 from coordinator.config import Config
 from ledger import store
-from ledger.checkpoint import Checkpoint, ledger_key, open_checkpoint
-from ledger.note import Key
-from protocol import trust
+from ledger.checkpoint import Checkpoint
+from ledger.gaps import Keys
 from protocol.errors import SwarmError
 from protocol.origin import document_path
 
@@ -32,8 +32,8 @@ ASK_S = 5.0
 FILE_MAX_BYTES = 2**26
 
 WHAT_TO_DO = (
-    "Take a newer backup, or the folder that it was made of. If there is none, this round has ended: pay by the last "
-    "published checkpoint, and begin a new round with `model.path` at the policy of `swarm-coordinator export`."
+    "Take a newer backup, or the folder that it was made of. If there is none, `restore --take-over` lists what is "
+    "missing, and can go on after a gap that the root keys sign."
 )
 
 
@@ -45,30 +45,32 @@ class Seen:
     checkpoint: Checkpoint
 
 
-def keys_of(round_id: str, roots: Iterable[bytes]) -> list[Key]:
-    """Every key that the ledger ever had, the newest one first."""
-    return [ledger_key(round_id, trust.ledger_key(root)) for root in reversed(list(roots))]
+def keys_of(round_id: str, metadata: Path) -> Keys:
+    """Every key that the ledger ever had, by a folder of root documents."""
+    roots = sorted(metadata.glob("*.root.json"), key=lambda path: int(path.name.partition(".")[0]))
+    return Keys([path.read_bytes() for path in roots], round_id)
 
 
-def checkpoints_in(data: bytes, where: str, keys: Sequence[Key]) -> Iterator[Seen]:
-    """The signed checkpoints of a round that stand anywhere in a file."""
-    name = re.escape(keys[0].name.encode())
+def checkpoints_in(data: bytes, where: str, keys: Keys) -> Iterator[Seen]:
+    """The signed checkpoints of a round that stand anywhere in a file; what an earlier gap took does not count."""
+    name = re.escape(keys.newest_first[0].name.encode())
     note = re.compile(rb"%s\n[0-9]{1,19}\n[A-Za-z0-9+/=]{44}\n\n(?:\xe2\x80\x94 [^\n ]+ [A-Za-z0-9+/=]+\n)+" % name)
     for found in note.finditer(data):
         try:
-            yield Seen(where, open_checkpoint(found[0], keys))
+            yield Seen(where, keys.counts_as(found[0]))
         except SwarmError:  # not by this ledger's key, and so nobody's word
             continue
 
 
-def told(sources: Sequence[str], keys: Sequence[Key]) -> list[Seen]:
-    """What the operator names: files, and addresses of coordinators."""
+def told(sources: Sequence[str], keys: Keys) -> list[Seen]:
+    """What the operator names: files, folders of `ledger verify --save`, and addresses of coordinators."""
     found = []
     for source in sources:
         if source.startswith(("http://", "https://")):
-            data = _get(f"{source.rstrip('/')}/v1/ledger/checkpoint") or b""
+            data = get(f"{source.rstrip('/')}/v1/ledger/checkpoint") or b""
         else:
-            data = _read(Path(source))
+            path = Path(source)
+            data = _read(path / "ledger" / "checkpoint" if path.is_dir() else path)
         seen = list(checkpoints_in(data, source, keys))
         if not seen:
             raise BackupInvalid(f"{source} holds no checkpoint that this round's ledger has signed.")
@@ -76,26 +78,31 @@ def told(sources: Sequence[str], keys: Sequence[Key]) -> list[Seen]:
     return found
 
 
+def newest(seen: Sequence[Seen], ledger_size: int) -> Seen | None:
+    """The longest log that was published beyond so many entries."""
+    beyond = [one for one in seen if one.checkpoint.size > ledger_size]
+    return max(beyond, key=lambda one: one.checkpoint.size, default=None)
+
+
 def refuse_what_is_newer(seen: Sequence[Seen], ledger_size: int) -> None:
-    for one in seen:
-        if one.checkpoint.size > ledger_size:
-            raise BackupInvalid(
-                f"{one.where} has seen {one.checkpoint.size} entries of the ledger, and this backup has {ledger_size}: "
-                "to go on from it would sign a second history.",
-                hint=WHAT_TO_DO,
-            )
+    if one := newest(seen, ledger_size):
+        raise BackupInvalid(
+            f"{one.where} has seen {one.checkpoint.size} entries of the ledger, and this backup has {ledger_size}: "
+            "to go on from it would sign a second history.",
+            hint=WHAT_TO_DO,
+        )
 
 
-def refuse_company(config: Config, keys: Sequence[Key]) -> None:
+def refuse_company(config: Config, keys: Keys) -> None:
     """Ask at the round's own address: two coordinators would sign two histories at once."""
     url = config.round.public_url or f"http://{config.round.listen}"
-    if list(checkpoints_in(_get(f"{url.rstrip('/')}/v1/ledger/checkpoint") or b"", url, keys)):
+    if list(checkpoints_in(get(f"{url.rstrip('/')}/v1/ledger/checkpoint") or b"", url, keys)):
         raise BackupInvalid(
             f"The coordinator of this round still answers at {url}.", hint="Stop it, and take a backup after that."
         )
 
 
-def left_behind(config: Config, keys: Sequence[Key]) -> list[Seen]:
+def left_behind(config: Config, keys: Keys) -> list[Seen]:
     """The last checkpoint in the folder that the backup was made of, if that is on this machine."""
     path = config.round.directory / "state.db"
     if config.store.url or not path.is_file():
@@ -109,7 +116,7 @@ def refuse_newer_origins(config: Config, metadata: Path) -> None:
     """Origins hold what was published: more snapshots than the backup knows of mean versions that it does not know."""
     here = _snapshot((metadata / "timestamp.json").read_bytes())
     for url in config.publish.origins:
-        there = _snapshot(_get(f"{url.rstrip('/')}/{document_path('timestamp.json')}") or b"")
+        there = _snapshot(get(f"{url.rstrip('/')}/{document_path('timestamp.json')}") or b"")
         if there > here:
             raise BackupInvalid(
                 f"{url} has versions that were published after this backup (snapshot {there}, here {here}).",
@@ -118,9 +125,10 @@ def refuse_newer_origins(config: Config, metadata: Path) -> None:
 
 
 def require_continued(connection: sa.Connection, seen: Sequence[Seen]) -> None:
-    """The store's log begins with everything that was seen."""
+    """The store's log begins with everything that was seen, as far as it reaches."""
+    size = store.size(connection)
     for one in seen:
-        if store.root_at(connection, one.checkpoint.size) != one.checkpoint.root:
+        if one.checkpoint.size <= size and store.root_at(connection, one.checkpoint.size) != one.checkpoint.root:
             raise BackupInvalid(f"{one.where} has seen another history of this ledger than the backup has.")
 
 
@@ -132,7 +140,7 @@ def _snapshot(timestamp: bytes) -> int:
         return 0
 
 
-def _get(url: str) -> bytes | None:
+def get(url: str) -> bytes | None:
     try:
         response = httpx.get(url, timeout=ASK_S)
     except (httpx.HTTPError, httpx.InvalidURL):

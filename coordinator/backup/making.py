@@ -61,8 +61,12 @@ PAUSE_S = 0.05
 SECRET = ("keys", "operator.token", "evm.key")
 """What is sealed, or left out."""
 
-NOT_SAVED = ("logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock")
-"""Made again by a launch, or of no use to it; `resolved.json` is saved without its password."""
+NOT_SAVED = (
+    "logs", "backups", "public", "resolved.json", "coordinator.lock", "payouts.lock", "backup.lock",
+    "standby.lock", "standby.json", "operator.toml",
+)  # fmt: skip
+"""Made again by a launch, or of no use to it; `resolved.json` is saved without its password, and `operator.toml`, which
+a restored round has in its folder, as the settings file of the backup."""
 
 FIRST = "learner"
 """Saved before the store: a checkpoint must not be ahead of its round."""
@@ -72,7 +76,7 @@ MOVING = ("metadata/timestamp.json", "blobs", "uploads")
 
 
 @dataclass
-class _Snapshot:
+class StoreState:
     """What the copied store says of itself."""
 
     round_id: str = ""
@@ -81,6 +85,8 @@ class _Snapshot:
     checkpoint: bytes = b""
     version: int = 0
     differences: int = 0
+    taken_ms: int = 0
+    """When it was copied; 0: when the backup is described."""
 
     def look_closely(self, connection: sa.Connection) -> None:
         """Its ledger, too."""
@@ -96,7 +102,7 @@ class _Snapshot:
 
     def contents(self, config: Config, **rest: Any) -> Contents:
         return Contents(
-            made_ms=time.time_ns() // 1_000_000,
+            made_ms=self.taken_ms or time.time_ns() // 1_000_000,
             round_id=self.round_id,
             database="postgresql" if config.store.url else "sqlite",
             schema_number=self.schema,
@@ -133,12 +139,12 @@ def make(config: Config, config_file: Path, target: Path, *, passphrase: str | N
         snapshot = _capture(config, staged, tell)
         with writing(target) as (writer, partial):
             entries = list(_written(writer, staged, tell))
-            entries.append(_add(writer, "folder/resolved.json", _without_password(folder)))
+            entries.append(_add(writer, "folder/resolved.json", without_password(folder)))
             entries.append(_add(writer, "operator.toml", config_file.read_bytes()))
             keys = "left out" if passphrase is None else "sealed"
             contents = snapshot.contents(config, keys=keys, files=tuple(entries))
             if passphrase is not None:
-                sealed = seal(_secrets(config), passphrase, contents.digest())
+                sealed = seal(secret_contents(config), passphrase, contents.digest())
                 contents = contents.model_copy(update={"files": (*entries, _add(writer, SEALED, sealed))})
             _add(writer, CONTENTS, contents.model_dump_json(indent=1).encode())
         _read_again(partial, contents, tell)
@@ -148,7 +154,7 @@ def make(config: Config, config_file: Path, target: Path, *, passphrase: str | N
 
 def save_store(config: Config, config_file: Path, target: Path, tell: Tell) -> Contents:
     """Save the store alone, of whatever schema, of a round that is stopped; the rest of its folder stays as it is."""
-    snapshot, place = _Snapshot(), "store"
+    snapshot, place = StoreState(), "store"
     with writing(target) as (writer, partial):
         database.save(config.state, partial / place, tell, snapshot.look)
         entries = [described(partial, f"{place}/{escaped(path.name)}") for path in sorted((partial / place).iterdir())]
@@ -159,7 +165,7 @@ def save_store(config: Config, config_file: Path, target: Path, tell: Tell) -> C
     return contents
 
 
-def _capture(config: Config, staged: _Staged, tell: Tell) -> _Snapshot:
+def _capture(config: Config, staged: _Staged, tell: Tell) -> StoreState:
     """(1) to (4)"""
     folder = config.round.directory
     secret = _secret_files(config)
@@ -168,7 +174,7 @@ def _capture(config: Config, staged: _Staged, tell: Tell) -> _Snapshot:
     for path in sorted((folder / FIRST).glob("*")):
         if path.name not in training.NOT_SAVED:
             _keep_all(staged, folder, path, but=secret)
-    snapshot = _Snapshot()
+    snapshot = StoreState()
     with _moment(config, staged, secret) as store_then:
         place = staged.folder / "store"
         database.copy(store_then, place, tell, snapshot.look_closely)
@@ -217,17 +223,21 @@ def _keep_all(staged: _Staged, folder: Path, path: Path, *, but: Set[Path]) -> N
 
     What is held already stays as it was then.
     """
-    for file in sorted(_below(path)) if path.is_dir() else [path]:
+    for file in sorted(below(path)) if path.is_dir() else [path]:
         inner = file.relative_to(folder)
         name = f"folder/{escaped(inner.as_posix())}"
-        unfinished = any(part.startswith(".") or part.endswith(".new") or part == "incoming" for part in inner.parts)
-        if name in staged.files or unfinished or file.absolute() in but:
+        if name in staged.files or any(map(is_unfinished, inner.parts)) or file.absolute() in but:
             continue
         if file.is_file() and not file.is_symlink():
             staged.keep(name, file)
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def is_unfinished(part: str) -> bool:
+    """Return True for the name of a file or folder that is still being written."""
+    return part.startswith(".") or part.endswith(".new") or part == "incoming"
+
+
+def below(folder: Path) -> Iterator[Path]:
     """Every file; folders that are deleted meanwhile have none."""
 
     def failed(error: OSError) -> None:
@@ -263,7 +273,8 @@ def _read_again(target: Path, contents: Contents, tell: Tell) -> None:
             require_sound(reader, entry)
 
 
-def _secrets(config: Config) -> dict[str, bytes]:
+def secret_contents(config: Config) -> dict[str, bytes]:
+    """The round's secrets, by their names in a backup."""
     folder = config.round.directory.absolute()
     return {escaped(path.relative_to(folder).as_posix()): path.read_bytes() for path in sorted(_secret_files(config))}
 
@@ -276,7 +287,7 @@ def _secret_files(config: Config) -> set[Path]:
     return {path for path in named | others if path.is_file() and path.is_relative_to(folder)}
 
 
-def _without_password(folder: Path) -> bytes:
+def without_password(folder: Path) -> bytes:
     """The settings that the round runs with; the database's password is nobody's business."""
     resolved = json.loads((folder / "resolved.json").read_text())
     if url := resolved["store"]["url"]:

@@ -11,18 +11,24 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator.backup import database, forks
+from coordinator.backup import database, forks, taking_over
 from coordinator.backup.archive import BackupInvalid, Reader, discard, plain, reading, require_sound
 from coordinator.backup.contents import SEALED, Contents
 from coordinator.backup.making import NOT_SAVED, check_store, newest_document
 from coordinator.backup.sealed import unseal
+from coordinator.backup.store_copy import assemble, is_copied
 from coordinator.config import Config
 from coordinator.files import close_to_others, full_disk_named, write_durably
+from coordinator.publishing.publish import newest_version
 from coordinator.store import schema
+from coordinator.store.state import get_fact
+from ledger import store
+from ledger.gaps import Keys
 from protocol import trust
 from protocol.errors import ConfigInvalid
 
@@ -35,6 +41,33 @@ NUMBERS_PER_S = 10
 """Documents are signed far less often than that, so no number from before the restore is above one from after it."""
 
 PIECE_BYTES = 2**20
+
+
+MISSING = "missing-entries.jsonl"
+"""The published entries that a take-over had to leave out, as far as somebody had them."""
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """What the operator decided about a copy that may lack published entries."""
+
+    after_gap: bool = False
+    root_keys: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What became of a backup."""
+
+    contents: Contents
+    ledger_size: int
+    version: int
+    missing: str = ""
+    """What was published and is not in it, in words."""
+    gap_root: int = 0
+    """The root document that says so; 0 where nothing is missing."""
+    signatures_missing: int = 0
+    """Of root keys, under that document."""
 
 
 def describe(source: Path) -> Contents:
@@ -52,7 +85,8 @@ def restore(
     seen: Sequence[str],
     nothing_newer: bool,
     tell: Tell,
-) -> Contents:
+    take_over: TakeOver | None = None,
+) -> Restored:
     """Make a round of a backup; the operator has named what was seen, or says that nothing newer was."""
     partial = folder.with_name(f".{folder.name}.partial")
     _require_room(folder)
@@ -67,26 +101,25 @@ def restore(
                 _take_along(source, contents, partial, tell)
             before = Config.model_validate_json((partial / "resolved.json").read_bytes())
             config = _resolve(partial, folder, store_url)
-            known = _refuse_forks(partial, before, contents, seen)
-            where: Path | str = config.store.url or partial / database.FILE
-            if isinstance(where, Path):
-                (partial / "store" / database.FILE).rename(where)
-                check_store(where)
-            else:
-                database.load(partial / "store", where, tell)
+            keys = forks.keys_of(contents.round_id, partial / "metadata")
+            known = _published(partial, before, keys, seen, take_over)
+            if not (take_over or is_copied(entry.name for entry in contents.files)):
+                forks.refuse_what_is_newer(known, contents.ledger_size)
+            where = _place_store(partial, contents, config, tell)
             with database.opened(where) as connection:
-                forks.require_continued(connection, known)
-                _note(connection, contents)
-            shutil.rmtree(partial / "store")
-            if not (partial / MARK).exists():  # of a round that was restored before, and not launched since
-                write_durably(partial / MARK, json.dumps({"made_ms": contents.made_ms}).encode())
+                made = _continued(partial, connection, contents, known, seen, take_over)
+                _note(connection, contents, made)
+            shutil.rmtree(partial / "store", ignore_errors=True)
+            mark = {"made_ms": contents.made_ms, "root_version": made.gap_root}
+            if made.gap_root or not (partial / MARK).exists():  # of a round that was restored, and not launched since
+                write_durably(partial / MARK, json.dumps(mark).encode())
             close_to_others(partial)
             partial.chmod(0o755)
             partial.rename(folder)
         except BaseException:
             discard(partial)
             raise
-    return contents
+    return made
 
 
 def numbers_since(made_ms: int, now_ms: int) -> int:
@@ -128,6 +161,7 @@ def _unpack(reader: Reader, contents: Contents, partial: Path, tell: Tell) -> No
         top, _, inner = entry.name.partition("/")
         if top in ("folder", "store") and inner:
             _copy(reader, entry.name, partial / plain(inner if top == "folder" else entry.name))
+    (partial / "operator.toml").unlink(missing_ok=True)  # in older backups of a restored round
     _copy(reader, "operator.toml", partial / "operator.toml")
 
 
@@ -160,7 +194,7 @@ def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> No
 
 def _not_taken(folder: Path) -> Callable[[str, list[str]], set[str]]:
     """What of a round's folder is made again, or comes out of the copy."""
-    made_again = {*NOT_SAVED, "operator.toml"} - {"resolved.json"}
+    made_again = {*NOT_SAVED} - {"resolved.json"}
 
     def ignore(place: str, names: list[str]) -> set[str]:
         at_top = Path(place) == folder
@@ -179,14 +213,65 @@ def _resolve(partial: Path, folder: Path, store_url: str) -> Config:
     return config
 
 
-def _refuse_forks(partial: Path, before: Config, contents: Contents, seen: Sequence[str]) -> list[forks.Seen]:
-    roots = sorted((partial / "metadata").glob("*.root.json"), key=lambda path: int(path.name.partition(".")[0]))
-    keys = forks.keys_of(contents.round_id, [path.read_bytes() for path in roots])
+def _published(
+    partial: Path, before: Config, keys: Keys, seen: Sequence[str], take_over: TakeOver | None
+) -> list[forks.Seen]:
+    """What is known to have been published; raises if the coordinator is there."""
     forks.refuse_company(before, keys)
-    known = [*forks.told(seen, keys), *forks.left_behind(before, keys)]
-    forks.refuse_what_is_newer(known, contents.ledger_size)
-    forks.refuse_newer_origins(before, partial / "metadata")
-    return known
+    if not (take_over and take_over.after_gap):
+        forks.refuse_newer_origins(before, partial / "metadata")
+    return [*forks.told(seen, keys), *forks.left_behind(before, keys)]
+
+
+def _place_store(partial: Path, contents: Contents, config: Config, tell: Tell) -> Path | str:
+    """The store where the round will have it."""
+    place = partial / "store"
+    if is_copied(entry.name for entry in contents.files):
+        assemble(place, partial / database.FILE)
+    elif config.store.url:
+        if place.exists():
+            database.load(place, config.store.url, tell)
+        with database.opened(config.store.url) as connection:  # or it is there by PostgreSQL's own replication
+            if schema.found(connection) is None:
+                raise ConfigInvalid("The database at --store-url is empty.", hint="Name the promoted replica.")
+        return config.store.url
+    else:
+        (place / database.FILE).rename(partial / database.FILE)
+    check_store(partial / database.FILE)
+    return partial / database.FILE
+
+
+def _continued(
+    partial: Path,
+    connection: sa.Connection,
+    contents: Contents,
+    known: list[forks.Seen],
+    seen: Sequence[str],
+    take_over: TakeOver | None,
+) -> Restored:
+    """Find that the log continues what was published; or list what it lacks, and prepare a gap where that is wanted."""
+    size, version = store.size(connection), newest_version(connection)[0]
+    if get_fact(connection, "round_id", "") != contents.round_id:
+        raise ConfigInvalid("The database at --store-url is not that of this round.", hint="Name the promoted standby.")
+    if (signed := newest_document(partial)) < version:
+        raise BackupInvalid(
+            f"The store has version {version}, and the copy of the round's folder has {signed}.",
+            hint="Use the copy whose pass ended last; `backup --follow` keeps both together.",
+        )
+    forks.require_continued(connection, known)
+    newest = forks.newest(known, size)
+    if newest is None:
+        return Restored(contents, size, version)
+    if not take_over:
+        forks.refuse_what_is_newer(known, size)
+    entries = taking_over.missing_entries(connection, seen, newest)
+    said = taking_over.described(size, newest.checkpoint.size, entries)
+    if not (take_over and take_over.after_gap):
+        raise taking_over.refuse(said)
+    if entries is not None:
+        taking_over.write_missing(partial / MISSING, size, entries)
+    number, signatures = taking_over.prepare_gap(partial, connection, newest.checkpoint.size, take_over.root_keys)
+    return Restored(contents, size, version, said, number, signatures)
 
 
 def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str | None) -> None:
@@ -198,13 +283,14 @@ def _unseal(reader: Reader, contents: Contents, partial: Path, passphrase: str |
         write_durably(partial / plain(name), data)
 
 
-def _note(connection: sa.Connection, contents: Contents) -> None:
+def _note(connection: sa.Connection, contents: Contents, made: Restored) -> None:
     """The round's history says that it was restored; a store of an older schema has no place for it."""
     if contents.schema_number == schema.SCHEMA:
         from coordinator import orders
 
         connection.exec_driver_sql("BEGIN")
         moment_ms = time.time_ns() // 1_000_000
-        reason = f"from a backup of {contents.ledger_size} entries"
+        gap = f"; root {made.gap_root} resumes the log after a gap" if made.gap_root else ""
+        reason = f"from a copy of {made.ledger_size} entries{gap}"
         orders.record(connection, "restore", "round", reason, now_ms=moment_ms)
         connection.exec_driver_sql("COMMIT")

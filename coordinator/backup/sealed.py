@@ -22,11 +22,23 @@ COST = 2**17
 SECRETS_MAX_BYTES = 2**24
 
 
+class Sealer:
+    """Seals again and again with one passphrase: the costly part is done once."""
+
+    def __init__(self, passphrase: str) -> None:
+        self._salt = os.urandom(SALT_BYTES)
+        self._cipher = AESGCM(_key(passphrase, self._salt))
+
+    def seal(self, files: Mapping[str, bytes], beside: bytes) -> bytes:
+        """The files, for those who know the passphrase and have the same beside them."""
+        nonce = os.urandom(NONCE_BYTES)
+        data = canonical.encode([[name, files[name]] for name in sorted(files)])
+        return HEAD + self._salt + nonce + self._cipher.encrypt(nonce, data, HEAD + beside)
+
+
 def seal(files: Mapping[str, bytes], passphrase: str, beside: bytes) -> bytes:
-    """The files, for those who know the passphrase and have the same beside them."""
-    salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
-    data = canonical.encode([[name, files[name]] for name in sorted(files)])
-    return HEAD + salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, data, HEAD + beside)
+    """The same, once."""
+    return Sealer(passphrase).seal(files, beside)
 
 
 def unseal(data: bytes, passphrase: str, beside: bytes) -> dict[str, bytes]:

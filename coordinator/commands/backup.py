@@ -1,25 +1,33 @@
 """`swarm-coordinator backup` and `restore`."""
 
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.commands.keys import RootKeys
 from coordinator.commands.options import ConfigFile, Settings
 from coordinator.config import Config, load
 from coordinator.config.reading import on_top
 from protocol.errors import ConfigInvalid
 from protocol.plain import counted
 
+if TYPE_CHECKING:
+    from coordinator.backup.restoring import Restored
+
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", exists=True, help="File with the passphrase; else it is asked for.")
 ]
 PASSPHRASE_MIN_CHARS = 8
+
+WITHOUT_KEYS = "Without its keys nobody can go on with this round: keep the folder keys/ elsewhere."
 
 
 def backup(
@@ -30,12 +38,23 @@ def backup(
     settings: Settings,
     keys: Annotated[bool, typer.Option(help="Save the keys, too, sealed with a passphrase.")] = True,
     passphrase_file: PassphraseFile = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep TARGET, a folder on another disk, a copy that lags by seconds.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=10.0, help="Seconds between two passes of --follow.")] = 1.0,
 ) -> None:
-    """Save the whole state of a round, which may be running, and read the result again."""
-    from coordinator.backup.making import make
+    """Save the whole state of a round, which may be running, and read the result again.
 
+    With --follow it goes on until Ctrl-C: TARGET is a standby copy that `restore --take-over` makes a round of when
+    this machine is lost. As long as it keeps up, nothing is published that it does not have.
+    """
     config = load(config_file, settings)
     passphrase = _passphrase(passphrase_file, twice=True) if keys else None
+    if follow:
+        _follow(config, config_file, target, passphrase, every)
+        return
+    from coordinator.backup.making import make
+
     with _progress() as tell:
         made = make(config, config_file, target, passphrase=passphrase, tell=tell)
     size_bytes = sum(entry.size_bytes for entry in made.files)
@@ -44,7 +63,26 @@ def backup(
         f"{counted(len(made.files), 'file')}, {size_bytes / 1e6:.1f} MB, read again; keys {made.keys}"
     )
     if made.keys != "sealed":
-        typer.echo("Without its keys nobody can go on with this round: keep the folder keys/ elsewhere.")
+        typer.echo(WITHOUT_KEYS)
+
+
+def _follow(config: Config, config_file: Path, target: Path, passphrase: str | None, every_s: float) -> None:
+    """Follow until a signal ends it."""
+    from coordinator import logs
+    from coordinator.backup.following import Follower, follow
+    from coordinator.backup.sealed import Sealer
+    from coordinator.files import private_from_now_on
+
+    logs.to_stderr(quiet=False)
+    private_from_now_on()
+    stop = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
+    sealer = Sealer(passphrase) if passphrase is not None else None
+    if sealer is None:
+        typer.echo(WITHOUT_KEYS)
+    with _progress() as tell, Follower(config, config_file, target, sealer, tell) as follower:
+        follow(follower, every_s, stop, typer.echo)
 
 
 def restore(
@@ -58,19 +96,36 @@ def restore(
             "--seen",
             default_factory=list,
             show_default=False,
-            help="File or URL with the newest checkpoint known; repeatable.",
+            help="File or URL with the newest checkpoint known, or a folder of `ledger verify --save`; repeatable.",
         ),
     ],
+    root_keys: RootKeys,
     nothing_newer: Annotated[
         bool, typer.Option("--nothing-newer", help="Your word that the coordinator has not run since the backup.")
     ] = False,
-    store_url: Annotated[str, typer.Option(help="An empty PostgreSQL, for a round that was on one.")] = "",
+    store_url: Annotated[
+        str,
+        typer.Option(help="An empty PostgreSQL, for a round that was on one; of a standby copy, the promoted replica."),
+    ] = "",
     passphrase_file: PassphraseFile = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="List published entries that the copy lacks, one by one.")
+    ] = False,
+    after_gap: Annotated[
+        bool,
+        typer.Option("--after-gap", help="With --take-over: go on without them; root keys sign that for all to see."),
+    ] = False,
 ) -> None:
-    """Make a round of a backup, in a new folder; refused where anything newer was published after it."""
+    """Make a round of a backup, in a new folder; refused where anything newer was published after it.
+
+    With --take-over the copy of `backup --follow` becomes the round. If it lacks published entries, they are listed,
+    and --after-gap prepares the root document by which nodes and witnesses accept that they are gone.
+    """
     from coordinator.backup import restoring
     from coordinator.backup.archive import BackupInvalid
 
+    if after_gap and not take_over:
+        raise ConfigInvalid("--after-gap is for a take-over.", hint="Say --take-over as well.")
     sealed = restoring.describe(source).keys == "sealed"
     if passphrase_file is not None and not sealed:
         raise BackupInvalid(
@@ -87,23 +142,45 @@ def restore(
             seen=seen,
             nothing_newer=nothing_newer,
             tell=tell,
+            take_over=restoring.TakeOver(after_gap, tuple(root_keys)) if take_over else None,
         )
-    when = datetime.fromtimestamp(made.made_ms / 1000, UTC)
-    typer.echo(f"{folder}: the round as of {when:%Y-%m-%d %H:%M:%S} UTC, version {made.version}")
-    if not sealed and made.folder == "saved":
+    _report(made, folder, store_url)
+
+
+def _report(made: "Restored", folder: Path, store_url: str) -> None:
+    """What a restored round is, and what to do next."""
+    when = datetime.fromtimestamp(made.contents.made_ms / 1000, UTC)
+    typer.echo(
+        f"{folder}: the round as of {when:%Y-%m-%d %H:%M:%S} UTC, version {made.version}, "
+        f"{counted(made.ledger_size, 'entry', 'entries')} of the ledger"
+    )
+    if made.contents.keys != "sealed" and made.contents.folder == "saved":
         typer.echo(f"Put the round's keys into {folder / 'keys'}: the backup has none.")
+    if made.gap_root:
+        typer.echo(f"{made.missing}\nRoot {made.gap_root} says to everybody that the log goes on without them.")
+    if made.signatures_missing:
+        config = f"{shlex.quote(str(folder / 'operator.toml'))} {placed(folder, store_url)}"
+        typer.echo(
+            f"It lacks {made.signatures_missing} signatures of root keys: have holders `swarm-coordinator keys sign` a "
+            f"copy of {folder / 'pending.root.json'}, put it back, and run\nswarm-coordinator keys install {config}"
+        )
     typer.echo(f"Its settings file is {folder / 'operator.toml'}. Go on with:\n{launch_line(folder, store_url)}")
 
 
 def launch_line(folder: Path, store_url: str) -> str:
     """The line that goes on with a restored round, as it ran: with all that stood on top of its file."""
     ran = Config.model_validate_json((folder / "resolved.json").read_bytes())
-    placed = [f"round.directory={folder.absolute()}", *([f"store.url={store_url}"] if store_url else [])]
     rest = [
         one for one in on_top(folder / "operator.toml", ran) if not one.startswith(("round.directory=", "store.url="))
     ]
-    settings = " ".join(f"--set {shlex.quote(one)}" for one in [*placed, *rest])
+    settings = " ".join([placed(folder, store_url), *(f"--set {shlex.quote(one)}" for one in rest)])
     return f"swarm-coordinator launch {shlex.quote(str(folder / 'operator.toml'))} {settings}"
+
+
+def placed(folder: Path, store_url: str) -> str:
+    """The settings that say where a restored round is."""
+    settings = [f"round.directory={folder.absolute()}", *([f"store.url={store_url}"] if store_url else [])]
+    return " ".join(f"--set {shlex.quote(one)}" for one in settings)
 
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:

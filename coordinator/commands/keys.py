@@ -30,7 +30,6 @@ RootKeys = Annotated[
         help="A folder with root keys; repeatable.",
     ),
 ]
-PENDING = "pending.root.json"
 
 
 @app.command(
@@ -76,6 +75,7 @@ def rotate(
     from coordinator.opening import only_coordinator
     from coordinator.publishing import rotation
     from coordinator.publishing.role_keys import LEDGER, ROLES, RoleKeys
+    from coordinator.publishing.rotation import PENDING
     from coordinator.publishing.signed_metadata import utc_now
 
     if role not in (*ROLES, LEDGER):
@@ -125,6 +125,7 @@ def install(config_file: ConfigFile, settings: Settings) -> None:
     """Publish a prepared root that has enough signatures. Needs the keys of targets, snapshot and timestamp."""
     from coordinator.opening import only_coordinator
     from coordinator.publishing.role_keys import RoleKeys
+    from coordinator.publishing.rotation import PENDING
 
     metadata, folder = _metadata(config_file, settings), load(config_file, settings).round.directory
     if not (folder / PENDING).exists():
@@ -137,6 +138,7 @@ def _finish(metadata: "SignedMetadata", keys: "RoleKeys", folder: Path, data: by
     """Install a root that has enough signatures, or keep it until it has."""
     from coordinator.files import write_durably
     from coordinator.publishing import rotation
+    from coordinator.publishing.rotation import PENDING
     from coordinator.publishing.signed_metadata import utc_now
 
     if missing := rotation.missing_signatures(metadata, data):

@@ -20,6 +20,16 @@ class PublishSection(Section):
         description="size of a chunk; 0 takes what fits the version, 64 KiB to 4 MiB",
     )
     patches: bool = Field(True, description="publish what changed in place of whole files, where that is smaller")
+    keep: int = Field(
+        0,
+        ge=0,
+        le=limits.VERSION_MAX,
+        description="newest versions that are kept whole for `policy rollback`; what rollouts may still use always is",
+    )
+    keep_h: float = Field(0.0, ge=0, description="versions that are younger are kept whole, too")
+    keep_every: int = Field(
+        0, ge=0, le=limits.VERSION_MAX, description="every so many versions, one is kept whole for ever; 0: none"
+    )
     timestamp_lifetime_s: float = Field(600.0, gt=0, description="how long nodes may work without fresh proof")
     origins: tuple[OriginUrl, ...] = Field(
         (),

@@ -122,6 +122,7 @@ FAMILIES = (
     Family(
         "kept_for_audits_bytes", "gauge", "Versions that only claims wait for.", _one("kept_for_audits", "size_bytes")
     ),
+    Family("standby_behind_seconds", "gauge", "How far the standby copy is behind.", _one("standby", "behind_s")),
     Family("alarm", "gauge", "1 while `status` names a cause and a setting.", lambda s: {"": float(bool(s["alarm"]))}),
     Family("prompts", "gauge", "Prompts by how their groups came out lately.", _prompts, "outcome"),
     Family("prompts_left_out", "counter", "Times that a prompt came up and was left out.", _left_out, "reason"),

@@ -41,6 +41,7 @@ def parts(told: Mapping[str, Any]) -> list[Part]:
     found = [
         *shown_age(told),
         *_verdict(told),
+        *_standby(told),
         Part("round", tuple(_round(told))),
         Part("fleet", tuple(_fleet(told))),
         Part("versions", tuple(_versions(told))),
@@ -97,6 +98,17 @@ def evaluation(row: Mapping[str, Any]) -> str:
         f"{about}: avg@{result['samples']} {result['average']:.3f} [{low:.3f}, {high:.3f}] "
         f"on {result['problems']} problems, {passed}{state}"
     )
+
+
+def _standby(told: Mapping[str, Any]) -> Iterator[Part]:
+    """How far the standby copy is, if one follows."""
+    if copy := told.get("standby"):
+        where = f" at {copy['target']}" if copy.get("target") else ""
+        lines = [f"the copy{where} is {long(copy['behind_s'])} behind"]
+        if not copy["keeps_up"]:
+            lines.append("it is not waited for any more: what is published now may be missing in it")
+        lines += [one for one in [copy.get("problem")] if one]
+        yield Part("standby", tuple(lines), "plain" if copy["keeps_up"] and not copy.get("problem") else "bad")
 
 
 def _round(told: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.backup import confirmed
 from coordinator.config import Config
 from coordinator.data.kinds import shown
 from coordinator.figures import health, history, programs, waiting
@@ -73,6 +74,7 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "fleet": activation.shown(connection),
         "publish_every": kappa,
         "load": asdict(asked) if asked else None,
+        "standby": _standby(config, now_ms),
         **running,
         **health.figures(connection, asked, kappa, programs_alarm=alarm, waits_s=waits_s),
     }
@@ -109,7 +111,16 @@ def explained(connection: sa.Connection, *, config: Config, alive_since_ms: int,
 def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """What everybody is told, and how many claims wait for an auditor, which would tell nodes what was drawn."""
     found = explained(connection, config=config, alive_since_ms=alive_since_ms, now_ms=now_ms)
+    copy = confirmed.read(config.round.directory)
+    if found["standby"] and copy:
+        found["standby"] |= {"target": copy.target, "problem": copy.problem}
     return found | {"backlog": standings.backlog(connection)}
+
+
+def _standby(config: Config, now_ms: int) -> dict[str, Any] | None:
+    """How far the standby copy is behind; None where none follows the round, or no program runs."""
+    copy = confirmed.read(config.round.directory) if now_ms else None
+    return {"behind_s": copy.age_s(now_ms), "keeps_up": copy.is_current(now_ms)} if copy else None
 
 
 def _credited(connection: sa.Connection) -> dict[str, int]:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 
 from ledger import note, store, witness
+from ledger.gaps import Keys
 from ledger.note import Key, Note
 from ledger.tables import cosignatures_table
 from ledger.witness import CosignatureReply, Cosigned, Vouched
@@ -28,16 +29,18 @@ _here = cosignatures_table.c
 
 
 def take(
-    connection: sa.Connection, data: bytes, *, keys: Sequence[Key], witnesses: Collection[Key], now_ms: int
+    connection: sa.Connection, data: bytes, *, keys: Keys, witnesses: Collection[Key], now_ms: int
 ) -> CosignatureReply:
-    """Keep what a witness has signed."""
-    found = witness.vouched([data], keys, witnesses)
+    """Keep what a witness has signed; what covers entries that a gap took is an old word."""
+    found = witness.vouched([data], keys.newest_first, witnesses)
     if not found:
         raise NotWitnessed(
             "None of this round's witnesses has signed this checkpoint.",
             hint="Ask the operator to name the key in ledger.witnesses.",
         )
-    outcomes = {_take_one(connection, one, keys, now_ms) for one in found}
+    if keys.open(data)[1]:
+        return CosignatureReply(outcome="stale")
+    outcomes = {_take_one(connection, one, keys.newest_first, now_ms) for one in found}
     return CosignatureReply(
         outcome=next(word for word in ("recorded", "already_recorded", "stale") if word in outcomes)
     )

@@ -10,19 +10,22 @@ A version exists for dispatch only when the last step is done, so no lease names
 - The uploaded bytes are the truth. The newest version's are kept: the next one's patches are made against them, and
   where they are gone or damaged, the next version is published in full.
 - What nodes would refuse to fetch is not signed (`protocol.policy_folder`).
-- Chunks that lead to the versions a rollout may still use are kept; older ones are deleted. Those that an audit or an
-  evaluation waits for stay, the newest first, as long as what they take beyond these fits into `room_bytes` and into
-  half of what is free: a disk must not fill for an auditor that never comes. A chunk is counted once.
+- Chunks that lead to the versions a rollout may still use, or that the operator keeps (`publish.keep`), are kept, and
+  others deleted. Those that an audit or an evaluation waits for stay, the newest first, if what they take beyond these
+  fits into `room_bytes` and into half of what is free: a disk must not fill for an auditor that never comes. A
+  chunk is counted once.
 """
 
 import logging
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from blake3 import blake3
 
+from coordinator.config.publish import PublishSection
 from coordinator.files import Batch, mapped, together
 from coordinator.publishing.patches import PATCHED, extend, write_patch
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
@@ -110,18 +113,24 @@ class Publisher:
             if (folder / entry.path).is_file()
         )
 
-    def forget_old(self, newest: int, *, audited: int | None = None) -> Kept:
-        """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for."""
+    def forget_old(self, newest: int, *, audited: int | None = None, kept: Collection[int] = ()) -> Kept:
+        """Delete uploads and chunks that no version in use needs, from the oldest that an audit waits for.
+
+        Of the versions that the operator wants `kept`, what rebuilds them stays.
+        """
         in_use = self._in_use(newest).start
         wanted = set(self.chunks_in_use(newest))
-        kept = self._keep_for_audits(in_use, max(1, audited or in_use), wanted)
+        for version in kept:
+            if manifest := self.manifest(version):
+                wanted.update(manifest.chunk_sizes_for(()))
+        for_audits = self._keep_for_audits(in_use, max(1, audited or in_use), wanted)
         for blob in self.blobs.glob("??/*"):
             if len(blob.name) == 64 and blob.name not in wanted:
                 blob.unlink(missing_ok=True)
         for upload in self.uploads.iterdir():
             if upload.name.isdigit() and int(upload.name) < newest:
                 shutil.rmtree(upload)
-        return kept
+        return for_audits
 
     def chunks_in_use(self, newest: int) -> frozenset[str]:
         """Return every chunk that leads to a version that nodes may still fetch."""
@@ -278,6 +287,29 @@ def _entry(manifest: PolicyManifest | None, name: str) -> FileEntry | None:
 def _digest(data: memoryview) -> str:
     """The digest of a large file, on all cores."""
     return blake3(data, max_threads=blake3.AUTO).hexdigest()
+
+
+class Keeping(NamedTuple):
+    """Which versions the operator wants to keep whole, beside those that rollouts may use."""
+
+    newest: int
+    age_ms: int
+    every: int
+
+    @classmethod
+    def by(cls, settings: PublishSection) -> "Keeping":
+        """As the operator set it."""
+        return cls(settings.keep, int(3_600_000 * settings.keep_h), settings.keep_every)
+
+    def chosen(self, connection: sa.Connection, now_ms: int) -> list[int]:
+        """Their numbers."""
+        here, last = versions.c, newest_version(connection)[0]
+        wanted = here.version > last - self.newest
+        if self.age_ms:
+            wanted |= here.published_ms > now_ms - self.age_ms
+        if self.every:
+            wanted |= here.version % self.every == 0
+        return list(connection.execute(sa.select(here.version).where(wanted).order_by(here.version)).scalars())
 
 
 def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:

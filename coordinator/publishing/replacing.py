@@ -43,7 +43,7 @@ ORDERED, REPLACED = "ordered_version", "replaced_version"
 STAGE = r"ordered-[0-9a-f]{16}"
 """How a folder below `uploads/` is called that is to be published by order."""
 
-LOOK = "`swarm-coordinator policy list` shows which versions are kept."
+LOOK = "`swarm-coordinator policy list` shows which versions are kept; `publish.keep` keeps more of them."
 
 
 class Replacement(Section):

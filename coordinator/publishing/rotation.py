@@ -9,6 +9,7 @@
 - The files of replaced keys are deleted at the end. Whoever has a copy can sign nothing that nodes accept.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,15 @@ from coordinator.publishing.signed_metadata import LONG_LIFETIME, SignedMetadata
 from protocol import limits, trust
 from protocol.errors import ConfigInvalid
 
+PENDING = "pending.root.json"
+"""A prepared root that lacks signatures, in the round's folder."""
+
 
 def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, threshold: int, now: datetime) -> bytes:
     """(1) The next root, with new keys for a role, signed by whoever is here; not yet published."""
     if not 1 <= threshold <= count:
         raise ConfigInvalid(f"{threshold} of {count} keys cannot sign.", hint="Choose 1 <= --threshold <= --keys.")
-    root = metadata.root()
-    if root.version >= limits.ROOT_ROTATIONS_MAX:
-        raise ConfigInvalid(
-            f"Root {root.version} is the last one that readers follow: keys cannot be replaced any more.",
-            hint="Begin a new round, from this one's policy.",
-        )
+    root = _present(metadata)
     if role == LEDGER:
         if count != 1:
             raise ConfigInvalid("The ledger has one key.", hint="Leave --keys and --threshold away.")
@@ -42,6 +41,31 @@ def prepare(metadata: SignedMetadata, keys: RoleKeys, role: str, count: int, thr
         for _ in range(count):
             root.add_key(keys.make(role).public_key, role)
         root.roles[role].threshold = threshold
+    return _next(metadata, root, keys, now)
+
+
+def prepare_resumption(metadata: SignedMetadata, keys: RoleKeys, gap: Mapping[str, int | str], now: datetime) -> bytes:
+    """(1) The next root, which says that the log was resumed after a gap; a new ledger key signs what follows."""
+    root = _present(metadata)
+    name_ledger_key(root, keys.make(LEDGER))
+    root.unrecognized_fields[trust.RESUMED_FIELD] = dict(gap)
+    return _next(metadata, root, keys, now)
+
+
+def _present(metadata: SignedMetadata) -> Root:
+    """The newest root, to be changed; what it says of a gap is said once."""
+    root = metadata.root()
+    if root.version >= limits.ROOT_ROTATIONS_MAX:
+        raise ConfigInvalid(
+            f"Root {root.version} is the last one that readers follow: keys cannot be replaced any more.",
+            hint="Begin a new round, from this one's policy.",
+        )
+    root.unrecognized_fields.pop(trust.RESUMED_FIELD, None)
+    return root
+
+
+def _next(metadata: SignedMetadata, root: Root, keys: RoleKeys, now: datetime) -> bytes:
+    """A changed root under the next number, signed by whoever is here."""
     root.version += 1
     root.expires = whole(now + LONG_LIFETIME)
     document = Metadata(root)

@@ -78,6 +78,8 @@ def verify(
     )
     if not found.logged_roots:
         typer.echo("Note: the log names no root document, as logs did not once: others may be told of other keys.")
+    for gap in found.gaps:
+        typer.echo(f"Note: {gap}. Receipts of lost entries stay proofs of what was published.")
     if witnesses.quorum:
         typer.echo(
             f"{witnesses.quorum} of {len(witnesses.keys)} witnesses vouch for the first {found.witnessed} of them."

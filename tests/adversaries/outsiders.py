@@ -138,6 +138,19 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "dropping the end of the ledger as lost",
+        {
+            "tests/coordinator/test_gaps.py": [
+                "test_gaps_without_root_keys_without_a_new_ledger_key_or_not_understood_are_refused",
+                "test_two_sides_of_a_gap_are_no_fork_and_one_side_is",
+                "test_a_ledger_key_of_before_a_gap_never_comes_back",
+            ],
+            "tests/processes/test_standby.py": [
+                "test_copy_that_lacks_published_entries_goes_on_only_after_a_gap_that_root_keys_sign"
+            ],
+        },
+    ),
+    Outsider(
         "silent edit of the ledger",
         {
             "tests/swarm_node/test_log.py": [

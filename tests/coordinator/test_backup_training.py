@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from coordinator.backup import making, restoring, training
 from coordinator.backup.archive import BackupInvalid
+from coordinator.backup.following import Follower
 from coordinator.learner import checkpoint
 from coordinator.learner.ranks import Ranks
 from protocol.errors import ConfigInvalid
@@ -120,3 +122,43 @@ def test_a_learner_without_the_description_of_its_checkpoint_says_so(tmp_path: P
     with pytest.raises(ConfigInvalid, match=r"lacks \.metadata") as refused:
         update_of(tmp_path / "000000001")
     assert "lora_rank" not in refused.value.hint
+
+
+def test_standby_copy_has_the_newest_checkpoint_that_a_learner_can_read_and_figures_that_grow(tmp_path: Path) -> None:
+    """One that cannot be read leaves the one before in the copy, and stops nothing."""
+
+    async def follow() -> None:
+        async with serve(tmp_path) as served:
+            learner = served.round.folder / "learner"
+            enough, figures = threading.Event(), learner / "metrics.jsonl"
+            write(learner / "checkpoints", 1)
+
+            def grow() -> None:
+                with figures.open("ab", buffering=0) as file:
+                    while not enough.wait(0.001):
+                        file.write(b"{}\n" * 1000)
+
+            growing = threading.Thread(target=grow)
+            growing.start()
+            (tmp_path / "round.toml").write_text("")
+            try:
+                with Follower(
+                    served.round.config, tmp_path / "round.toml", tmp_path / "copy", None, quiet
+                ) as following:
+                    await asyncio.to_thread(following.step)
+                    for update in (2, 3):
+                        write(learner / "checkpoints", update)
+                        if update == 3:
+                            (learner / "checkpoints" / "000000003" / "beside").write_bytes(b"no checkpoint")
+                        await asyncio.to_thread(following.step)
+            finally:
+                enough.set()
+                growing.join()
+
+    asyncio.run(follow())
+    copy = tmp_path / "copy"
+    restoring.restore(copy, tmp_path / "new", store_url="", passphrase=None, seen=(), nothing_newer=True, tell=quiet)
+    newest = checkpoint.newest(tmp_path / "new" / "learner" / "checkpoints")
+    assert newest
+    assert update_of(newest) == 2
+    assert (tmp_path / "new" / "learner" / "metrics.jsonl").read_bytes().startswith(b"{}\n")

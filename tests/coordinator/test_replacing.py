@@ -13,7 +13,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from coordinator import orders
-from coordinator.publishing import replacing
+from coordinator.publishing import policies, replacing
 from coordinator.publishing.publish import newest_version
 from coordinator.publishing.replacing import Replacement, newest_replacement
 from coordinator.store.state import get_fact, set_fact
@@ -246,3 +246,30 @@ async def test_a_version_of_the_learners_that_is_signed_and_not_entered_keeps_it
         assert await rollback(served, 1) == {"version": 3, "changed": True}
         assert served.round.publisher.read_file(2, "model.safetensors") == SECOND
         assert (await state(served)).replacement == 3
+
+
+async def test_rollback_reaches_every_version_that_the_operator_keeps(tmp_path: Path) -> None:
+    """The three newest, and every fourth for ever; the others are gone, and the hint names the setting."""
+    kept = ("staleness.max_updates=0", "publish.patches=false", "publish.keep=3", "publish.keep_every=4")
+    async with serve(tmp_path, *kept) as served:
+        weights = {version: policy_file(version) for version in range(1, 11)}
+        for version, data in weights.items():
+            await served.publish(version, data)
+        here = served.round
+        rows = await here.database.read(policies.listed, here.publisher, here.metadata, last=0)
+        assert [row["version"] for row in rows if row["kept"]] == [10, 9, 8, 4]
+        assert "publish.keep" in str(await rollback(served, 7, 404))
+        for version in (4, 8):
+            done = await rollback(served, version)
+            assert here.publisher.read_file(done["version"], "model.safetensors") == weights[version]
+
+
+async def test_versions_younger_than_the_operator_says_are_kept(tmp_path: Path) -> None:
+    async with serve(tmp_path, "staleness.max_updates=0", "publish.patches=false", "publish.keep_h=1") as served:
+        for version in range(1, 5):
+            await served.publish(version, policy_file(version))
+        aged = sa.update(versions).where(versions.c.version == 1).values(published_ms=1)
+        await served.round.database.run(lambda connection: connection.execute(aged))
+        await served.publish(5, policy_file(5))
+        await rollback(served, 1, 404)
+        assert await rollback(served, 2) == {"version": 6, "changed": True}

@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 USER = "postgres"
@@ -33,25 +34,80 @@ def missing() -> str:
     return ""
 
 
+@dataclass
+class Server:
+    """A running server and the folder of its files."""
+
+    url: str
+    folder: Path
+
+    def kill(self) -> None:
+        """As a machine that is lost ends it: without a word to anybody."""
+        control(self.folder, "-m", "immediate", "stop")
+
+
 @contextmanager
 def cluster(*, durable: bool) -> Iterator[str]:
     """A running cluster's URL; the cluster and its files are gone afterwards."""
-    here = binaries()
-    assert here is not None, missing()
+    with server(durable=durable) as made:
+        yield made.url
+
+
+@contextmanager
+def server(*, durable: bool) -> Iterator[Server]:
+    """The same, with its folder; it may have been ended meanwhile."""
+    with _folder() as folder:
+        _run(
+            folder, str(_binary("initdb")), "-D", f"{folder}/data", "-U", USER, "-A", "trust", "-N", "--locale=C.UTF-8"
+        )
+        with _started(folder, durable=durable) as made:
+            yield made
+
+
+@contextmanager
+def replica(first: Server) -> Iterator[Server]:
+    """A server that repeats what the first one writes; from now on the first answers when the second has it."""
+    with _folder() as folder:
+        place = f"host={first.folder} user={USER} application_name=standby"
+        _run(folder, str(_binary("pg_basebackup")), "-D", f"{folder}/data", "-R", "-X", "stream", "-d", place)
+        with _started(folder, durable=False) as made:
+            for setting in ("synchronous_standby_names = 'standby'", "synchronous_commit = 'on'"):
+                _run(first.folder, str(_binary("psql")), "-h", str(first.folder), "-c", f"ALTER SYSTEM SET {setting}")
+            control(first.folder, "reload")
+            yield made
+
+
+def control(folder: Path, *words: str) -> None:
+    """Have `pg_ctl` do something with the server of a folder."""
+    _run(folder, str(_binary("pg_ctl")), "-D", f"{folder}/data", "-w", "-s", *words)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ledger-"))
-    control = [str(here / "pg_ctl"), "-D", f"{folder}/data", "-w", "-s"]
-    options = f"-k {folder} -c listen_addresses= -c fsync={'on' if durable else 'off'}"
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, USER)
-        _run(folder, str(here / "initdb"), "-D", f"{folder}/data", "-U", USER, "-A", "trust", "-N", "--locale=C.UTF-8")
-        _run(folder, *control, "-o", options, "start")
-        try:
-            yield f"postgresql+psycopg://{USER}@/postgres?host={folder}"
-        finally:
-            _run(folder, *control, "-m", "immediate", "stop")
+        yield folder
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def _started(folder: Path, *, durable: bool) -> Iterator[Server]:
+    options = f"-k {folder} -c listen_addresses= -c fsync={'on' if durable else 'off'}"
+    control(folder, "-o", options, "start")
+    try:
+        yield Server(f"postgresql+psycopg://{USER}@/postgres?host={folder}", folder)
+    finally:
+        with suppress(subprocess.CalledProcessError):  # ended already
+            control(folder, "-m", "immediate", "stop")
+
+
+def _binary(name: str) -> Path:
+    here = binaries()
+    assert here is not None, missing()
+    return here / name
 
 
 def _run(folder: Path, *command: str) -> None:

@@ -1,7 +1,7 @@
 """Where others can dial this node now, and whether they can: changed by the port mapping and by plans.
 
 - Addresses that the owner names replace those that are listened on; an address that the router gives is added to both.
-- Whether others can connect is the coordinator's word, which rests on the receipts of those who tried.
+- Whether others can connect is the coordinator's word (`Plan.dialled`), which rests on the receipts of those who tried.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,6 @@ class Reachability:
     """The router's address that leads here; empty if there is none."""
     mapping: str = ""
     """What became of the attempt to map the port, in one sentence."""
-    dialled: bool | None = None
-    """Whether most of those who tried to dial this node could; None if nobody has said so yet."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -35,10 +33,10 @@ class Reachability:
         found = dict.fromkeys((*self.own, *filter(None, [self.mapped])))
         return tuple(found)[: limits.ADDRESSES_MAX] if self.shares else ()
 
-    def describe(self) -> str:
-        """Say in one sentence whether others can connect."""
+    def describe(self, dialled: bool | None) -> str:
+        """Say in one sentence whether others can connect; `dialled`: what the coordinator says, None if it does not."""
         if not self.shares:
             return "nothing listens for others (--no-share); your node connects to them"
-        if self.dialled is None:
+        if dialled is None:
             return "not known yet whether others can connect to you; nobody has said so"
-        return CAN if self.dialled else CANNOT
+        return CAN if dialled else CANNOT

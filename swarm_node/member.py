@@ -14,12 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
 
 from ledger.witness import Witnesses
+from protocol.places import host_and_port
 from protocol.signing import NodeKey
 from swarm_node import identity
+from swarm_node.addresses import is_in_own_network
 from swarm_node.allowance import settings as allowance
 from swarm_node.allowance.rules import GB
 from swarm_node.allowance.uploads import Uploads
@@ -35,6 +38,7 @@ from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import PolicyFollower
 from swarm_node.reach import listening
+from swarm_node.reach.mapping import PortMapper
 from swarm_node.reach.state import Reachability
 from swarm_node.updater import Updater
 
@@ -82,6 +86,8 @@ class Member:
     uploads: Uploads
     signals: AsyncIterator[int]
     log_watch: LogWatch
+    mapper: PortMapper | None
+    """Has the router forward the port, where that is wanted."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -127,7 +133,19 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
             reader = LogReader(coordinator.origin)
             watch = LogWatch(reader, settings.join.round_id, folder / SEEN_LOG, settings.witnesses)
             try:
-                yield Member(settings, me.key, folder, coordinator, server, policies, reach, uploads, signals, watch)
+                yield Member(
+                    settings,
+                    me.key,
+                    folder,
+                    coordinator,
+                    server,
+                    policies,
+                    reach,
+                    uploads,
+                    signals,
+                    watch,
+                    _mapper(settings, host, reach),
+                )
             finally:
                 uploads.close()
     await coordinator.close()
@@ -145,6 +163,20 @@ async def _open_host(settings: Settings, key_seed: bytes) -> AsyncIterator[Host]
         open_host(key_seed, place.host, place.port) as host,
     ):
         yield host
+
+
+def _mapper(settings: Settings, host: Host, reach: Reachability) -> PortMapper | None:
+    """Return what maps the port: where the owner wants it, or where nodes on the internet are to dial this one."""
+    places = [listening.Place(*host_and_port(address)) for address in host.addresses]
+    if settings.map_port is False or not places or places[0].is_loopback:
+        return None
+    if settings.map_port or settings.advertise:
+        return PortMapper(places[0].port, reach) if settings.map_port else None
+
+    async def is_on_the_internet() -> bool:
+        return not await is_in_own_network(urlsplit(settings.join.url).hostname or "")
+
+    return PortMapper(places[0].port, reach, only_if=is_on_the_internet)
 
 
 def _report_listening(addresses: tuple[str, ...], uploads: Uploads) -> None:

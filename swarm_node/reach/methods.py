@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
+from protocol.errors import MessageTooLarge
+from swarm_node.origin import read_at_most
 from swarm_node.reach import igd_messages as igd
 from swarm_node.reach import port_messages as messages
 from swarm_node.reach.gateway import Gateway, NoMapping
@@ -91,9 +93,9 @@ class NatPmp:
     server_port: int = messages.SERVER_PORT
 
     async def map(self, gateway: Gateway, port: int, lease_s: int) -> Mapping:
-        granted = await self._ask(gateway, port, lease_s)
         question = messages.natpmp_address_request()
         address = await ask(gateway, self.server_port, question, messages.read_natpmp_address)
+        granted = await self._ask(gateway, port, lease_s)
         return Mapping(address, granted.port, granted.lease_s)
 
     async def unmap(self, gateway: Gateway, port: int) -> None:
@@ -223,18 +225,15 @@ async def _http(
     transport = httpx.AsyncHTTPTransport(local_address=gateway.own_address)
     client = httpx.AsyncClient(transport=transport, follow_redirects=False, trust_env=False, timeout=HTTP_S)
     asked = {**(headers or {}), "Accept-Encoding": "identity", "Connection": "close", "Host": urlsplit(url).netloc}
-    document = b""
     try:
         with trio.fail_after(HTTP_S):
             async with client, client.stream(method, url, headers=asked, content=body) as response:
-                async for piece in response.aiter_raw():
-                    document += piece
-                    if len(document) > igd.DOCUMENT_MAX_BYTES:
-                        raise NoMapping("it answers with too many bytes")
-                status = response.status_code
+                document, status = await read_at_most(response, igd.DOCUMENT_MAX_BYTES), response.status_code
     except trio.TooSlowError:
         raise NoMapping("it answers too slowly") from None
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+    except MessageTooLarge:
+        raise NoMapping("it answers with too many bytes") from None
+    except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
         raise NoMapping(f"it does not answer ({type(error).__name__})") from None
     if status == 500 and method == "POST":  # as SOAP has it of a fault
         raise igd.read_fault(document)

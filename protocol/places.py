@@ -30,7 +30,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     is_port = port.isascii() and port.isdigit() and int(port) <= PORT_MAX
     if not (bare and is_port) or set(bare) & set("[]") or (":" in bare) != (bare != host):
         raise ConfigInvalid(
-            f"{address!r} is not host:port.", hint="For example 0.0.0.0:8701, or [::]:8701 for IPv6; port 0 takes any."
+            f"{address!r} is not host:port.", hint="For example 0.0.0.0:8703, or [::]:8703 for IPv6; port 0 takes any."
         )
     return bare, int(port)
 

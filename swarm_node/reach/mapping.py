@@ -1,4 +1,4 @@
-"""Have the router forward a port to this node for as long as the node runs.
+"""The mapping of this node's port at the router, kept for as long as the node runs.
 
     ask (PCP, NAT-PMP, UPnP) ──► granted ──► renewed at half of the lease ──► removed at the end
             ▲                       │

@@ -1,4 +1,4 @@
-"""Where others can dial this node now, and whether they can: changed by the port mapping and by plans.
+"""The addresses at which others can dial this node, and whether they can; port mapping and plans change them.
 
 - Addresses that the owner names replace those that are listened on; an address that the router gives is added to both.
 - Whether others can connect is the coordinator's word (`Plan.dialled`), which rests on the receipts of those who tried.

@@ -1,6 +1,7 @@
 """The default gateway: the only machine that is asked to forward a port, and the only one whose replies count.
 
 - Linux has it in its routing table, macOS prints it (`route -n get default`). IPv4 only: over IPv6 nothing translates.
+- Behind a VPN no router is asked: it would name the address of the house, which the owner hides.
 - A machine with a public address of its own needs no mapping, and its gateway is a provider's: it is not asked.
 """
 
@@ -17,6 +18,9 @@ import trio
 
 ROUTES = Path("/proc/thread-self/net/route")
 ROUTE_COMMAND = ("/sbin/route", "-n", "get", "default")
+
+INTERNET = "192.0.2.1"
+"""An address of no machine (RFC 5737): the kernel says by which way it would be reached, and nothing is sent there."""
 
 ROUTE_S = 5.0
 """For a command that reads a table of the kernel."""
@@ -42,12 +46,21 @@ async def find_gateway() -> Gateway:
         address = gateway_from_command(await _route_command())
     else:
         address = gateway_from_routes(_kernel_routes())
+    own_address = _address_towards(address)
+    if _address_towards(INTERNET) != own_address:
+        raise NoMapping(f"the way to the internet does not lead over the gateway {address}, as with a VPN")
+    return Gateway(address, own_address)
+
+
+def _address_towards(address: str) -> str:
+    """Return the address that this machine would call another one from."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))  # a datagram socket sends nothing by that
         except OSError as error:
-            raise NoMapping(f"the default gateway {address} cannot be reached: {error.strerror}") from None
-        return Gateway(address, probe.getsockname()[0])
+            raise NoMapping(f"there is no way to {address}: {error.strerror}") from None
+        own_address: str = probe.getsockname()[0]
+        return own_address
 
 
 def gateway_from_routes(table: str) -> str:

@@ -176,6 +176,7 @@ class Upnp:
         with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             try:
                 await asker.bind((gateway.own_address, 0))
+                asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(gateway.own_address))
                 asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
                 for target in igd.TARGETS:
                     await asker.sendto(igd.search_request(target), self.search_at)

@@ -1,7 +1,9 @@
 """Machines in networks of their own that join as the documents say: each can be dialled, and feeds the others."""
 
 import json
+import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,13 @@ from bench.broadcast import net
 from bench.broadcast.cells import Link
 from bench.broadcast.net import Net
 from tests.processes.programs import Program, Swarm, script, until
-from tests.processes.rounds import NO_AUDITS, Coordinator, Settings, node_id_of, operator_of, other_weights
+from tests.processes.rounds import NO_AUDITS, Coordinator, Settings, node_id_of, operator_of
 
 pytestmark = pytest.mark.processes
 
 SETTINGS: Settings = {
     "round": {"max_updates": 1000},
-    "publish": {"chunk_size_bytes": 1024, "patches": False},
+    "publish": {"chunk_size_bytes": 16384, "patches": False},
     "learner": {"groups_per_update": 512},
     "staleness": {"max_updates": 200},
     "audit": NO_AUDITS,
@@ -25,6 +27,9 @@ SETTINGS: Settings = {
 """No patches: a version has enough chunks for everybody to feed somebody."""
 
 GIGABIT = Link(1e9, 1e9)
+VERSIONS_MAX = 12
+"""Within which both must have fed each other: a first plan knows nobody's uplink, and small versions are soon over."""
+
 PARTIES = ("coordinator", "first", "second", "silent")
 
 
@@ -72,10 +77,26 @@ def words_on(coordinator: Coordinator, node: str) -> set[bool]:
     return {bool(row[0]) for row in asked(coordinator, "SELECT answered FROM dials WHERE node = :node", node=node)}
 
 
+def has_receipts(coordinator: Coordinator, version: str, count: int) -> bool:
+    rows = asked(coordinator, "SELECT receiver FROM receipts WHERE version = :version", version=version)
+    return len(rows) == count
+
+
 def uploaded(coordinator: Coordinator, sender: str, receiver: str) -> int:
     """Bytes that one says, signed, the other has sent it."""
     question = "SELECT COALESCE(SUM(size_bytes), 0) FROM uploads WHERE sender = :sender AND receiver = :receiver"
     return int(str(asked(coordinator, question, sender=sender, receiver=receiver)[0][0]))
+
+
+def changed(policy: Path, target: Path, number: int) -> Path:
+    """The policy with the last bits of its weights changed, otherwise for each number: no chunk of them is known."""
+    shutil.copytree(policy, target)
+    weights = target / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start::4] = bytes(byte ^ number for byte in data[start::4])
+    weights.write_bytes(data)
+    return target
 
 
 def run(network: Net, swarm: Swarm, policy: Path) -> None:
@@ -99,13 +120,16 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
         node.said(said)
     silent.said(r"Nothing listens")
 
-    def feed_each_other() -> bool:
+    fed = False
+    for number in range(1, 1 + VERSIONS_MAX):
+        operator.policy = changed(policy, swarm.folder / f"weights-{number}", number)
+        version = str(operator.publish())
+        until("all three to say who sent them the version", partial(has_receipts, coordinator, version, 3))
         sent = uploaded(coordinator, one, other), uploaded(coordinator, other, one)
-        if not all(sent):
-            operator.policy = other_weights(operator.policy, swarm.folder / f"weights-{operator.publish()}")
-        return all(sent) and words_on(coordinator, one) == words_on(coordinator, other) == {True}
-
-    until("both to be dialled and to feed each other", feed_each_other)
+        if all(sent) and words_on(coordinator, one) == words_on(coordinator, other) == {True}:
+            fed = True
+            break
+    assert fed, "both were to be dialled and to feed each other"
     operator.publish()
     second.said("others can connect to you")
 
@@ -117,13 +141,15 @@ def run(network: Net, swarm: Swarm, policy: Path) -> None:
     until("the node's status to say so", status)
     doctor = ("doctor", coordinator.join_string, "--home", str(swarm.folder / "first"), "--no-engines")
     assert "Others can connect to you." in machines.said("first", *doctor)
+    alone = ("doctor", coordinator.join_string, "--home", str(swarm.folder / "elsewhere"), "--no-engines")
+    assert "The coordinator can dial this machine." in machines.said("silent", *alone), "no agent runs in this home"
     assert uploaded(coordinator, third, one) == uploaded(coordinator, third, other) == 0
     for node in (first, second, silent):
         assert "Traceback" not in node.log
 
 
-def test_nodes_that_join_as_documented_are_dialled_and_feed_each_other(swarm: Swarm, policy: Path) -> None:
+def test_nodes_that_join_as_documented_are_dialled_and_feed_each_other(swarm: Swarm, large_policy: Path) -> None:
     if reason := net.obstacle():
         pytest.skip(reason)
     with Net(dict.fromkeys(PARTIES, GIGABIT)) as network:
-        network.call("coordinator", lambda: run(network, swarm, policy))
+        network.call("coordinator", lambda: run(network, swarm, large_policy))

@@ -117,6 +117,22 @@ class HomeNetwork:
             self._daemon.wait()
             self._daemon = None
 
+    def add_address(self, address: str) -> None:
+        """Give the machine at home a second address, as another machine there would have."""
+        _run("ip", "-n", self.name("home"), "address", "add", f"{address}/24", "dev", "eth0")
+
+    def add_tunnel(self, routes: Sequence[str]) -> None:
+        """Send what the machine at home has for the internet into a tunnel, as VPNs do."""
+        home = ("ip", "-n", self.name("home"))
+        _run(*home, "link", "add", "tunnel", "type", "veth", "peer", "name", "provider")
+        _run(*home, "link", "set", "provider", "up")
+        _run(*home, "address", "add", "10.8.0.2/24", "dev", "tunnel")
+        _run(*home, "link", "set", "tunnel", "up")
+        _run(*home, "route", "replace", "default", "via", ROUTER_INSIDE, "metric", "600")
+        _run(*home, "route", "delete", "default", "via", ROUTER_INSIDE, "metric", "0")
+        for route in routes:
+            _run(*home, "route", "add", route, "dev", "tunnel", "metric", "50")
+
     def call(self, party: str, work: Callable[[], T]) -> T:
         """Call a function whose sockets are a party's."""
         return call_in(self.name(party), work)

@@ -121,3 +121,16 @@ def test_an_address_that_nobody_can_dial_is_not_advertised(advertise: str, why: 
 @pytest.mark.parametrize("advertise", ["", "gpu.example.org:8703", "203.0.113.7:8703,[2001:db8::7]:8703", "0.0.0.0:9"])
 def test_an_address_that_may_be_dialled_is_advertised(advertise: str) -> None:
     check_settings("-", 0, "", advertise)
+
+
+@pytest.mark.trio
+async def test_the_listening_port_can_be_dialled_from() -> None:
+    """As hole punching needs it: the caller's port is the one on which others reach it."""
+    async with open_host(key(1), EVERYWHERE, 0) as host, node(2) as other:
+        port = host_and_port(host.addresses[0])[1]
+        with socket.socket() as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            caller.bind(("0.0.0.0", port))
+            caller.connect(host_and_port(other.addresses[0]))
+            assert caller.getsockname()[1] == port

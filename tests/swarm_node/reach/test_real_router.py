@@ -114,7 +114,7 @@ def test_a_mapping_of_another_machine_is_not_stolen(network: HomeNetwork, method
     """Two machines of one house listen on the same port, as the default has it: each gets an external one."""
     network.start_router()
     other = "192.168.77.3"
-    network.call("home", lambda: home._run("ip", "address", "add", f"{other}/24", "dev", "eth0"))
+    network.add_address(other)
 
     async def both() -> list[int]:
         gateway, first, second = await find_gateway(), method(), method()
@@ -146,3 +146,13 @@ def test_the_gateway_of_a_real_routing_table_is_asked_and_no_other(network: Home
     assert network.call("home", partial(trio.run, find_gateway)) == Gateway(home.ROUTER_INSIDE, home.HOME)
     with pytest.raises(NoMapping, match="no default gateway"):
         network.call("outside", partial(trio.run, find_gateway))
+
+
+@pytest.mark.parametrize("routes", [("0.0.0.0/1", "128.0.0.0/1"), ("default",)])
+def test_a_node_behind_a_vpn_does_not_give_its_home_address_away(network: HomeNetwork, routes: tuple[str, ...]) -> None:
+    """The router would still forward, and name the address that the owner hides."""
+    network.start_router()
+    network.add_tunnel(routes)
+    dialled, reach, rules = seen_from_outside(network, [Pcp(), NatPmp(), Upnp()])
+    assert (dialled, reach.mapped, rules) == ([False, False, False], "", "")
+    assert "VPN" in reach.mapping

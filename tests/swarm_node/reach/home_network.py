@@ -67,7 +67,10 @@ class HomeNetwork:
         return f"{self._tag}-{party}"
 
     def open(self) -> None:
-        """Make the namespaces, links, routes and the NAT."""
+        """Make the namespaces, links, routes and the NAT; what killed runs left behind is removed first."""
+        for path in Path("/run/netns").glob("echo-home-*"):
+            if not Path("/proc", path.name.split("-")[2]).exists():
+                subprocess.run(["ip", "netns", "delete", path.name], capture_output=True)
         for party in ("home", "router", "outside"):
             _run("ip", "netns", "add", self.name(party))
             _run("ip", "-n", self.name(party), "link", "set", "lo", "up")

@@ -26,6 +26,8 @@ RUN useradd --uid 10002 --create-home --home-dir /data node
 USER node
 WORKDIR /data
 VOLUME /data
+# For other nodes: publish it with `-p 8703:8703`, or run `swarm-node join … --no-share`.
+EXPOSE 8703
 ENTRYPOINT ["swarm-node"]
 CMD ["--help"]
 

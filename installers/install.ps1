@@ -102,5 +102,11 @@ if (-not $DryRun) {
     if ($Uninstall) {
         if (Test-Path -LiteralPath $CommandFile) { Remove-Item -LiteralPath $CommandFile }
     }
-    else { Write-Command }
+    else {
+        Write-Command
+        Write-Output 'Other nodes fetch from it on TCP port 8703, or the next free one up to 8710. Nothing has to be opened.'
+        Write-Output 'To be reached, run as administrator, and forward the port to WSL or mirror its network (.wslconfig):'
+        Write-Output '  netsh advfirewall firewall add rule name="Echo Swarm node" dir=in action=allow protocol=TCP localport=8703-8710'
+        Write-Output 'To listen nowhere:  swarm-node join JOIN-STRING --no-share'
+    }
 }

@@ -398,6 +398,22 @@ install() {
   say "Installed: $("$BIN/swarm-node" --version)."
 }
 
+# A firewall is the owner's to change: this only names the line.
+say_port() {
+  say "Other nodes fetch from it on TCP port 8703, or the next free one up to 8710. Nothing has to be opened; it helps the round:"
+  case $SYSTEM in
+    Darwin) say "  macOS asks whether swarm-node may accept connections: allow it" ;;
+    *) if command -v firewall-cmd >/dev/null 2>&1; then
+        say "  sudo firewall-cmd --permanent --add-port=8703-8710/tcp && sudo firewall-cmd --reload"
+      elif command -v nft >/dev/null 2>&1 && ! command -v ufw >/dev/null 2>&1; then
+        say "  sudo nft add rule inet filter input tcp dport 8703-8710 accept"
+      else
+        say "  sudo ufw allow 8703:8710/tcp"
+      fi ;;
+  esac
+  say "To listen nowhere:  swarm-node join … --no-share"
+}
+
 say_next() {
   [ -z "$(agents_but "${TARGET##*/}")" ] || return 0
   case :$PATH: in
@@ -518,6 +534,7 @@ main() {
   else
     say_next
   fi
+  say_port
   tell_of_agents
 }
 

@@ -233,6 +233,8 @@ class Plan(Message):
     """Bytes per second that this node may ask of the seeder beyond its stripes; 0: as much as it likes."""
     probe: Peer | None = None
     """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
+    dialled: bool | None = None
+    """Whether most of those who tried to dial the node that asks could; None if nobody has said so."""
 
 
 class Upload(Message):

@@ -5,12 +5,22 @@
 """
 
 import ipaddress
+import re
 
 from protocol.errors import ConfigInvalid
 
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PORT_MAX = 2**16 - 1
+
+HOST_NAME_MAX_CHARS = 253
+"""As DNS has it."""
+
+_LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+
+LIMITED_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -20,7 +30,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     is_port = port.isascii() and port.isdigit() and int(port) <= PORT_MAX
     if not (bare and is_port) or set(bare) & set("[]") or (":" in bare) != (bare != host):
         raise ConfigInvalid(
-            f"{address!r} is not host:port.", hint="For example 0.0.0.0:8701, or [::]:8701 for IPv6; port 0 takes any."
+            f"{address!r} is not host:port.", hint="For example 0.0.0.0:8703, or [::]:8703 for IPv6; port 0 takes any."
         )
     return bare, int(port)
 
@@ -39,3 +49,45 @@ def neighbourhood(address: str) -> str:
     except ValueError:
         return address
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def why_undialable(address: str) -> str:
+    """Return why no node, wherever it is, can dial this `host:port`; empty if one may.
+
+    The unspecified address passes: it stands for the address from which its node calls.
+    """
+    try:
+        host, port = host_and_port(address)
+    except ConfigInvalid:
+        return "it is not host:port with a port from 1 to 65535"
+    if port == 0:
+        return "port 0 stands for any free port; name the port itself"
+    try:
+        ip = ip_of(host)
+    except ValueError:
+        return _why_no_host_name(host)
+    if ip.is_multicast:
+        return "a multicast address belongs to a group"
+    if ip == LIMITED_BROADCAST:
+        return "a broadcast address belongs to everybody in a network"
+    if ip.is_unspecified or ip.is_loopback:
+        return ""
+    if ip.version == 4 and (ip in THIS_NETWORK or ip.is_reserved):
+        return "the address is reserved"
+    if ip.version == 6 and ip.is_link_local:
+        return "a link-local address means something on its own link only"
+    return ""
+
+
+def is_loopback_name(host: str) -> bool:
+    """Return True for `localhost` and the names below it, which mean the machine that resolves them (RFC 6761)."""
+    return host.lower().rstrip(".").rpartition(".")[2] == "localhost"
+
+
+def _why_no_host_name(host: str) -> str:
+    labels = host.removesuffix(".").split(".")
+    if len(host) > HOST_NAME_MAX_CHARS or not all(map(_LABEL.fullmatch, labels)):
+        return "its host is neither an address nor a host name"
+    if _NUMBER.fullmatch(labels[-1]):  # resolvers read 127.1, 2130706433 and 0x7f000001 as 127.0.0.1
+        return "its host is a number; write the address out"
+    return ""

@@ -112,6 +112,8 @@ async def _work(settings: Settings, me: Member) -> tuple[Earnings, str]:
             await first_of(pulse.register, governor.leaving.wait)
             for machine in (pulse, me.policies, me.log_watch, sender, sender.guard, worker, notices):
                 nursery.start_soon(machine.run)
+            if me.mapper is not None:
+                nursery.start_soon(me.mapper.run)
             nursery.start_soon(pulse.listen)
             nursery.start_soon(teller.run, worker.drop)
             nursery.start_soon(_let_go, governor, worker)

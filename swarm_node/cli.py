@@ -48,7 +48,7 @@ app.command(
 )(join.join)
 app.command(
     epilog=lesson(
-        "swarm-node mirror JOIN_STRING --listen 0.0.0.0:8701 --upload-gb 500",
+        "swarm-node mirror JOIN_STRING --upload-gb 500",
         "the leaderboard shows what it passed on.",
         join.EXIT_CODES,
     )

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
 
@@ -21,6 +22,7 @@ from ledger.witness import Witnesses
 from protocol.places import host_and_port
 from protocol.signing import NodeKey
 from swarm_node import identity
+from swarm_node.addresses import is_in_own_network
 from swarm_node.allowance import settings as allowance
 from swarm_node.allowance.rules import GB
 from swarm_node.allowance.uploads import Uploads
@@ -32,9 +34,12 @@ from swarm_node.log_reader import LogReader
 from swarm_node.log_watch import NOBODY as NOBODY
 from swarm_node.log_watch import LogWatch
 from swarm_node.origins import open_origins
-from swarm_node.p2p.host import open_host
+from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import PolicyFollower
+from swarm_node.reach import listening
+from swarm_node.reach.mapping import PortMapper
+from swarm_node.reach.state import Reachability
 from swarm_node.updater import Updater
 
 TRUST_FILE, POLICIES, SEEN_LOG = "trust.msgpack", "policies", "ledger"
@@ -51,10 +56,13 @@ class Settings:
     home: Path
     name: str
     price_micros_per_mtok: int
-    listen: str
+    listen: str = ""
+    """Where to listen; empty: as `reach.listening` chooses."""
     advertise: str = ""
     share: bool = True
-    """Whether others are told where to fetch from this node."""
+    """Whether others may fetch from this node; without it, nothing listens and nobody is told of it."""
+    map_port: bool | None = None
+    """Whether the router is asked to forward the port; None: if the coordinator is on the internet."""
     delegation: bytes | None = None
     """Its owner's word that it works for them."""
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -74,11 +82,17 @@ class Member:
     coordinator: Coordinator
     server: ChunkServer
     policies: PolicyFollower
-    addresses: tuple[str, ...]
-    """Where others may dial it, as long as it shares."""
+    reach: Reachability
     uploads: Uploads
     signals: AsyncIterator[int]
     log_watch: LogWatch
+    mapper: PortMapper | None
+    """Has the router forward the port, where that is wanted."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial it, as long as it shares."""
+        return self.reach.addresses
 
     @property
     def shares(self) -> bool:
@@ -92,17 +106,17 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
     me = identity.load_or_create(settings.home / "node.key")
     folder = round_folder(settings.home, settings.join)
     coordinator = Coordinator(settings.join.url, settings.join.round_id, me.key)
-    host_name, port = host_and_port(settings.listen)
     with identity.only_agent(settings.home), trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         log.info("node started id=%s home=%s", me.key.node_id, settings.home)
         blobs = BlobStore(folder / "blobs")
         blobs.clean()
         uploads = Uploads(settings.home, lambda: datetime.now(UTC))
         uploads.cap_bytes = int(allowance.changed(settings.home, dict(settings.limits)).upload_gb * GB) or None
-        async with open_origins(coordinator) as origins, open_host(me.seed, host_name, port) as host:
+        async with open_origins(coordinator) as origins, _open_host(settings, me.seed) as host:
             arrivals = Arrivals()
             server = ChunkServer(blobs, arrivals, meter=uploads.take)
-            host.serve(server.handle)
+            if settings.share:
+                host.serve(server.handle)
             policies = PolicyFollower(
                 coordinator=coordinator,
                 origins=origins,
@@ -113,16 +127,70 @@ async def open_member(settings: Settings) -> AsyncIterator[Member]:
                 host=host,
                 rng=Random(secrets.randbits(64)),
             )
-            reachable = tuple(filter(None, settings.advertise.split(","))) or host.addresses
+            advertised = tuple(filter(None, settings.advertise.split(",")))
+            reach = Reachability(shares=settings.share, own=advertised or host.addresses)
+            _report_listening(host.addresses, uploads)
             reader = LogReader(coordinator.origin)
             watch = LogWatch(reader, settings.join.round_id, folder / SEEN_LOG, settings.witnesses)
             try:
                 yield Member(
-                    settings, me.key, folder, coordinator, server, policies, reachable, uploads, signals, watch
+                    settings,
+                    me.key,
+                    folder,
+                    coordinator,
+                    server,
+                    policies,
+                    reach,
+                    uploads,
+                    signals,
+                    watch,
+                    _mapper(settings, host, reach),
                 )
             finally:
                 uploads.close()
     await coordinator.close()
+
+
+@asynccontextmanager
+async def _open_host(settings: Settings, key_seed: bytes) -> AsyncIterator[Host]:
+    """Run the host where others can dial it, or where nothing listens."""
+    if not settings.share:
+        async with open_host(key_seed, None, 0) as host:
+            yield host
+        return
+    async with (
+        listening.open_place(settings.listen, settings.join.url) as place,
+        open_host(key_seed, place.host, place.port) as host,
+    ):
+        yield host
+
+
+def _mapper(settings: Settings, host: Host, reach: Reachability) -> PortMapper | None:
+    """Return what maps the port: where the owner wants it, or where nodes on the internet are to dial this one."""
+    places = [listening.Place(*host_and_port(address)) for address in host.addresses]
+    if settings.map_port is False or not places or places[0].is_loopback:
+        return None
+    if settings.map_port or settings.advertise:
+        return PortMapper(places[0].port, reach) if settings.map_port else None
+
+    async def is_on_the_internet() -> bool:
+        return not await is_in_own_network(urlsplit(settings.join.url).hostname or "")
+
+    return PortMapper(places[0].port, reach, only_if=is_on_the_internet)
+
+
+def _report_listening(addresses: tuple[str, ...], uploads: Uploads) -> None:
+    bounds = HostSettings()
+    if not addresses:
+        log.info(listening.NOTHING_LISTENS)
+        return
+    line = listening.describe(
+        addresses,
+        connections=bounds.connections_inbound_max,
+        per_address=bounds.connections_per_address,
+        upload_cap_gb=(uploads.cap_bytes or 0) / GB,
+    )
+    log.info("%s", line)
 
 
 async def cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:

@@ -46,6 +46,8 @@ async def run(settings: Settings, *, tell: Callable[[Held], None]) -> None:
         await pulse.register()
         for machine in (pulse, me.policies, me.log_watch, mirror):
             nursery.start_soon(machine.run)
+        if me.mapper is not None:
+            nursery.start_soon(me.mapper.run)
         nursery.start_soon(pulse.listen)
         await mirror.finished.wait()
         nursery.cancel_scope.cancel()

@@ -46,6 +46,7 @@ from swarm_node.milestones import Milestones
 from swarm_node.origins import Origins
 from swarm_node.p2p.download import FetchReport, NoSource, Progress, fetch_chunks
 from swarm_node.p2p.host import Host
+from swarm_node.reach.state import CAN, CANNOT
 from swarm_node.trouble import Trouble
 from swarm_node.updater import Updater
 
@@ -143,6 +144,8 @@ class PolicyFollower:
         self._planned = 0
         self._plan: Plan | None = None
         """The version whose plan was last followed, and that plan: whom it says to call is called."""
+        self.dialled: bool | None = None
+        """Whether others could dial this node of late, as the last plan that knew says."""
         self._caught: Counter[str] = Counter()
         """How often each peer sent wrong bytes: the more often, the later among the peers it is asked."""
         self._kept: list[Policy] = []
@@ -286,6 +289,9 @@ class PolicyFollower:
         if plan.probe and plan.probe.address:
             self._host.dials.begin(plan.probe)
         self._planned, self._plan = version, plan
+        if plan.dialled is not None and plan.dialled != self.dialled:
+            self.dialled = plan.dialled
+            log.info("version=%d: %s", version, CAN if plan.dialled else CANNOT)
         return plan
 
     def _makeshift(self) -> Plan:

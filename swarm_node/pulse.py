@@ -4,7 +4,7 @@
   no waiting mends ends the node: a refusal of its key, owner, price or age.
 - Between two beats, one request is held open until a newer version is out: news travels at once.
 - Whoever shares and could not reach the coordinator registers again: it may call from another address now, at which
-  others are to dial it.
+  others are to dial it. The same where an address was added or lost, such as the router's.
 - What the coordinator says of new versions is a hint; the follower proves it.
 """
 
@@ -57,6 +57,8 @@ class Pulse:
         self._session = secrets.token_hex(8)
         self._newest = 0
         self._shares = False
+        self._addresses: tuple[str, ...] = ()
+        """Where others may dial it, as the coordinator knows."""
         self._was_cut_off = False
         """Since it registered, the coordinator could not be reached."""
         self.trouble = Trouble()
@@ -65,10 +67,11 @@ class Pulse:
         """Introduce this node; waits for what time mends, and raises what it does not."""
         settings = self._member.settings
         self._shares, self._was_cut_off = self._member.shares, False
+        self._addresses = self._member.addresses if self._shares else ()
         message = Register(
             name=settings.name,
             price_micros_per_mtok=settings.price_micros_per_mtok,
-            addresses=self._member.addresses if self._shares else (),
+            addresses=self._addresses,
             shares=self._shares,
             agent=f"echo-swarm/{version('echo-swarm')}",
             delegation=settings.delegation,
@@ -141,7 +144,9 @@ class Pulse:
     @property
     def _should_register_again(self) -> bool:
         """The owner's volume is used up, or a new month has begun; or others may dial it elsewhere from now on."""
-        return self._member.shares != self._shares or (self._shares and self._was_cut_off)
+        if not self._shares or not self._member.shares:
+            return self._member.shares != self._shares
+        return self._was_cut_off or self._member.addresses != self._addresses
 
     def _note_cut(self, error: SwarmError) -> None:
         self._was_cut_off |= isinstance(error, Unreachable)

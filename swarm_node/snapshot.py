@@ -67,6 +67,14 @@ class Snapshot:
     uploaded_month_bytes: int
     upload_cap_bytes: int | None
     no_upload: str
+    reach: str
+    """Whether others can connect to this node."""
+    dialled: bool | None
+    """The same, as the coordinator says; None if it does not."""
+    addresses: list[str]
+    """Where others may dial it."""
+    mapping: str
+    """What became of the attempt to have the router forward the port; empty before, or where none was made."""
     cards: list[dict[str, Any]]
     celsius: float | None
     watts: float | None
@@ -131,6 +139,10 @@ class Agent:
             uploaded_month_bytes=self.member.uploads.this_month(),
             upload_cap_bytes=self.member.uploads.cap_bytes,
             no_upload=governor.decision.no_upload,
+            reach=self.member.reach.describe(policies.dialled),
+            dialled=policies.dialled,
+            addresses=list(self.member.addresses),
+            mapping=self.member.reach.mapping,
             cards=[card._asdict() for card in governor.cards.cards],
             celsius=heat.celsius,
             watts=heat.watts,

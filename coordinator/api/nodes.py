@@ -239,7 +239,7 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
         known = links.measured(connection, rates=not here.plans.has(version))
         source_up, nodes = links.node_links(live, known, source=source, source_best=here.seeder_up)
         also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
-        here.plans.update(version, live, source_up, nodes, now_ms, also=also)
+        here.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled)
     here.plans.fit_in(node)
     return here.plans.part(node, here.seeder)
 

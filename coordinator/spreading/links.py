@@ -65,6 +65,8 @@ class Measured:
     """Nodes that most of those who tried could not dial."""
     selfish: frozenset[str] = frozenset()
     """Nodes that pass nothing on, by their own word."""
+    dialled: dict[str, bool] = field(default_factory=dict)
+    """Whether most of those who tried could dial a node, where anybody tried."""
 
 
 def take_receipt(connection: sa.Connection, node: NodeId, message: Fetched, *, round_id: str, now_ms: int) -> None:
@@ -153,9 +155,11 @@ def measured(connection: sa.Connection, *, rates: bool = True) -> Measured:
     """The links of everybody that a receipt speaks of; without `rates`, only who can be dialled, for a plan in hand."""
     up, down = _rates(connection) if rates else ({}, {})
     said_yes = sa.func.sum(sa.cast(dials.c.answered, sa.Integer))
-    unreachable = sa.select(dials.c.node).group_by(dials.c.node).having(2 * said_yes < sa.func.count())
+    tried = sa.select(dials.c.node, 2 * said_yes >= sa.func.count()).group_by(dials.c.node)
+    dialled = {node: bool(could) for node, could in connection.execute(tried)}
+    unreachable = frozenset(node for node, could in dialled.items() if not could)
     selfish = sa.select(nodes.c.node_id).where(nodes.c.shares.is_(False))
-    return Measured(up, down, frozenset(connection.scalars(unreachable)), frozenset(connection.scalars(selfish)))
+    return Measured(up, down, unreachable, frozenset(connection.scalars(selfish)), dialled=dialled)
 
 
 def _rates(connection: sa.Connection) -> tuple[dict[str, float], dict[str, float]]:

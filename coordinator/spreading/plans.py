@@ -30,6 +30,8 @@ class Plans:
         self._addresses: dict[NodeId, str] = {}
         self._also: Mapping[NodeId, tuple[str, ...]] = {}
         """Where else some of them can be dialled."""
+        self._dialled: Mapping[str, bool] = {}
+        """Whether most of those who tried could dial a node."""
         self._probes: dict[NodeId, NodeId] = {}
         self._looked_ms = 0
 
@@ -60,9 +62,11 @@ class Plans:
         now_ms: int,
         *,
         also: Mapping[NodeId, tuple[str, ...]] | None = None,
+        dialled: Mapping[str, bool] | None = None,
     ) -> None:
         """Take note of who is alive: plan a new version, or fit changes into the plan there is."""
         self._addresses, self._also, self._looked_ms = live, also or {}, now_ms
+        self._dialled = dialled or {}
         if self._topology is None or not self.has(version):
             self._version, self._topology = version, topology.plan(source_up, nodes)
             self._probes = _deal_probes(version, live, self._topology.dialable)
@@ -95,6 +99,7 @@ class Plans:
             help_rate=plan.help_rate,
             calls=tuple(filter(None, map(self._at_address, calls))),
             probe=probe,
+            dialled=self._dialled.get(node),
         )
 
     def _at_address(self, name: str) -> Peer | None:

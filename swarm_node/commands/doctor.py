@@ -28,7 +28,7 @@ def doctor(
         str, typer.Argument(metavar="JOIN_STRING", help="A round's join string; without, the machine alone.")
     ] = "",
     home: Home = DEFAULT_HOME,
-    listen: ListenOption = "127.0.0.1:0",
+    listen: ListenOption = "",
     threads: ThreadsOption = 0,
     device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,

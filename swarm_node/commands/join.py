@@ -3,7 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,9 +29,11 @@ from swarm_node.commands.options import (
     IdleOption,
     JoinText,
     ListenOption,
+    MapPortOption,
     PowerOption,
     PriceOption,
     Quiet,
+    ShareOption,
     ThreadsOption,
     UploadOption,
     VllmPythonOption,
@@ -56,8 +58,10 @@ def join(
     price: PriceOption = 1_000_000,
     name: Annotated[str, typer.Option(help="How the leaderboard calls this node; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key, the outbox and the policy files.")] = DEFAULT_HOME,
-    listen: ListenOption = "127.0.0.1:0",
+    listen: ListenOption = "",
     advertise: AdvertiseOption = "",
+    share: ShareOption = True,
+    map_port: MapPortOption = None,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Prompts sampled together.")] = 8,
     owner: Annotated[Path | None, typer.Option(help="Its owner's delegation to this node; kept from then on.")] = None,
     engine: EngineOption = Engine.AUTO,
@@ -98,7 +102,8 @@ def join(
     machine = this_machine()
     choose(engine.value, options, machine)  # refused at once, not when the first version has been fetched
     trusted = witnesses_of(witness, quorum)
-    me = _member(join_string, home, name, listen, advertise, typed, price=price, owner=owner, witnesses=trusted)
+    reach = ReachOptions(listen, advertise, share, map_port)
+    me = _member(join_string, home, name, reach, typed, price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me, must=dry_run)
     if dry_run:
@@ -117,9 +122,10 @@ def mirror(
     join_string: JoinText,
     name: Annotated[str, typer.Option(help="How the leaderboard calls it; by default a nickname.")] = "",
     home: Annotated[Path, typer.Option(help="Folder of the key and the policy files.")] = DEFAULT_HOME,
-    listen: ListenOption = "127.0.0.1:0",
+    listen: ListenOption = "",
     advertise: AdvertiseOption = "",
-    share: Annotated[bool, typer.Option(help="Pass chunks on; without it, nobody is told of this mirror.")] = True,
+    share: ShareOption = True,
+    map_port: MapPortOption = None,
     upload_gb: UploadOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every version held.")] = False,
     quiet: Quiet = False,
@@ -130,7 +136,8 @@ def mirror(
     from swarm_node import mirror as mirroring
 
     logs.to_stderr(quiet)
-    settings = _member(join_string, home, name, listen, advertise, given(upload_gb=upload_gb), share=share)
+    reach = ReachOptions(listen, advertise, share, map_port)
+    settings = _member(join_string, home, name, reach, given(upload_gb=upload_gb))
 
     def tell(held: mirroring.Held) -> None:
         said = json.dumps(held.to_json()) if as_json else f"Version {held.version} is here: {held.bytes} bytes."
@@ -139,16 +146,23 @@ def mirror(
     trio.run(partial(mirroring.run, settings, tell=tell))
 
 
+class ReachOptions(NamedTuple):
+    """Options on how other nodes reach this one."""
+
+    listen: str
+    advertise: str
+    share: bool
+    map_port: bool | None
+
+
 def _member(
     join_string: str,
     home: Path,
     name: str,
-    listen: str,
-    advertise: str,
+    reach: ReachOptions,
     limits: dict[str, Any],
     *,
     price: int = 0,
-    share: bool = True,
     owner: Path | None = None,
     witnesses: "Witnesses | None" = None,
 ) -> "member.Settings":
@@ -157,16 +171,14 @@ def _member(
     from swarm_node import join_string as joining
 
     join = joining.parse(join_string)
-    check_settings(name or "-", price, listen, advertise)
+    check_settings(name or "-", price, reach.listen, reach.advertise)
     me = identity.load_or_create(home / identity.FILE).key.node_id
     return member.Settings(
         join=join,
         home=home,
         name=name or nickname(me),
         price_micros_per_mtok=price,
-        listen=listen,
-        advertise=advertise,
-        share=share,
+        **reach._asdict(),
         delegation=delegation.kept(home, me, owner),
         limits=limits,
         witnesses=witnesses or member.NOBODY,

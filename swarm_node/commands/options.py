@@ -55,7 +55,25 @@ JoinText = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only what goes wrong.")]
-ListenOption = Annotated[str, typer.Option(help="Where other nodes may fetch chunks; port 0 takes any.")]
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        help="Where other nodes may fetch chunks; port 0 takes any. By default every interface and the first free "
+        "port of 8703-8710; this machine alone, if the coordinator is on it.",
+        show_default=False,
+    ),
+]
+ShareOption = Annotated[
+    bool, typer.Option(help="Pass chunks on; without it, nothing listens and nobody is told of this node.")
+]
+MapPortOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--map-port/--no-map-port",
+        help="Ask the router to forward the port (PCP, NAT-PMP, UPnP); by default if the coordinator is on the "
+        "internet.",
+    ),
+]
 AdvertiseOption = Annotated[
     str, typer.Option(help="The host:port others should dial, if not the listen address; several with commas.")
 ]
@@ -86,8 +104,16 @@ def given(**values: Any) -> dict[str, Any]:
 def check_settings(name: str, price: int, listen: str, advertise: str) -> None:
     """Refuse what the coordinator would refuse, before anything is started."""
     from protocol.messages import Register
+    from protocol.places import why_undialable
 
-    for address in filter(None, (listen, *advertise.split(","))):
+    named = [address for address in advertise.split(",") if address]
+    for address in named:
+        if why := why_undialable(address):
+            raise ConfigInvalid(
+                f"--advertise {address}: no other node can dial this address: {why}.",
+                hint="Name the host:port at which others reach this node, such as 198.51.100.7:8703.",
+            )
+    for address in filter(None, (listen, *named)):
         try:
             Register.from_value(
                 {"name": name, "price_micros_per_mtok": price, "addresses": [address], "agent": "echo-swarm"}

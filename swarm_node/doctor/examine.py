@@ -69,7 +69,7 @@ async def examine(patient: Patient, tell: Tell) -> list[Finding]:
         else:
             for check, look in (("down", line.down), ("up", line.up)):
                 note(await _try_async(check, partial(look, found)))
-            note(await _try_async("reach", partial(line.reach, found, patient.listen)))
+            note(await _try_async("reach", partial(line.reach, found, patient.listen, patient.home)))
     if patient.with_engines:
         note(*await engines.engines(patient.options, this_machine))
     return findings

@@ -1,13 +1,15 @@
 """The line to the round: does the coordinator answer, is the clock right, how fast is it both ways, who can dial in?
 
 - Bytes are bounded: 8 MiB down, a few up. What is fetched are chunks of the newest version; they are thrown away.
-- Whether others can dial in is tried: the coordinator dials back. Through a proxy it cannot, and that is said.
+- Whether others can dial in: where an agent runs, other nodes have tried, and the coordinator knows what came of it.
+  Else it is tried: the coordinator dials back. Through a proxy it cannot, and that is said.
 - A node that cannot be dialled works all the same: it calls those that it feeds.
 """
 
-import ipaddress
 import secrets
+import socket
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import trio
@@ -16,10 +18,12 @@ from protocol import limits
 from protocol.errors import ConfigInvalid, SwarmError, named
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
-from protocol.places import host_and_port
 from protocol.probe import Dial
 from swarm_node.api_client import Coordinator
+from swarm_node.control import client
 from swarm_node.doctor.report import Finding, fail, ok, skip, warn
+from swarm_node.reach.listening import BOTH_FAMILIES, PORTS, Place, open_place
+from swarm_node.reach.state import CAN, CANNOT
 
 OFF_WARN_S, OFF_FAIL_S = 10.0, float(limits.CLOCK_SKEW_MAX_S)
 
@@ -101,32 +105,66 @@ async def up(line: Line) -> Finding:
     return ok("up", "The line up is fast enough.", evidence)
 
 
-async def reach(line: Line, listen: str) -> Finding:
-    """Listen where the node would, and have the coordinator dial it."""
-    step = "The node calls others then. To be dialled: --listen 0.0.0.0:PORT, and forward that port in the router."
-    word = secrets.token_hex(16)
+TO_BE_DIALLED = (
+    f"Nothing has to be done. To be dialled: allow TCP ports {PORTS[0]} to {PORTS[-1]} in the firewall, and let the "
+    f"router forward {PORTS[0]} to this machine."
+)
+
+
+async def reach(line: Line, listen: str, home: Path | None = None) -> Finding:
+    """Report whether others could dial the agent that runs; without one, listen where it would, and be dialled."""
+    dialled = await _agent_was_dialled(home) if home else None
+    if dialled is not None:
+        evidence = "the receipts of other nodes, as the coordinator counts them"
+        said = f"{CAN if dialled else CANNOT}."
+        return ok("reach", said[0].upper() + said[1:], evidence if dialled else f"{evidence}. {TO_BE_DIALLED}")
     try:
-        host, port = host_and_port(listen)
-        (listener,) = await trio.open_tcp_listeners(port, host=host)
+        async with open_place(listen, line.coordinator.url) as place, await _listen(place) as listener:
+            return await _be_dialled(line, listener, place)
     except (OSError, ValueError, ConfigInvalid) as error:  # a name of several addresses is a ValueError here
         return fail(
             "reach", f"Nothing can listen at {listen}.", str(error), "Choose another port with --listen; 0 takes any."
         )
+
+
+async def _agent_was_dialled(home: Path) -> bool | None:
+    try:
+        said: bool | None = (await client.ask(home, "status")).get("dialled")
+    except SwarmError:  # none runs, or it is too busy to say
+        return None
+    return said
+
+
+async def _listen(place: Place) -> trio.SocketListener:
+    if place.host != BOTH_FAMILIES:
+        (listener,) = await trio.open_tcp_listeners(place.port, host=place.host)
+        return listener
+    server = trio.socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, False)
+    await server.bind((place.host, place.port))
+    server.listen()
+    return trio.SocketListener(server)
+
+
+async def _be_dialled(line: Line, listener: trio.SocketListener, place: Place) -> Finding:
+    word = secrets.token_hex(16)
     chosen = int(listener.socket.getsockname()[1])
-    async with listener, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(_say_word, listener, word)
         try:
             answer = await line.coordinator.dial_me(Dial(port=chosen, word=word))
         except SwarmError as error:
-            return skip("reach", f"The coordinator dials nobody: {named(error)}", step)
+            return skip("reach", f"The coordinator dials nobody: {named(error)}", TO_BE_DIALLED)
         finally:
             nursery.cancel_scope.cancel()
     if answer.proxied:
-        return skip("reach", "The coordinator is behind a proxy and cannot tell who can dial this machine.", step)
+        return skip(
+            "reach", "The coordinator is behind a proxy and cannot tell who can dial this machine.", TO_BE_DIALLED
+        )
     if answer.reached:
         return ok("reach", "The coordinator can dial this machine.", f"port {chosen}")
-    why = "it listens on this machine only" if _is_loopback(host) else "a router (NAT) or a firewall is in between"
-    return ok("reach", f"Others cannot dial this machine: {why}. It works all the same.", step)
+    why = "it listens on this machine only" if place.is_loopback else "a router (NAT) or a firewall is in between"
+    return ok("reach", f"Others cannot dial this machine: {why}. It works all the same.", TO_BE_DIALLED)
 
 
 async def _say_word(listener: trio.SocketListener, word: str) -> None:
@@ -139,10 +177,3 @@ async def _say_word(listener: trio.SocketListener, word: str) -> None:
             pass  # somebody else's visit
         finally:
             await stream.aclose()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

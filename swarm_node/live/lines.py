@@ -27,6 +27,7 @@ def _of_status(told: dict[str, Any]) -> Iterator[str]:
     yield f"credit    {credit(told)}"
     yield f"verdicts  {verdicts(told)}"
     yield f"traffic   {traffic(told)}"
+    yield f"reach     {reach(told)}"
     yield f"machine   {machine(told)}"
     if told["limits"]:
         yield f"limits    {', '.join(f'{name} {value}' for name, value in told['limits'].items())}"
@@ -125,6 +126,11 @@ def traffic(told: dict[str, Any]) -> str:
     stop = f"; {told['no_upload']}" if told["no_upload"] else ""
     month = f"{size(told['uploaded_month_bytes'])}{cap} this month"
     return f"{size(fetched)} fetched, {size(moved['to_peers'])} passed on, {month}{stop}"
+
+
+def reach(told: dict[str, Any]) -> str:
+    """Whether others can connect, and what the router said."""
+    return f"{told['reach']}; {told['mapping']}" if told["mapping"] else str(told["reach"])
 
 
 def machine(told: dict[str, Any]) -> str:

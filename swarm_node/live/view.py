@@ -35,7 +35,7 @@ def panel(told: dict[str, Any]) -> RenderableType:
     if told["download"]:
         load = told["download"]
         table.add_row("", ProgressBar(total=max(1, load["bytes"]), completed=load["bytes_done"], width=40))
-    rows = ("version", "speed", "credit", "verdicts", "traffic", "machine")
+    rows = ("version", "speed", "credit", "verdicts", "traffic", "reach", "machine")
     for name in rows:
         table.add_row(name, Text(one_line(getattr(lines, name)(told))))
     table.add_row("queue", Text(lines.queue(told)))

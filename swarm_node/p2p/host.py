@@ -266,12 +266,20 @@ class Host:
 
 
 @asynccontextmanager
-async def open_host(key_seed: bytes, host: str, port: int, settings: HostSettings | None = None) -> AsyncIterator[Host]:
-    """Run a host on `host:port` (port 0: any free one) for the duration of the context."""
+async def open_host(
+    key_seed: bytes, host: str | None, port: int, settings: HostSettings | None = None
+) -> AsyncIterator[Host]:
+    """Run a host on `host:port` (port 0: any free one) for the duration of the context; without `host` nothing listens.
+
+    Sockets of this user that ask for it may share the port (SO_REUSEADDR, SO_REUSEPORT): so it can be dialled from.
+    """
     workarounds.install()
     settings = settings or HostSettings()
-    host = await _ip_of(host)
-    _refuse_taken_port(host, port)
+    places = []
+    if host is not None:
+        host = await _ip_of(host)
+        _refuse_taken_port(host, port)
+        places = [_multiaddr(f"[{host}]:{port}")]
     basic = _basic_host(key_seed, settings)
     workarounds.ask_nobody(basic)
     workarounds.guard_streams(basic)
@@ -281,11 +289,11 @@ async def open_host(key_seed: bytes, host: str, port: int, settings: HostSetting
     budget = Budget(settings.receive_max_bytes)
     workarounds.use_muxer(basic, _muxer(settings, budget))
     failure: Exception | None = None
-    async with basic.run([_multiaddr(f"[{host}]:{port}")]), trio.open_nursery() as nursery:
+    async with basic.run(places), trio.open_nursery() as nursery:
         running = Host(basic, budget, settings, nursery)
         nursery.start_soon(running.cut_idle, settings.idle_s)
         try:
-            if not running.addresses:
+            if places and not running.addresses:
                 raise ConfigInvalid(f"Cannot listen on {host}:{port}.", hint="Choose another address or port.")
             yield running
         except Exception as error:

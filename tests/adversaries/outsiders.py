@@ -261,6 +261,31 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "an address that leads nowhere, or elsewhere",
+        {
+            "tests/coordinator/test_dialable.py": [
+                "test_an_address_that_nobody_can_dial_is_rejected",
+                "test_an_address_of_a_network_that_others_are_not_in_is_left_out",
+            ]
+        },
+    ),
+    Outsider(
+        "a hostile router",
+        {
+            "tests/swarm_node/reach/test_hostile_router.py": [
+                "test_a_hostile_description_costs_the_mapping_and_nothing_else",
+                "test_an_answer_to_the_search_that_points_elsewhere_is_passed_over",
+                "test_an_external_address_that_nobody_can_dial_is_reported_and_not_advertised",
+                "test_a_flood_of_garbage_does_not_hold_the_node",
+                "test_a_reply_of_another_machine_is_not_heard",
+            ],
+            "tests/swarm_node/reach/test_real_router.py": [
+                "test_a_node_behind_a_vpn_does_not_give_its_home_address_away",
+                "test_a_mapping_of_another_machine_is_not_stolen",
+            ],
+        },
+    ),
+    Outsider(
         "code in an answer that a library reads",
         {"tests/coordinator/rewards/test_shipped.py": ["test_code_in_a_strangers_answer_is_not_run"]},
     ),

@@ -201,6 +201,17 @@ def test_who_most_could_not_dial_is_unreachable_until_most_can_again(
     assert world.run(links.measured).unreachable == set()
 
 
+def test_what_those_who_tried_to_dial_a_node_say_is_known_of_it_alone(
+    world: World, two: tuple[NodeKey, NodeKey]
+) -> None:
+    one, other = two
+    third, fourth = world.join(3), world.join(4)
+    assert world.run(links.measured).dialled == {}
+    give(world, one.node_id, sealed(one, {}, answered=[other.node_id], unanswered=[fourth.node_id]))
+    give(world, third.node_id, sealed(third, {}, answered=[other.node_id]))
+    assert world.run(links.measured, rates=False).dialled == {other.node_id: True, fourth.node_id: False}
+
+
 def test_a_probe_in_vain_is_a_word_on_the_address_and_none_on_the_uplink(
     world: World, two: tuple[NodeKey, NodeKey]
 ) -> None:

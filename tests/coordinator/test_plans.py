@@ -43,6 +43,12 @@ def test_every_stripe_of_a_part_has_one_parent_and_the_seeder_is_always_there() 
         assert SEEDER in {peer.peer_id for peer in part.peers}
 
 
+def test_a_node_is_told_whether_others_could_dial_it_where_anybody_tried() -> None:
+    plans, live, nodes = planned(*PEERS)
+    plans.update(1, live, 3e6, nodes, now_ms=1, dialled={PEERS[0]: True, PEERS[1]: False})
+    assert [plans.part(node, SEEDER_PEER).dialled for node in PEERS[:3]] == [True, False, None]
+
+
 def test_who_cannot_be_dialled_is_told_whom_to_call_and_its_children_to_wait_for_that() -> None:
     shy = set(PEERS[:3])
     plans, _, _ = planned(*PEERS, shy=shy)

@@ -15,6 +15,7 @@ import yaml
 from tree_sitter import Language, Node, Parser
 
 from coordinator.config import load
+from swarm_node.reach.listening import PORTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "installers"
@@ -175,3 +176,23 @@ def test_the_container_copies_only_what_exists_and_is_not_ignored() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     sources = {source.partition("/")[0] for line in copied for source in line.split() if source != "."}
     assert sources <= kept
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("install.sh", "install.ps1", "system.service", "user.service", "launchd.plist", "compose.yaml"),
+        *("../Dockerfile", "../README.md", "../docs/joining.md", "../docs/faq.md", "../docs/operating.md"),
+    ],
+)
+def test_whatever_starts_or_explains_a_node_names_its_port_and_how_to_close_it(name: str) -> None:
+    said = (FOLDER / name).read_text()
+    assert str(PORTS[0]) in said
+    assert "no-share" in said
+
+
+def test_the_firewall_lines_are_those_of_the_ports_on_which_nodes_listen() -> None:
+    for name in ("install.sh", "install.ps1", "../docs/joining.md"):
+        said = re.findall(r"(?:allow|=|dport) ?(\d+)[:-](\d+)(?:/tcp| accept|\b)", (FOLDER / name).read_text())
+        assert said
+        assert {(int(first), int(last)) for first, last in said} == {(PORTS[0], PORTS[-1])}

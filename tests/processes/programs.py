@@ -58,8 +58,8 @@ def script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def free_address() -> str:
-    """A loopback address that is free now, and that stays so while a program is away that was killed.
+def free_address(host: str = "127.0.0.1") -> str:
+    """A free address, on loopback by default, that stays free while a program is away that was killed.
 
     The kernel gives its port to nobody who does not ask for it by number: those that it does give begin at 32768 here,
     and above that elsewhere.
@@ -67,8 +67,8 @@ def free_address() -> str:
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return f"127.0.0.1:{port}"
+            probe.bind((host, port))
+            return f"{host}:{port}"
 
 
 class Program:

@@ -44,13 +44,13 @@ NO_AUDITS = {"first_groups": 0, "floor": 0.0, "trusted_floor": 0.0}
 class Coordinator:
     """One round's coordinator and what it left on the disk."""
 
-    def __init__(self, swarm: Swarm, settings: Settings) -> None:
+    def __init__(self, swarm: Swarm, settings: Settings, *, host: str = "127.0.0.1") -> None:
         self._swarm = swarm
         self.folder = swarm.folder / "round"
-        self.address = free_address()
+        self.address = free_address(host)
         self.url = f"http://{self.address}"
         self.config_file = swarm.folder / "round.toml"
-        place = {"directory": str(self.folder), "listen": self.address, "seeder": free_address()}
+        place = {"directory": str(self.folder), "listen": self.address, "seeder": free_address(host)}
         everything = {"audit": NO_AUDITS, **settings, "round": {**settings.get("round", {}), **place}}
         self.config_file.write_text(_toml(everything))
         self.join_string = ""

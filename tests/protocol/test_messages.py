@@ -56,7 +56,8 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     },
     PlanRequest: {"version": 1},
     Plan: {
-        "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER
+        "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER,
+        "dialled": True,
     },
     Receipt: {
         "round_id": ROUND, "version": 1, "seconds": 1.0,

@@ -35,7 +35,7 @@ def test_an_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) 
     ],
 )
 def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(ConfigInvalid, match=r"is not host:port.*\[::\]:8701"):
+    with pytest.raises(ConfigInvalid, match=r"is not host:port.*\[::\]:8703"):
         host_and_port(address)
 
 

@@ -97,6 +97,7 @@ class Line:
     def __init__(self, lost: str) -> None:
         self._lost = lost
         self.calls: list[str] = []
+        self.registered: list[tuple[str, ...]] = []
         self.member: Any = SimpleNamespace(
             coordinator=self,
             addresses=("0.0.0.0:8701",),
@@ -110,7 +111,8 @@ class Line:
             shares=True,
         )
 
-    async def register(self, _message: Register) -> HeartbeatReply:
+    async def register(self, message: Register) -> HeartbeatReply:
+        self.registered.append(message.addresses)
         return self._answer("register")
 
     async def heartbeat(self, _message: Heartbeat) -> HeartbeatReply:
@@ -143,3 +145,21 @@ async def test_a_node_that_lost_its_line_registers_again_since_it_may_have_anoth
     assert line.calls.count("register") == 2
     again = len(line.calls) - line.calls[::-1].index("register") - 1
     assert line.calls[:again].count(lost) == 2, "not before, and not much later"
+
+
+@pytest.mark.trio
+async def test_a_node_registers_again_when_the_router_gives_it_another_address(autojump_clock: MockClock) -> None:
+    line, activity = Line("nothing"), SimpleNamespace(version=0, phase=Phase.IDLE, tokens_per_s=0.0)
+    pulse = Pulse(line.member, cast(Any, activity))
+    await pulse.register()
+    with trio.move_on_after(300):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pulse.run)
+            await trio.sleep(100)
+            assert line.calls.count("register") == 1
+            line.member.addresses = ("[::]:8703", "45.77.1.1:8703")
+            await trio.sleep(100)
+            assert line.registered[-1] == line.member.addresses
+            line.member.shares = False
+            await trio.sleep(50)
+    assert line.registered == [("0.0.0.0:8701",), ("[::]:8703", "45.77.1.1:8703"), ()]

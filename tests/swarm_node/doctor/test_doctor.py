@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 
 from protocol.signing import NodeKey
 from swarm_node import identity
+from swarm_node.allowance.governor import Governor
 from swarm_node.api_client import Coordinator
+from swarm_node.control.server import listening
 from swarm_node.doctor import cards, house, line, report, storage
 from swarm_node.doctor.engines import engine, engines, processor
 from swarm_node.doctor.examine import Patient, examine
@@ -19,6 +22,8 @@ from swarm_node.join_string import JoinString
 from swarm_node.machine.gpu import Card, Seen
 
 GB = 10**9
+UNASKED = cast(Governor, None)
+"""`status` asks no governor."""
 RTX = Card("nvidia", "RTX 4090", "550.54", 24 * GB, 1 * GB, 40.0, 20.0, 450.0)
 
 
@@ -185,3 +190,23 @@ async def test_an_address_on_which_the_node_would_not_start_is_a_failure(listen:
     finding = await line.reach(line.Line(coordinator, None), listen)
     assert finding.state is State.FAIL
     assert listen in finding.said
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("dialled", "said"),
+    [(True, "Others can connect to you."), (False, "Others cannot connect to you; your node connects to them.")],
+)
+async def test_a_running_agent_knows_whether_others_could_dial_it(tmp_path: Path, dialled: bool, said: str) -> None:
+    coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))
+    async with listening(tmp_path, UNASKED, lambda: {"dialled": dialled}):
+        finding = await line.reach(line.Line(coordinator, None), "", tmp_path)
+    assert (finding.state, finding.said) == (State.OK, said)
+
+
+@pytest.mark.trio
+async def test_an_agent_of_which_nobody_has_said_anything_is_tried(tmp_path: Path) -> None:
+    coordinator = Coordinator("http://127.0.0.1:9", "0" * 64, NodeKey(bytes(32)))
+    async with listening(tmp_path, UNASKED, lambda: {"dialled": None}):
+        finding = await line.reach(line.Line(coordinator, None), "", tmp_path)
+    assert finding.state is State.SKIP, "nobody answers at that address"

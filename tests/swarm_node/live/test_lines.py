@@ -60,6 +60,10 @@ def told(**changes: Any) -> dict[str, Any]:
         "uploaded_month_bytes": 4_000_000_000,
         "upload_cap_bytes": 5_000_000_000,
         "no_upload": "",
+        "reach": "others can connect to you",
+        "dialled": True,
+        "addresses": ["[::]:8703"],
+        "mapping": "",
         "cards": [{"name": "RTX 4090", "celsius": 61.0, "watts": 300.4, "used_bytes": 8_000_000_000}],
         "celsius": None,
         "watts": None,
@@ -176,7 +180,7 @@ def test_sizes(count: float, said: str) -> None:
     assert lines.size(count) == said
 
 
-@pytest.mark.parametrize("place", ["resting", "distrust", "trouble", "no_work", "no_upload", "rejected"])
+@pytest.mark.parametrize("place", ["resting", "distrust", "trouble", "no_work", "no_upload", "rejected", "mapping"])
 def test_no_word_of_a_coordinator_steers_the_terminal(place: str) -> None:
     change: dict[str, Any] = {place: {STEERING: 1} if place == "rejected" else STEERING, "open_leases": 0}
     assert "\x1b" not in "".join(lines.of_status(told(**change)))

@@ -1,0 +1,159 @@
+"""Messages of UPnP's Internet Gateway Device: the search, the description, and three actions in SOAP. Pure bytes.
+
+- All of it is a router's word. XML is read without document types, so there are no entities to expand; elements are
+  counted; only three kinds of text are kept, each of them short.
+- The description names where actions go; only the router's own address is accepted there.
+"""
+
+from typing import NamedTuple
+from urllib.parse import urljoin, urlsplit
+from xml.parsers import expat
+from xml.sax.saxutils import escape
+
+from swarm_node.reach.gateway import NoMapping
+
+GROUP, GROUP_PORT = "239.255.255.250", 1900
+
+TARGETS = (
+    "urn:schemas-upnp-org:device:InternetGatewayDevice:1",
+    "urn:schemas-upnp-org:device:InternetGatewayDevice:2",
+)
+SERVICES = (
+    "urn:schemas-upnp-org:service:WANIPConnection:2",
+    "urn:schemas-upnp-org:service:WANIPConnection:1",
+    "urn:schemas-upnp-org:service:WANPPPConnection:1",
+)
+"""What maps ports; the first that a router has is asked."""
+
+DOCUMENT_MAX_BYTES = 128 * 1024
+"""A description: those of real routers have 5 to 40 kB."""
+
+ELEMENTS_MAX = 5_000
+"""Elements of a document: ten times as many as real descriptions have."""
+
+TEXT_MAX_CHARS = 512
+"""Of one element that is kept: a path, an address or a code."""
+
+PERMANENT_LEASES_ONLY, CONFLICT = "725", "718"
+
+
+class Service(NamedTuple):
+    """Where actions go."""
+
+    kind: str
+    url: str
+
+
+class Refused(NoMapping):
+    """The router answers an action with a fault."""
+
+    def __init__(self, code: str, words: str) -> None:
+        super().__init__(f"it answers with fault {code or 'without a code'}" + (f" ({words[:80]})" if words else ""))
+        self.code = code
+
+
+def search_request(target: str) -> bytes:
+    """Build the question who in this network is an Internet gateway."""
+    lines = ("M-SEARCH * HTTP/1.1", f"HOST: {GROUP}:{GROUP_PORT}", 'MAN: "ssdp:discover"', "MX: 1", f"ST: {target}")
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def read_search(data: bytes, router: str) -> str | None:
+    """Return where a router's description is; None if this is no answer of a gateway device at `router`."""
+    head, *lines = data.decode("latin-1").split("\r\n")
+    fields = {name.strip().upper(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    location = fields.get("LOCATION", "")
+    if not head.startswith("HTTP/1.") or " 200" not in head or fields.get("ST") not in TARGETS:
+        return None
+    return at_router(location, router)
+
+
+def at_router(url: str, router: str) -> str | None:
+    """Return a URL at the router's own address, put together anew; None for HTTPS, names and other addresses."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 80
+    except ValueError:
+        return None
+    if parts.scheme != "http" or parts.hostname != router or "@" in parts.netloc:
+        return None
+    return f"http://{router}:{port}{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+
+
+def read_description(document: bytes, base: str, router: str) -> Service:
+    """Return the service that maps ports."""
+    found: dict[str, str] = {}
+    kind = ""
+    for name, text in _texts(document, {"serviceType", "controlURL"}):
+        if name == "serviceType":
+            kind = text
+        elif kind in SERVICES:
+            found.setdefault(kind, text)
+            kind = ""
+    for kind in SERVICES:
+        if kind in found:
+            try:
+                url = at_router(urljoin(base, found[kind]), router)
+            except ValueError:
+                continue
+            if url is not None:
+                return Service(kind, url)
+    raise NoMapping("its description names no service that maps ports")
+
+
+def action_request(service: Service, action: str, **arguments: str | int) -> tuple[dict[str, str], bytes]:
+    """Build headers and body of an action."""
+    inner = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in arguments.items())
+    body = (
+        '<?xml version="1.0"?>\r\n<s:Envelope xmlns:s="http://schemas.xmlsoap.org/soap/envelope/" '
+        's:encodingStyle="http://schemas.xmlsoap.org/soap/encoding/"><s:Body>'
+        f'<u:{action} xmlns:u="{service.kind}">{inner}</u:{action}></s:Body></s:Envelope>\r\n'
+    )
+    headers = {"Content-Type": 'text/xml; charset="utf-8"', "SOAPAction": f'"{service.kind}#{action}"'}
+    return headers, body.encode()
+
+
+def read_fault(document: bytes) -> Refused:
+    """Return the fault in an answer."""
+    found = dict(_texts(document, {"errorCode", "errorDescription"}))
+    return Refused(found.get("errorCode", ""), found.get("errorDescription", ""))
+
+
+def read_value(document: bytes, name: str) -> str:
+    """Return one value of an answer; empty if it is not in it."""
+    return dict(_texts(document, {name})).get(name, "")
+
+
+def _texts(document: bytes, wanted: set[str]) -> list[tuple[str, str]]:
+    """Return the text of each element with one of these names, whatever its prefix, in the order of the document."""
+    found: list[tuple[str, str]] = []
+    open_names: list[str] = []
+    pieces: list[str] = []
+    elements = 0
+    parser = expat.ParserCreate()
+
+    def start(name: str, _attributes: dict[str, str]) -> None:
+        nonlocal elements
+        elements += 1
+        if elements > ELEMENTS_MAX:
+            raise NoMapping("its XML has too many elements")
+        open_names.append(name.rpartition(":")[2])
+        pieces.clear()
+
+    def end(_name: str) -> None:
+        name = open_names.pop()
+        if name in wanted:
+            found.append((name, "".join(pieces).strip()[:TEXT_MAX_CHARS]))
+        pieces.clear()
+
+    def refuse(*_arguments: object) -> None:
+        raise NoMapping("its XML declares a document type")
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = pieces.append
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(document, True)
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        raise NoMapping(f"its XML cannot be read: {error}") from None
+    return found

@@ -1,0 +1,124 @@
+"""The address on which a member listens for other nodes, where its owner names none.
+
+- A coordinator elsewhere means that the other nodes are elsewhere, too: every interface, IPv4 and IPv6. A coordinator
+  on a loopback address means that everybody is on this machine: loopback, and any free port.
+- The port is the first free one of `PORTS`, so that one line in a firewall covers several nodes of a machine. Without
+  a free one it is any other: a node that nobody can dial is better than none.
+- libp2p shares its port with whoever asks for that (SO_REUSEPORT), so a free port says little. A node therefore holds
+  the UDP port of the same number on loopback, alone, as long as it runs.
+"""
+
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import trio
+
+from protocol.places import host_and_port, ip_of
+from swarm_node.addresses import resolve
+
+PORTS = range(8703, 8711)
+"""Not assigned by IANA, below the ephemeral ranges of Linux (from 32768), Windows and macOS (from 49152), and after the
+ports of a coordinator on the same machine (8700 to 8702). Eight: one for each card of a large machine."""
+
+RESOLVE_S = 5.0
+"""For the name of the coordinator; one that is not known by then is not the name of this machine."""
+
+BOTH_FAMILIES, IPV4_ONLY = "::", "0.0.0.0"
+
+
+class Place(NamedTuple):
+    """An address to listen on."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ip_of(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@asynccontextmanager
+async def open_place(listen: str, coordinator_url: str) -> AsyncIterator[Place]:
+    """Choose the address, and hold its port against other nodes of this machine."""
+    if listen:
+        yield Place(*host_and_port(listen))
+    elif await is_on_this_machine(coordinator_url):
+        yield Place("127.0.0.1", 0)
+    else:
+        host = BOTH_FAMILIES if has_both_families() else IPV4_ONLY
+        with claimed_port(host) as port:
+            yield Place(host, port)
+
+
+async def is_on_this_machine(url: str) -> bool:
+    """Return True if the host of a URL stands for loopback addresses and nothing else."""
+    found: list[str] = []
+    with trio.move_on_after(RESOLVE_S):
+        found = await resolve(urlsplit(url).hostname or "")
+    return bool(found) and all(ip_of(address).is_loopback for address in found)
+
+
+@contextmanager
+def claimed_port(host: str, ports: Sequence[int] = PORTS) -> Iterator[int]:
+    """Hold the first free one of these ports; 0, which stands for any, if all are taken."""
+    for port in ports:
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with claim:
+            if _binds(claim, "127.0.0.1", port) and _is_free(host, port):
+                yield port
+                return
+    yield 0
+
+
+def has_both_families() -> bool:
+    """Return True if a socket of IPv6 can be opened here that takes callers over IPv4, too."""
+    if not socket.has_ipv6:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind((BOTH_FAMILIES, 0))
+            return not probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    except OSError:  # IPv6 is switched off
+        return False
+
+
+def describe(addresses: tuple[str, ...], *, connections: int, per_address: int, upload_cap_gb: float) -> str:
+    """Say in one line what is listened on, how it is limited, and how to turn it off."""
+    host, port = host_and_port(addresses[0])
+    ip = ipaddress.ip_address(host)
+    if ip.is_loopback:
+        where = f"on this machine alone, port {port}"
+    elif ip.is_unspecified:
+        where = f"on all interfaces, {'IPv4 and IPv6' if ip.version == 6 else 'IPv4'}, TCP port {port}"
+    else:
+        where = f"on {host}, TCP port {port}"
+    cap = f"{upload_cap_gb:g} GB of upload a month" if upload_cap_gb else "no upload cap (--upload-gb sets one)"
+    return (
+        f"Other nodes can fetch chunks {where}: at most {connections} connections, {per_address} from one address, "
+        f"{cap}. --no-share turns this off."
+    )
+
+
+NOTHING_LISTENS = "Nothing listens, and no other node is told of this one (--no-share)."
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return _binds(probe, host, port)
+
+
+def _binds(sock: socket.socket, host: str, port: int) -> bool:
+    try:
+        sock.bind((host, port))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,243 @@
+"""Three ways to have a router forward a TCP port: PCP, NAT-PMP and UPnP-IGD, each with deadlines and size bounds.
+
+- Each asks the default gateway, over sockets that are connected to it or whose senders are compared with it.
+- Each raises `NoMapping` with the reason where the router is silent, refuses, or answers what cannot be read.
+"""
+
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import AddressValueError, IPv4Address
+from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import trio
+
+from protocol.errors import MessageTooLarge
+from swarm_node.origin import read_at_most
+from swarm_node.reach import igd_messages as igd
+from swarm_node.reach import port_messages as messages
+from swarm_node.reach.gateway import Gateway, NoMapping
+
+T = TypeVar("T")
+
+WAITS_S = (0.25, 0.5, 1.0, 2.0)
+"""After each sending of a request, as RFC 6886 begins; its nine sendings take two minutes, which is too long here."""
+
+DATAGRAM_MAX_BYTES = 2048
+"""PCP allows 1100; an answer to a search has a few hundred."""
+
+DATAGRAMS_MAX = 64
+"""Datagrams read for one question: a network of many devices, or somebody who floods."""
+
+SEARCH_S = 2.5
+"""A device waits up to a second (MX) before it answers a search."""
+
+HTTP_S = 5.0
+"""For one answer over HTTP, from connecting to its last byte; routers are slow."""
+
+OTHER_PORTS = 3
+"""External ports that UPnP is asked for when another machine holds the first."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """An external address that a router forwards to this node."""
+
+    address: str
+    port: int
+    lease_s: int
+    """How long, unless it is renewed; 0: until it is removed."""
+
+
+class Method(Protocol):
+    """One protocol."""
+
+    name: str
+
+    async def map(self, gateway: Gateway, port: int, lease_s: int) -> Mapping:
+        """Map a port, or renew the mapping."""
+
+    async def unmap(self, gateway: Gateway, port: int) -> None:
+        """Remove the mapping."""
+
+
+@dataclass
+class Pcp:
+    """The Port Control Protocol."""
+
+    name: str = "PCP"
+    server_port: int = messages.SERVER_PORT
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(messages.NONCE_BYTES))
+    """Only who knows it may renew or remove the mapping."""
+
+    async def map(self, gateway: Gateway, port: int, lease_s: int) -> Mapping:
+        granted = await self._ask(gateway, port, lease_s)
+        return Mapping(granted.address, granted.port, granted.lease_s)
+
+    async def unmap(self, gateway: Gateway, port: int) -> None:
+        await self._ask(gateway, port, 0)
+
+    async def _ask(self, gateway: Gateway, port: int, lease_s: int) -> messages.Granted:
+        request = messages.pcp_request(gateway.own_address, self.nonce, port, port if lease_s else 0, lease_s)
+        return await ask(gateway, self.server_port, request, lambda d: messages.read_pcp(d, self.nonce, port))
+
+
+@dataclass
+class NatPmp:
+    """The NAT Port Mapping Protocol."""
+
+    name: str = "NAT-PMP"
+    server_port: int = messages.SERVER_PORT
+
+    async def map(self, gateway: Gateway, port: int, lease_s: int) -> Mapping:
+        question = messages.natpmp_address_request()
+        address = await ask(gateway, self.server_port, question, messages.read_natpmp_address)
+        granted = await self._ask(gateway, port, lease_s)
+        return Mapping(address, granted.port, granted.lease_s)
+
+    async def unmap(self, gateway: Gateway, port: int) -> None:
+        await self._ask(gateway, port, 0)
+
+    async def _ask(self, gateway: Gateway, port: int, lease_s: int) -> messages.Granted:
+        request = messages.natpmp_request(port, port if lease_s else 0, lease_s)
+        return await ask(gateway, self.server_port, request, lambda d: messages.read_natpmp(d, port))
+
+
+@dataclass
+class Upnp:
+    """UPnP's Internet Gateway Device."""
+
+    name: str = "UPnP"
+    search_at: tuple[str, int] = (igd.GROUP, igd.GROUP_PORT)
+    _service: igd.Service | None = None
+    _external: int = 0
+    """The port that the router forwards."""
+
+    async def map(self, gateway: Gateway, port: int, lease_s: int) -> Mapping:
+        service = self._service or await self._find(gateway)
+        try:
+            return await self._map(service, gateway, port, lease_s)
+        except NoMapping:
+            self._service = None  # a router that has started anew describes itself elsewhere
+            raise
+
+    async def unmap(self, gateway: Gateway, port: int) -> None:
+        if self._service is not None and self._external:
+            await _act(gateway, self._service, "DeletePortMapping", **_entry(self._external))
+
+    async def _map(self, service: igd.Service, gateway: Gateway, port: int, lease_s: int) -> Mapping:
+        address = igd.read_value(await _act(gateway, service, "GetExternalIPAddress"), "NewExternalIPAddress")
+        try:
+            IPv4Address(address)
+        except AddressValueError:
+            raise NoMapping("it knows no external address of its own") from None
+        for external in dict.fromkeys((self._external or port, *range(port, port + OTHER_PORTS))):
+            if not await self._is_free(service, gateway, external):
+                continue
+            granted_s = await self._add(service, gateway, port, external, lease_s)
+            if granted_s is not None:
+                self._service, self._external = service, external
+                return Mapping(address, external, granted_s)
+        raise NoMapping("other machines hold the external ports")
+
+    async def _is_free(self, service: igd.Service, gateway: Gateway, external: int) -> bool:
+        """Return False if another machine holds a port: some routers would give it away without a word."""
+        try:
+            holder = await _act(gateway, service, "GetSpecificPortMappingEntry", **_entry(external))
+        except igd.Refused:  # 714: there is no such entry
+            return True
+        return igd.read_value(holder, "NewInternalClient") in ("", gateway.own_address)
+
+    async def _add(self, service: igd.Service, gateway: Gateway, port: int, external: int, lease_s: int) -> int | None:
+        """Add a mapping and return its lease; None if another machine holds the port."""
+        arguments = _entry(external) | {"NewInternalPort": port, "NewInternalClient": gateway.own_address}
+        arguments |= {"NewEnabled": 1, "NewPortMappingDescription": "echo-swarm"}
+        for granted_s in (lease_s, 0):
+            try:
+                await _act(gateway, service, "AddPortMapping", **arguments, NewLeaseDuration=granted_s)
+                return granted_s
+            except igd.Refused as refused:
+                if refused.code == igd.CONFLICT:
+                    return None
+                if refused.code != igd.PERMANENT_LEASES_ONLY or not granted_s:
+                    raise
+        return None
+
+    async def _find(self, gateway: Gateway) -> igd.Service:
+        location = await self._search(gateway)
+        document = await _http(gateway, "GET", location)
+        return igd.read_description(document, location, gateway.address)
+
+    async def _search(self, gateway: Gateway) -> str:
+        """Return where the gateway's own description is; the answers of all others are passed over."""
+        with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            try:
+                await asker.bind((gateway.own_address, 0))
+                asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(gateway.own_address))
+                asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
+                for target in igd.TARGETS:
+                    await asker.sendto(igd.search_request(target), self.search_at)
+                with trio.move_on_after(SEARCH_S):
+                    for _ in range(DATAGRAMS_MAX):
+                        data, (sender, *_) = await asker.recvfrom(DATAGRAM_MAX_BYTES)
+                        location = igd.read_search(data, gateway.address) if sender == gateway.address else None
+                        if location:
+                            return location
+            except OSError as error:
+                raise NoMapping(f"it cannot be searched for: {error.strerror}") from None
+        raise NoMapping("it does not answer")
+
+
+async def ask(gateway: Gateway, port: int, request: bytes, read: Callable[[bytes], T | None]) -> T:
+    """Send a datagram until a reply comes that can be read; only the gateway's own arrive, from this port."""
+    with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        try:
+            await asker.bind((gateway.own_address, 0))
+            await asker.connect((gateway.address, port))
+            for wait_s in WAITS_S:
+                await asker.send(request)
+                with trio.move_on_after(wait_s):
+                    for _ in range(DATAGRAMS_MAX):
+                        found = read(await asker.recv(DATAGRAM_MAX_BYTES))
+                        if found is not None:
+                            return found
+        except OSError:  # nobody listens at that port, and the router says so
+            raise NoMapping("it does not offer this") from None
+    raise NoMapping("it does not answer")
+
+
+async def _act(gateway: Gateway, service: igd.Service, action: str, **arguments: str | int) -> bytes:
+    headers, body = igd.action_request(service, action, **arguments)
+    return await _http(gateway, "POST", service.url, headers, body)
+
+
+def _entry(external: int) -> dict[str, str | int]:
+    """Return what names a mapping of ours."""
+    return {"NewRemoteHost": "", "NewExternalPort": external, "NewProtocol": "TCP"}
+
+
+async def _http(
+    gateway: Gateway, method: str, url: str, headers: dict[str, str] | None = None, body: bytes = b""
+) -> bytes:
+    """Return the body of an answer: no redirect, no proxy, no compression, and no more than a description has."""
+    transport = httpx.AsyncHTTPTransport(local_address=gateway.own_address)
+    client = httpx.AsyncClient(transport=transport, follow_redirects=False, trust_env=False, timeout=HTTP_S)
+    asked = {**(headers or {}), "Accept-Encoding": "identity", "Connection": "close", "Host": urlsplit(url).netloc}
+    try:
+        with trio.fail_after(HTTP_S):
+            async with client, client.stream(method, url, headers=asked, content=body) as response:
+                document, status = await read_at_most(response, igd.DOCUMENT_MAX_BYTES), response.status_code
+    except trio.TooSlowError:
+        raise NoMapping("it answers too slowly") from None
+    except MessageTooLarge:
+        raise NoMapping("it answers with too many bytes") from None
+    except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
+        raise NoMapping(f"it does not answer ({type(error).__name__})") from None
+    if status == 500 and method == "POST":  # as SOAP has it of a fault
+        raise igd.read_fault(document)
+    if status != 200:
+        raise NoMapping(f"it answers with HTTP status {status}")
+    return document

@@ -1,0 +1,1 @@
+"""Tests of how other nodes reach this one."""

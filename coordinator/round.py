@@ -110,16 +110,7 @@ class Round:
         if leads:
             self.database.run_now(set_fact, LED_AS, self.led_as)
         self.news = self.database.run_now(News.read)
-        self.publisher = Publisher(
-            folder=self.folder,
-            metadata=self.metadata,
-            task=shown(config),
-            sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
-            chunk_size_bytes=config.publish.chunk_size_bytes,
-            keep=config.staleness.max_updates + 2,
-            patches=config.publish.patches,
-            room_bytes=int(config.audit.kept_gib * 2**30),
-        )
+        self.publisher = self._open_publisher()
         self.keeping = publish.Keeping.by(config.publish)
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
@@ -143,6 +134,19 @@ class Round:
         self._evidence: tuple[int, blames.Evidence] | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
         self.terms = terms_of(config)
+
+    def _open_publisher(self) -> Publisher:
+        config = self.config
+        return Publisher(
+            folder=self.folder,
+            metadata=self.metadata,
+            task=shown(config),
+            sampler=Sampler(temperature=config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+            chunk_size_bytes=config.publish.chunk_size_bytes,
+            keep=config.staleness.max_updates + 2,
+            patches=config.publish.patches,
+            room_bytes=int(config.audit.kept_gib * 2**30),
+        )
 
     def _take_over(self) -> None:
         """What only who leads does with what is there: the log has the roots before it signs or serves under them."""

@@ -8,8 +8,8 @@ Glossary (the same words in code, API, pages and docs):
 - **chunk**: at most `chunk_size_bytes` of a file, named by its BLAKE3 hash.
 - **group**: one prompt and the samples drawn for it; what GRPO compares.
 - **lease**: the coordinator's offer of one group to one node: prompt, version, seed, locked price, deadline.
-- **newcomer**: a node whose owner has no group yet that was found right; while others ask, its leases are **trials**, for
-  which nothing waits.
+- **newcomer**: a node whose owner has no group yet that was found right; while others ask, its leases are **trials**,
+  for which nothing waits.
 - **rollout claim**: a node's signed answer to a lease: the tokens and their log-probabilities.
 - **replay**: an auditor's prefill over a claim, which shows what the seed dictated; its **margin** at a position is how
   far, in nats, the claimed token lies from the dictated one.

@@ -73,7 +73,7 @@ class Ours:
     def start_mirror(self, worker: str, *, home: str = "") -> Program:
         """Start a worker's mirror, with a new identity if a new home is named."""
         program = module("corrupter") if worker == self._corrupter else [script("swarm-node"), "mirror"]
-        listen = f"{self._net.address(worker)}:{self._node_port}"
+        listen = f"{self._net.listen_host(worker)}:{self._node_port}"
         options = ["--home", str(self._home(home or worker)), "--name", worker, "--listen", listen, "--json"]
         options += [] if self._share else ["--no-share"]
         log = self._folder / "logs" / f"{worker}.log"

@@ -138,6 +138,18 @@ def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -
     swarm._do_handle_inbound_connection = serve
 
 
+def answer_punches(host: BasicHost, accept: Callable[[ReadWriteCloser], Awaitable[IMuxedConn | None]]) -> None:
+    """Whoever accepts a connection answers the handshakes on it, although two hosts that dial each other at once may both
+    have accepted, or neither: let `accept` take over those of which something else was agreed."""
+    swarm: Any = host.get_network()
+    upgrade = swarm.upgrade_inbound_raw_conn
+
+    async def upgraded(raw_conn: RawConnection, maddr: Multiaddr) -> IMuxedConn:
+        return await accept(raw_conn.stream) or await upgrade(raw_conn, maddr)
+
+    swarm.upgrade_inbound_raw_conn = upgraded
+
+
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:
     """By default plaintext and secio are offered too, so anyone may claim any peer id: offer Noise and nothing else."""
     static_key = create_new_x25519_key_pair().private_key

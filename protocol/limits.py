@@ -116,7 +116,7 @@ CALLS_MAX = 128
 """Nodes that one plan tells a node to call: as many as it may have children."""
 
 OBSERVERS_MAX = 2
-"""Nodes that a plan names to ask for one's own address: two that agree show one address for all, two that differ none."""
+"""Nodes that a plan names to ask for one's own address: two that agree show one for all, two that differ none."""
 
 PUNCHES_MAX = 144
 """Nodes that one plan has a node dial at the same time as they dial it: a parent for each stripe and `CALLS_MAX`

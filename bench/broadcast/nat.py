@@ -1,4 +1,4 @@
-"""What stands between a party and the others: a router that translates addresses, or a firewall, made of nftables rules.
+"""NAT routers and firewalls, made of nftables rules, that stand between a party and the others.
 
 - `cone`: the party's listening port has one address outside, with another number, and whoever dials that gets in.
 - `restricted`: the port has one address outside; only those get in whom the party has sent a packet to before.

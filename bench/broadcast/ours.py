@@ -2,6 +2,7 @@
 
 - The bench plays the learner over its HTTP API, from the source's own place: uploads do not cross a capped link.
 - The round is warm, as a round is after its first minutes: a version of 16 MiB goes before those that are timed.
+- Behind NAT it takes some versions more, until all know who cannot be dialled, and the holes are punched.
 - `share=False` is the star: every mirror fetches from the seeder alone.
 - Time runs from the moment at which the coordinator records the version as published.
 """
@@ -20,11 +21,15 @@ from bench.broadcast.contender import PAYLOAD, SOURCE, Outcome, bad_bytes, make_
 from bench.broadcast.net import Net
 from bench.broadcast.program import START_S, Line, Program, module, script
 from coordinator.learner.client import CoordinatorClient
+from swarm_node.p2p.host import HostSettings
 
 PORTS = {True: (8700, 8701, 4001), False: (8710, 8711, 4011)}
 """Of API, seeder and mirrors; the star runs beside the swarm."""
 
 WARM_UP_BYTES = 16 << 20
+
+PUNCHED_AFTER = 5
+"""Versions: one whose receipts say who cannot be dialled, one for observers, one with holes, and two that measure."""
 
 LOOK_S = 0.5
 """Between two looks at who has registered; no lap has begun then."""
@@ -60,6 +65,10 @@ class Ours:
         self._wait_for_all()
         warm_up = make_payload(self._folder / "warm-up", WARM_UP_BYTES)
         self.broadcast(warm_up, within_s=START_S)
+        if not all(map(self._net.is_dialable, self._workers)):
+            time.sleep(HostSettings.dial_s)  # dials of the first version, which no receipt has named yet
+            for number in range(PUNCHED_AFTER):
+                self.broadcast(make_payload(self._folder / f"settle-{number}", WARM_UP_BYTES // 4), within_s=START_S)
 
     def _wait_for_all(self) -> None:
         """Only who is alive when a version comes out has a part in its plan, and is measured by it."""

@@ -1,8 +1,8 @@
 """Nodes that nobody can dial, but that may dial each other at the same time: who they are, and where.
 
-- A node reports at which address its plan's observers see its listening port. If all say the same, and it is the address
-  from which the node called the coordinator, it is *punchable*: others may be sent there, at the same moment as it is to
-  them. Two observers that differ have seen a NAT that gives every connection another port; nobody can know the next.
+- A node reports at which address its plan's observers see its listening port. If all say the same, and it is the
+  address from which the node called the coordinator, it is *punchable*: others may be sent there, at the same moment as
+  it is sent to them. Two observers that differ have seen a NAT that gives every connection another port.
 - So no node brings a stranger's address into a plan. Where the coordinator does not see who calls (behind a proxy),
   nobody is punchable.
 - Behind one address only one node is: two there would have to meet inside.

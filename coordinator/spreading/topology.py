@@ -13,8 +13,8 @@
 - A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over the connection
   that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
   / S`.
-- Two shy nodes that can dial each other at once (*punchable* ones) feed each other, too. If all shy nodes can, everybody
-  feeds everybody; else the other shy ones are fed by the source and the dialable nodes.
+- Two shy nodes that can dial each other at once (*punchable* ones) feed each other, too. If all shy nodes can,
+  everybody feeds everybody; else the other shy ones are fed by the source and the dialable nodes.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
 - `join` gives newcomers their parents without moving anybody; who leaves takes only its edges along, and its parents
   have those slots again. Neither looks at others' edges: thousands may come and go in the middle of a version.
@@ -378,6 +378,8 @@ def _tree(
 
     while callers or others:
         child = next_inner()
+        own: deque[str]
+        fitting: Sequence[deque[str]]
         if child in reach.open:
             own, fitting = open_slots, (shy_slots, punch_slots, open_slots)
         elif child in reach.punchable:

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 ATTEMPT_S = 4.0
-"""One dial: three packets, after 0, 1 and 3 s. Five of them bridge the 20 s by which one side may get its plan later."""
+"""One dial: three packets, after 0, 1 and 3 s. Five bridge the 20 s by which one side may get its plan later."""
 
 PAUSE_S = 0.25
 """Between two attempts."""

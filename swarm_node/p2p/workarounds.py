@@ -139,8 +139,8 @@ def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -
 
 
 def answer_punches(host: BasicHost, accept: Callable[[ReadWriteCloser], Awaitable[IMuxedConn | None]]) -> None:
-    """Whoever accepts a connection answers the handshakes on it, although two hosts that dial each other at once may both
-    have accepted, or neither: let `accept` take over those of which something else was agreed."""
+    """Whoever accepts a connection answers the handshakes on it, although of two hosts that dial each other at once
+    both may have accepted, or neither: let `accept` take over those of which something else was agreed."""
     swarm: Any = host.get_network()
     upgrade = swarm.upgrade_inbound_raw_conn
 

@@ -76,7 +76,7 @@ def punching_with(words: dict[NodeId, bool], *, about: NodeId, pairs: Collection
     punching.report(about, said(f"{HERE}:4001"), caller=HERE, version=1, pairs=())
     for node, worked in words.items():
         names = {"punched" if worked else "unpunched": [about]}
-        punching.report(node, said(**names), caller=THERE, version=1, pairs=pairs)  # type: ignore[arg-type]
+        punching.report(node, said(**names), caller=THERE, version=1, pairs=pairs)
     return punching
 
 

@@ -28,7 +28,7 @@ FAST = Link(50 * MBIT, 50 * MBIT)
 SIZE_BYTES = 1 << 20
 LAP_S = 90.0
 VERSIONS_MAX = 40
-"""To find out who cannot be dialled: a dial into a NAT is given up after ten seconds, and told with the next receipt."""
+"""To find out who cannot be dialled: a dial into a NAT is given up after ten seconds, and the next receipt says so."""
 
 
 class Lab:

@@ -50,7 +50,8 @@ class Ours:
         self._mirrors: dict[str, Program] = {}
         self._coordinator: Program | None = None
         self._join_string = ""
-        self._versions = 0
+        self.newest = 0
+        """The version that was published last."""
 
     def start(self) -> None:
         config = self._folder / "round.toml"
@@ -99,12 +100,12 @@ class Ours:
 
     def publish(self, payload: Path) -> float:
         """Publish the next version; the Unix time at which the coordinator recorded it."""
-        self._versions += 1
+        self.newest += 1
         self._net.call(SOURCE, lambda: self._publish(payload))
         store = self._folder / "round" / "state.db"
         with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
             asked = "SELECT published_ms FROM versions WHERE version = ?"
-            (published_ms,) = connection.execute(asked, (self._versions,)).fetchone()
+            (published_ms,) = connection.execute(asked, (self.newest,)).fetchone()
         return float(published_ms) / 1000
 
     def outcome(self, payload: Path, began_at_s: float, among: list[str], *, within_s: float) -> Outcome:
@@ -122,7 +123,7 @@ class Ours:
 
     def held(self, worker: str, *, within_s: float = START_S) -> Line:
         """What a mirror says when it holds the newest version."""
-        newest = self._versions
+        newest = self.newest
         return self._mirrors[worker].heard(
             f"version {newest}", lambda line: line.get("version") == newest, within_s=within_s
         )
@@ -139,7 +140,7 @@ class Ours:
         token = (self._folder / "round" / "operator.token").read_text()
         client = CoordinatorClient(f"http://{self._net.address(SOURCE)}:{self._api_port}", token)
         with closing(client._http):
-            client.publish(self._versions, self._versions - 1, payload.parent)
+            client.publish(self.newest, self.newest - 1, payload.parent)
 
     def _home(self, name: str) -> Path:
         return self._folder / "homes" / name

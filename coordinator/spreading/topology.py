@@ -125,7 +125,8 @@ def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks
     shy nodes can be fed by."""
     together = source_up + sum(node.up for node in nodes)
     for_shy = source_up + sum(node.up for node in nodes if node.dialable)
-    hidden = sum(_is_hidden(node) for node in nodes)
+    # Every byte reaches the punchable nodes at least once from somebody who is open.
+    hidden = sum(_is_hidden(node) for node in nodes) + any(node.punchable for node in nodes)
     shy = sum(not node.dialable for node in nodes)
     for_punchable = for_shy + sum(node.up for node in nodes if node.punchable)
     copies_s = max(len(nodes) * size_bytes / together, hidden * size_bytes / for_shy, shy * size_bytes / for_punchable)
@@ -245,7 +246,8 @@ def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, l
     """R, and the nodes that receive fast enough to pass on what they receive."""
     best, relays = min([source_up / max(1, len(nodes)), *(node.down for node in nodes)]), 0
     together = for_shy = for_punchable = source_up
-    hidden, shy = sum(map(_is_hidden, nodes)), sum(not node.dialable for node in nodes)
+    hidden = sum(map(_is_hidden, nodes)) + any(node.punchable for node in nodes)
+    shy = sum(not node.dialable for node in nodes)
     by_down = sorted(nodes, key=lambda node: -node.down)
     for count, node in enumerate(by_down, start=1):
         together += node.up

@@ -123,10 +123,12 @@ class Host:
         self.own_network = True
         """Whether peers may be dialled in this machine's own network."""
         self.dials = Dials(self._dial, nursery)
-        self.punches = Punches(host, nursery, sources=self._places, targets=self._targets, upgrade_s=settings.upgrade_s)
         self._calls: dict[Peer, trio.CancelScope] = {}
         self._newcomers = _Newcomers()
         self._swarm.register_notifee(self._newcomers)
+        self.punches = Punches(
+            host, nursery, sources=self._places, targets=self._targets, newcomer=self._newcomers.next
+        )
 
     @property
     def addresses(self) -> tuple[str, ...]:

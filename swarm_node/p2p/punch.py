@@ -48,10 +48,11 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 ATTEMPT_S = 4.0
-"""One dial: three packets, after 0, 1 and 3 s. Five bridge the 20 s by which one side may get its plan later."""
+"""One dial: three packets, after 0, 1 and 3 s. Five, and what is between them, bridge the 20 s by which one side may
+get its plan later. As long for the handshakes: who has no plan yet waits for them on the wrong side."""
 
-PAUSE_S = 0.25
-"""Between two attempts."""
+PAUSE_S = 0.5
+"""After the first attempt, and twice as long after each further one."""
 
 AGAIN_S, AGAIN_MAX_S = 10.0, 60.0
 """After all attempts of a turn, twice as long each time: the other side may have been away."""
@@ -103,12 +104,12 @@ class Punches:
         *,
         sources: Callable[[], Iterable[Place]],
         targets: Callable[[Peer], Awaitable[list[str]]],
-        upgrade_s: float,
+        newcomer: Callable[[], Awaitable[None]],
     ) -> None:
         self._host, self._nursery = host, nursery
         self._swarm: Swarm = host.get_network()  # type: ignore[assignment]  # the only implementation there is
         self._own_id = host.get_id().to_base58()
-        self._sources, self._targets, self._upgrade_s = sources, targets, upgrade_s
+        self._sources, self._targets, self._newcomer = sources, targets, newcomer
         self._budget = PunchBudget()
         self._scopes: dict[Peer, trio.CancelScope] = {}
         self._awaited: dict[Place, ID] = {}
@@ -159,8 +160,6 @@ class Punches:
         for peer in set(wanted.values()) - self._scopes.keys():
             self._scopes[peer] = trio.CancelScope()
             self._nursery.start_soon(self._keep, peer, self._scopes[peer])
-        names = {peer.peer_id for peer in wanted.values()}
-        self._worked = {name: worked for name, worked in self._worked.items() if name in names}
         self._observing.cancel()
         self._observing = trio.CancelScope()
         self._nursery.start_soon(self._observe, list(observers), self._observing)
@@ -208,7 +207,7 @@ class Punches:
 
     async def _connect(self, peer_id: ID, place: Place) -> bool:
         """One turn of attempts; return whether there is a connection to the peer, whoever opened it."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             if self._swarm.get_connections(peer_id):
                 return True
             if self._budget.spend(place[0], trio.current_time()):
@@ -218,7 +217,9 @@ class Punches:
                     await self._upgrade(stream, peer_id)
                 except Exception as error:  # py-libp2p lets any layer's exception through
                     log.debug("punch failed peer=%s at %s:%d: %r", peer_id, *place, error)
-            await trio.sleep(PAUSE_S)
+            with trio.move_on_after(PAUSE_S * 2**attempt):
+                while not self._swarm.get_connections(peer_id):
+                    await self._newcomer()
         return bool(self._swarm.get_connections(peer_id))
 
     async def _dial(self, place: Place) -> TrioTCPStream:
@@ -251,7 +252,7 @@ class Punches:
         begins = self._begins(peer_id)
         raw = RawConnection(stream, begins)
         try:
-            with trio.fail_after(self._upgrade_s):
+            with trio.fail_after(ATTEMPT_S):
                 if begins:
                     muxed = (await self._swarm.upgrade_outbound_raw_conn(raw, peer_id)).muxed_conn
                 else:
@@ -259,15 +260,17 @@ class Punches:
             if muxed.peer_id != peer_id:
                 raise PeerFault(f"Somebody else than peer {peer_id} answers a punch.")
         except BaseException:
-            with trio.CancelScope(shield=True), trio.move_on_after(workarounds.CLOSE_PATIENCE_S):
-                await raw.close()
+            await workarounds.abort(stream)
             raise
         self.made.add(muxed)
         return muxed
 
     def _note(self, name: NodeId, worked: bool) -> None:
-        if self._worked.get(name) != worked:
-            self._worked[name] = worked
+        before = self._worked.pop(name, None)
+        self._worked[name] = worked
+        while len(self._worked) > 2 * limits.PUNCHES_MAX:
+            del self._worked[next(iter(self._worked))]
+        if worked != before:
             log.info("punched peer=%s worked=%s", name, worked)
             self.on_news()
 
@@ -305,8 +308,7 @@ class Punches:
         try:
             connection = await self._swarm.upgrade_outbound_raw_conn(RawConnection(stream, True), peer_id)
         except BaseException:
-            with trio.CancelScope(shield=True), trio.move_on_after(workarounds.CLOSE_PATIENCE_S):
-                await stream.close()
+            await workarounds.abort(stream)
             raise
         self._asked.add(connection)
         try:

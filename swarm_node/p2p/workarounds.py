@@ -8,6 +8,8 @@
 """
 
 import logging
+import socket
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -241,6 +243,15 @@ def under(stream: INetStream) -> YamuxStream:
     muxed: Any = stream
     assert isinstance(muxed.muxed_stream, YamuxStream)
     return muxed.muxed_stream
+
+
+async def abort(stream: ReadWriteCloser) -> None:
+    """A closed connection keeps its two addresses to itself for a minute: reset it, so that it can be dialled again."""
+    if isinstance(stream, TrioTCPStream):
+        with suppress(OSError):  # it is closed already
+            stream.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
+        await stream.close()
 
 
 async def end_of(connection: INetConn) -> None:

@@ -87,6 +87,17 @@ async def test_who_begins_the_handshakes_is_decided_by_the_peer_ids_and_not_by_w
         assert not of_high.muxed_conn.is_initiator
 
 
+async def test_who_gets_its_plan_later_is_connected_although_the_first_dial_met_nobody_who_knew_of_it() -> None:
+    async with node(1, stall) as one, node(2, stall) as two:
+        low, high = sorted((one, two), key=lambda host: host.node_id)
+        high.punches.follow([as_peer(low)], [])
+        await until("a dial, which the other side answers as any", lambda: high.punches._budget._dials)
+        await wait_all_tasks_blocked(0.1)
+        assert not one._connections()
+        low.punches.follow([as_peer(high)], [])
+        await until("a connection", lambda: one._connections() and two._connections())
+
+
 async def test_a_punched_connection_that_is_lost_is_made_again() -> None:
     async with node(1, stall) as one, node(2, stall) as two:
         one.punches.follow([as_peer(two)], [])

@@ -298,8 +298,11 @@ class Picker:
         """A chunk whose parents would be done much later than this source."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return lacking_elsewhere(state, self._states.values(), self._unasked)
-        if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
+        if now < state.look_again_at:
             return None
+        if state.source.kind == "seeder" and now < self._help_at:
+            # What no parent brings is the seeder's own part, as if the plan named nobody for it: no help, and not paced.
+            return min(self._waiting(state, lambda chunk: self._is_orphan(chunk, now)), default=None)
         found = self._worth_taking(state, now)
         if not found:
             state.look_again_at = now + self._rules.look_s
@@ -331,6 +334,11 @@ class Picker:
 
     def _parents_need_s(self, chunk: ChunkId, now: float) -> float:
         return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
+
+    def _is_orphan(self, chunk: ChunkId, now: float) -> bool:
+        """Return True if no parent of this chunk has worked since it was first asked, or since it last failed."""
+        first_word_at = self._patient_until + self._rules.first_word_s
+        return all(parent.is_failing(now, first_word_at) for parent in self._parents[chunk])
 
     def _only_waits(self, chunk: ChunkId) -> bool:
         """Nobody who could answer was asked for it, and nobody is about to be."""

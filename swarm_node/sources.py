@@ -103,6 +103,10 @@ class SourceState:
         """Nobody counts on it."""
         return self.gone or self.down or self.paused_until == math.inf
 
+    def is_failing(self, now: float, first_word_at: float) -> bool:
+        """Return True if it failed since it last delivered, or has delivered nothing although there was time for it."""
+        return self.is_out or self.strikes > 0 or (not self.delivered and now >= first_word_at)
+
     def plan(self, part: Collection[ChunkId]) -> None:
         """These missing chunks are its part."""
         self.backlog = len(part)

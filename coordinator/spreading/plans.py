@@ -3,6 +3,7 @@
 - Planned once per version, from the nodes that are alive then and their measured links; whoever comes later is fitted
   in, and who has fallen silent is left out, without moving anybody else. The live nodes are looked up every few seconds
   at most, however many newcomers ask: one that asks in between feeds nobody until the next version.
+- A new version is planned from the nodes that have proven a transfer (`proofs`); the others are leaves beside the plan.
 - A node that cannot be dialled is told whom to call; its children are told to wait for that. With every version another
   node is told to try and dial it all the same (`probe`).
 - Two nodes that cannot be dialled may feed each other if both are punchable (`punching`): both are told to dial the
@@ -13,7 +14,10 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
+import sqlalchemy as sa
+
 from coordinator.spreading import topology
+from coordinator.spreading.proofs import Proofs
 from coordinator.spreading.punching import Punching
 from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
 from protocol import limits
@@ -36,6 +40,7 @@ class Plans:
         """Where else some of them can be dialled."""
         self._probes: dict[NodeId, NodeId] = {}
         self._punching = Punching()
+        self.proofs = Proofs()
         self._places: dict[NodeId, str] = {}
         """Where the punchable nodes of this plan are."""
         self._looked_ms = 0
@@ -51,7 +56,7 @@ class Plans:
     def fit_in(self, node: NodeId) -> None:
         """Give a node its part that has come since the live ones were looked up."""
         if self._topology is not None and node not in self._topology.parents:
-            topology.join(self._topology, [NodeLinks(node, 0.0, 0.0, dialable=False)])
+            self._join_as_leaves([NodeLinks(node, 0.0, 0.0)])
 
     def report(self, node: NodeId, message: PlanRequest, *, caller: str) -> None:
         """Record what a node says of its place in the network; the next version's plan goes by it."""
@@ -66,6 +71,7 @@ class Plans:
         now_ms: int,
         *,
         also: Mapping[NodeId, tuple[str, ...]] | None = None,
+        proven: Set[str] = frozenset(),
     ) -> None:
         """Take note of who is alive: plan a new version, or fit changes into the plan there is."""
         self._addresses, self._also, self._looked_ms = live, also or {}, now_ms
@@ -73,11 +79,23 @@ class Plans:
             undialable = [NodeId(node.name) for node in nodes if not node.dialable]
             self._places = self._punching.punchable(version, live, undialable)
             nodes = [replace(node, punchable=node.name in self._places) for node in nodes]
-            self._version, self._topology = version, topology.plan(source_up, nodes)
+            feeding = [node for node in nodes if node.name in proven] or nodes
+            self._version, self._topology = version, topology.plan(source_up, feeding)
+            self._join_as_leaves([node for node in nodes if node.name not in self._topology.parents])
             self._probes = _deal_probes(version, live, self._topology.dialable)
             return
         topology.leave(self._topology, self._topology.parents.keys() - live.keys())
-        topology.join(self._topology, [node for node in nodes if node.name not in self._topology.parents])
+        self._join_as_leaves([node for node in nodes if node.name not in self._topology.parents])
+
+    def proven(self, connection: sa.Connection, version: int) -> frozenset[str]:
+        """Return who may feed others in the plan of a new version."""
+        fed = self._topology.fed if self._topology else {}
+        return self.proofs.proven(connection, version, fed, self._version)
+
+    def _join_as_leaves(self, nodes: Sequence[NodeLinks]) -> None:
+        """Give nodes their parents, and nobody's trust: they are no spares of others."""
+        assert self._topology is not None
+        topology.join(self._topology, [replace(node, dialable=False, punchable=False) for node in nodes])
 
     def part(self, node: NodeId, seeder: Peer | None) -> Plan:
         """From whom this node fetches which stripe, and whom it calls and tries to dial."""

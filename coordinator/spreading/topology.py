@@ -85,6 +85,8 @@ class Topology:
     """Who has such slots and can be dialled, whose turn it is first; who has left is passed over."""
     dialable: set[str] = field(default_factory=set)
     punchable: set[str] = field(default_factory=set)
+    planned: int = 0
+    """Nodes of the plan; who joined it later has no share in what the source gives beyond it."""
     fed: dict[str, dict[str, None]] = field(default_factory=dict)
     """Whom each node feeds, in any stripe: `parents`, seen from above."""
 
@@ -116,7 +118,7 @@ class Topology:
     @property
     def help_rate(self) -> float:
         """Bytes per second that each node may ask of the source beyond its part; 0: as it likes."""
-        count = len(self.parents)
+        count = self.planned
         return 0.0 if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
 
 
@@ -139,6 +141,7 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
     topology = Topology(stripes, rate, source_up, dialable={node.name for node in nodes if node.dialable})
     topology.punchable = {node.name for node in nodes if node.punchable}
     reach = _reach(nodes)
+    topology.planned = len(nodes)
     topology.parents = {node.name: [SOURCE] * stripes for node in nodes}
     slots = _slots(source_up, relays, len(nodes), reach, stripes)
     source_slots = slots.pop(SOURCE)

@@ -41,10 +41,7 @@ class Generic:
             raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
         self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
-        self.numerics, self.canary_tolerance_nats = (
-            weights.numerics(device, dtype),
-            weights.CANARY_TOLERANCE_NATS[dtype],
-        )
+        self.numerics = weights.numerics(device, dtype)
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
         self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}

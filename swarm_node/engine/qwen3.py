@@ -45,10 +45,7 @@ class Qwen3:
     def __init__(self, folder: Path, config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self._shape = shape = Shape.of(config)
         self.device, self.dtype = device, dtype
-        self.numerics, self.canary_tolerance_nats = (
-            weights.numerics(device, dtype),
-            weights.CANARY_TOLERANCE_NATS[dtype],
-        )
+        self.numerics = weights.numerics(device, dtype)
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
         # Input by input in memory, as products read it.
         self._head = self._empty(shape.hidden, shape.vocabulary, dtype=torch.float32).t()

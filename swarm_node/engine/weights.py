@@ -21,11 +21,6 @@ Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
 """Where a tensor of this name belongs, and the shape that it must have: the place's own, or of as many values, or one
 that the place repeats."""
 
-
-CANARY_TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15}
-"""Measured on sound weights: 2e-6 at worst in float32, 4e-2 in bf16. In an untrained model of two layers, a projection
-scaled by a tenth gives 8e-3, keys in the place of queries 0.16: bf16 shows only the grossest."""
-
 SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 """As tolerances call them."""
 

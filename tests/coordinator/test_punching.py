@@ -1,6 +1,7 @@
 """Who is sent to whom through holes in NATs: by what nodes report, and by nothing that a liar can say for others."""
 
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from coordinator.spreading.topology import NodeLinks
 from protocol.ids import NodeId
 from protocol.messages import Peer, Plan, PlanRequest
 from protocol.signing import NodeKey
+from tests.coordinator.served import serve
 
 NODES = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 9)]
 SEEDER = Peer(peer_id=NodeKey(b"s" * 32).node_id, address="198.51.100.1:9", kind="seeder")
@@ -146,3 +148,16 @@ def test_a_report_in_the_middle_of_a_version_moves_nobody_until_the_next() -> No
     for at, name in enumerate(names[2:]):
         plans.report(name, said(f"203.0.113.{at}:4001"), caller=f"203.0.113.{at}")
     assert not any(plans.part(name, SEEDER).punches for name in names)
+
+
+@pytest.mark.asyncio
+async def test_a_request_for_a_plan_reports_an_address_that_counts_only_where_it_came_from(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.publish()
+        honest, liar = [await served.join(number) for number in (1, 2)]
+        for key, host in ((honest, "127.0.0.1"), (liar, "203.0.113.9")):
+            await served.call(key, "/v1/plan", said(f"{host}:4001"), Plan)
+        both = [honest.node_id, liar.node_id]
+        assert served.round.plans._punching.punchable(1, dict.fromkeys(both, ""), both) == {
+            honest.node_id: "127.0.0.1:4001"
+        }

@@ -166,7 +166,8 @@ class NoiseSession(BaseSession):
             remote_permanent_pubkey=remote,
             is_initiator=raw.is_initiator,
         )
-        self._sealer, self._opener = (make(key, 0) for make, key in zip((Sealer, Opener), keys, strict=True))
+        to_send, to_receive = keys
+        self._sealer, self._opener = Sealer(to_send, 0), Opener(to_receive, 0)
         self._raw, self._socket = raw, _socket_under(raw)
         self._unread = bytearray()
         self._gathered = 1

@@ -5,8 +5,8 @@
     3.  initiator → responder   s, se               the initiator's static key, encrypted
 
 - `TABLE` is the whole state machine: role × messages passed × event. An unlisted pair is a mistake of the caller.
-- A message that is too short, too long, damaged, replayed or forged ends the handshake (`NoiseBroken`). So does a point of
-  low order, with which the shared secret would be known to everybody.
+- A message that is too short, too long, damaged, replayed or forged ends the handshake (`NoiseBroken`). So does a point
+  of low order, with which the shared secret would be known to everybody.
 - After the first error the handshake is over: each later call raises the same error.
 - A message has at most `limits.HANDSHAKE_MESSAGE_MAX_BYTES`, and no more is ever held.
 - Primitives come from `cryptography` and the standard library.
@@ -210,7 +210,9 @@ class XxHandshake:
 
     def _mix_secret(self, token: str) -> None:
         """Mix in a shared secret; of "es" and "se" the first letter is the initiator's key."""
-        mine, theirs = token if self._role is Role.INITIATOR else token[::-1]
+        mine, theirs = token[:1], token[1:]
+        if self._role is Role.RESPONDER:
+            mine, theirs = theirs, mine
         private = self._ephemeral if mine == "e" else self._static
         public = self._remote_ephemeral if theirs == "e" else self._remote_static
         assert public is not None, "the table reads a key before it is used"

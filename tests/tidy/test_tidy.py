@@ -46,8 +46,7 @@ def test_no_function_is_too_long_to_hold_in_mind() -> None:
         f"{path}:{node.name}": body_lines(node)
         for path in python_files()
         for node in ast.walk(tree(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and body_lines(node) > FUNCTION_MAX_LINES
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > FUNCTION_MAX_LINES
     }
     report([f"{name}: {lines} lines" for name, lines in long.items() if name not in LONG_FUNCTIONS])
     report([f"{name}: allowed to be long, but is not" for name in LONG_FUNCTIONS if name not in long])
@@ -106,6 +105,19 @@ def test_tests_use_fakes_and_not_patches() -> None:
     patches = ("unittest.mock", "mock.", "pytest_mock")
     found = [(path, line, name) for path in python_files("tests") for line, name in imports(path)]
     report([f"{path}:{line}: {name}" for path, line, name in found if name.startswith(patches)])
+
+
+def test_the_handshake_rests_on_no_unmaintained_library() -> None:
+    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (ADR 0049)."""
+    forbidden = ("noise", "libp2p.security.noise")
+    report(
+        [
+            f"{path}:{line}: {name}"
+            for path in python_files(*ROOMS)
+            for line, name in imports(path)
+            if any(name == module or name.startswith(f"{module}.") for module in forbidden)
+        ]
+    )
 
 
 def pure_modules() -> list[Path]:

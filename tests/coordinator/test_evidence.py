@@ -33,6 +33,7 @@ ELSEWHERE = {
         errors.ChunkMismatch, errors.PeerFault, errors.ManifestInvalid, errors.PatchInvalid, errors.UntrustedRoot,
         errors.UntrustedMetadata, errors.RolledBack, errors.MetadataExpired, errors.LedgerForked,
         errors.CheckpointInvalid, errors.ProofInvalid, errors.NotWitnessed, errors.DiskFull, errors.EngineFailed,
+        errors.EngineNotStarted,
         errors.AuditFailed, errors.VerifierFailed, errors.VerifierDown, errors.Unreachable, errors.Overloaded,
         errors.ConfigInvalid,
     )

@@ -185,8 +185,9 @@ class Labourer(threading.Thread):
             return
         while True:
             with suppress(Unreachable):
-                for verdict in self.node.submit(*answers.values()):
-                    self.acknowledged[verdict.lease_id] = (answers[verdict.lease_id], verdict)
+                # In the order of the answers: a verdict on one of an unknown lease, which is not decoded, names none.
+                for answer, verdict in zip(list(answers.items()), self.node.submit(*answers.values()), strict=True):
+                    self.acknowledged[answer[0]] = (answer[1], verdict)
                 return
             threading.Event().wait(0.05)
 

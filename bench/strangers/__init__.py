@@ -1,1 +1,1 @@
-"""What free keys do to a round: honest nodes with attackers beside them, as ratios to the undisturbed run."""
+"""Cells of honest nodes with attackers beside them, measured as ratios to the undisturbed run."""

@@ -9,7 +9,7 @@ Kind = Literal["fixed-120", "new-2", "new-20"]
 Addresses = Literal["one", "many"]
 
 KINDS: dict[Kind, tuple[int, float]] = {"fixed-120": (120, 0.0), "new-2": (0, 2.0), "new-20": (0, 20.0)}
-"""How many keys there are from the start, and how many more come in a second."""
+"""Keys that are there from the start, and keys that are added each second."""
 
 HONEST = (1, 4, 16)
 ADDRESSES: tuple[Addresses, ...] = ("one", "many")
@@ -17,7 +17,7 @@ ADDRESSES: tuple[Addresses, ...] = ("one", "many")
 
 @dataclass(frozen=True)
 class Cell:
-    """So many honest nodes, and attackers of one kind at one address or at many."""
+    """A number of honest nodes, and attackers of one kind at one address or at many."""
 
     honest: int
     kind: Kind

@@ -46,7 +46,7 @@ MSGPACK = "application/msgpack"
 SPOKEN = (HttpVersion10, HttpVersion11)
 
 LINGER_S = 10.0
-"""How long the rest of a refused body is read, so that its sender reads the answer."""
+"""Seconds for which the rest of a refused body is read, so that its sender reads the answer."""
 
 RETRY_AFTER_S = (2, 8)
 """When to come again, at the earliest and the latest; whoever comes too early costs a tenth of a request."""

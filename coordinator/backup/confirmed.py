@@ -1,4 +1,4 @@
-"""How far a standby copy follows a round: `standby.json` in its folder, which the follower writes after each pass.
+"""The lag of a standby copy: `standby.json` in its folder, which the follower writes after each pass.
 
 - It is written after the copy was synced, so it never says too much.
 - While it is young, the coordinator publishes nothing that the copy does not have: a checkpoint covers `ledger_size`
@@ -40,7 +40,7 @@ class Confirmed(Section):
     """Why the last attempt failed, if it did."""
 
     def age_s(self, now_ms: int) -> float:
-        """How far the copy is behind."""
+        """Return the lag of the copy."""
         return max(0.0, (now_ms - self.taken_ms) / 1000)
 
     def is_current(self, now_ms: int) -> bool:
@@ -49,7 +49,7 @@ class Confirmed(Section):
 
 
 def read(folder: Path) -> Confirmed | None:
-    """What the follower of a round has confirmed; None where nobody follows it."""
+    """Return the last confirmation of the follower of a round; None if nobody follows it."""
     with suppress(OSError, ValueError, ValidationError):
         return Confirmed.model_validate_json(read_at_most(folder / NAME, MAX_BYTES))
     return None

@@ -56,7 +56,7 @@ Tell = Callable[[str, int, int], None]
 
 EVERY_S = 1.0
 ATTEMPTS = 20
-"""Of one pass, to find a moment in which no version is entered; then the next pass tries."""
+"""Attempts of one pass to find a moment in which no version is entered; then the next pass tries."""
 
 REPORT_EVERY_S = 10.0
 
@@ -71,7 +71,7 @@ Mark = tuple[int, int, int]
 
 @dataclass
 class Pass:
-    """What a pass did."""
+    """The result of one pass."""
 
     taken_ms: int
     version: int
@@ -83,7 +83,7 @@ class Pass:
 
 @dataclass
 class _Found:
-    """What the round's folder holds now, by names in the copy."""
+    """Return the files of the round's folder, by their names in the copy."""
 
     known: dict[str, tuple[Mark, Entry]] = field(default_factory=dict)
     held: dict[str, tuple[Mark, Path]] = field(default_factory=dict)

@@ -63,7 +63,7 @@ def checkpoints_in(data: bytes, where: str, keys: Keys) -> Iterator[Seen]:
 
 
 def told(sources: Sequence[str], keys: Keys) -> list[Seen]:
-    """What the operator names: files, folders of `ledger verify --save`, and addresses of coordinators."""
+    """Sources that the operator names: files, folders of `ledger verify --save`, and addresses of coordinators."""
     found = []
     for source in sources:
         if source.startswith(("http://", "https://")):

@@ -37,11 +37,23 @@ def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
         lay_out(model)
         return model
 
-    # The name of the class is published as the model's architecture.
-    ours: Any = type(plain.__name__, (plain,), {"maybe_distribute_model": classmethod(maybe_distribute_model)})
-    model = ours.from_pretrained(
-        folder, config=config, dtype=torch.float32, local_files_only=True, distributed_config=DistributedConfig()
+    # The class keeps its name, which is published as the architecture, and its module: by both transformers knows how
+    # the files of an architecture name their weights, and which buffers it must compute.
+    members = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(maybe_distribute_model)}
+    ours: Any = type(plain.__name__, (plain,), members)
+    model, found = ours.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        distributed_config=DistributedConfig(),
+        output_loading_info=True,
     )
+    if missing := sorted(found["missing_keys"]):  # transformers fills in random numbers
+        raise ConfigInvalid(
+            f"The weights in {folder} are not complete: {missing[0]} is missing, one of {len(missing)}.",
+            hint="Copy or convert the policy again.",
+        )
     del model.config.distributed_config  # it would be published
     return model
 

@@ -237,6 +237,9 @@ NEGOTIATION_WORDS_MAX, NEGOTIATION_WORD_MAX_BYTES = 16, 256
 """What either side may say before a protocol is agreed on, a stranger too: a greeting and a few names, none of
 which has a hundred bytes."""
 
+HANDSHAKE_MESSAGE_MAX_BYTES = 4096
+"""One message of the Noise handshake: ours have 32 to 200 bytes; others may name muxers and certificates in theirs."""
+
 STREAM_WINDOW_OPEN_BYTES = 1 * MIB
 """The receive window that the opener of a stream begins with: it asked for what comes. It doubles as it is read."""
 

@@ -30,11 +30,10 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from protocol import exchange, limits
-from protocol.errors import ConfigInvalid, PeerFault, named
+from protocol.errors import ConfigInvalid, named
 from protocol.frames import Farewell
 from protocol.ids import NodeId
 from protocol.messages import Peer
@@ -43,6 +42,7 @@ from swarm_node.addresses import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials, race
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.noise import WrongPeer
 from swarm_node.p2p.yamux import TICK_S, YamuxConnection
 from swarm_node.p2p.yamux_frames import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from swarm_node.p2p.yamux_stream import Budget, MuxLimits
@@ -58,12 +58,6 @@ CALL_AGAIN_S, CALL_AGAIN_MAX_S = 1.0, 60.0
 """After a call that was lost, and at the most; after one that failed twice the pause before, so 2 s the first time."""
 
 LinkHandler = Callable[[Link], Awaitable[None]]
-
-
-class WrongPeer(PeerFault):
-    """Somebody else than the expected peer answered at its address."""
-
-    code = "wrong_peer"
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ class Host:
             raise PeerStalled(f"Peer {name} {what} for {dial_s:g} s.") from None
         except Exception as error:  # py-libp2p lets any layer's exception through
             causes = list(_causes(error))
-            if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
+            if any(isinstance(cause, WrongPeer) for cause in causes):
                 raise WrongPeer(f"Somebody else than peer {name} answers at {peer.address}.") from error
             reason = named(causes[-1])
             where = "that was to call" if peer.calls else f"at {peer.address}"

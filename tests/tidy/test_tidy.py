@@ -107,6 +107,19 @@ def test_tests_use_fakes_and_not_patches() -> None:
     report([f"{path}:{line}: {name}" for path, line, name in found if name.startswith(patches)])
 
 
+def test_the_handshake_rests_on_no_unmaintained_library() -> None:
+    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (ADR 0054)."""
+    forbidden = ("noise", "libp2p.security.noise")
+    report(
+        [
+            f"{path}:{line}: {name}"
+            for path in python_files(*ROOMS)
+            for line, name in imports(path)
+            if any(name == module or name.startswith(f"{module}.") for module in forbidden)
+        ]
+    )
+
+
 def pure_modules() -> list[Path]:
     """The modules that may not do I/O, read a clock, or draw from global randomness."""
     return [path for path in python_files("protocol", "ledger") if path != Path("ledger/store.py")]

@@ -151,6 +151,20 @@ HOPS_MAX = 64
 CALLS_MAX = 128
 """Nodes that one plan tells a node to call: as many as it may have children."""
 
+OBSERVERS_MAX = 2
+"""Nodes that a plan names to ask for one's own address: two that agree show one for all, two that differ none."""
+
+PUNCHES_MAX = 144
+"""Nodes that one plan has a node dial at the same time as they dial it: a parent for each stripe and `CALLS_MAX`
+children."""
+
+PUNCH_PORT_MIN = 1024
+"""Ports below belong to other services: no plan has a node knock there."""
+
+PUNCH_DIALS_PER_HOST, PUNCH_DIALS = 10, 2 * PUNCHES_MAX
+"""In a minute, to one address and in all, whatever the plans say: a dial is three small packets, so a stranger whose
+address is named gets no more than one packet every two seconds from each node."""
+
 DIALS_MAX = 40
 """Nodes that one receipt calls reached, and as many that it calls unreached: the seeder, a parent for each
 stripe and some to turn to; with the uploads of `PEERS_MAX` nodes they still fit into a small request."""

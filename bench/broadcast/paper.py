@@ -17,7 +17,13 @@ def completion_s(cell: Cell, seed: int = 0) -> float:
     chunk_bytes = chunks.fitting_size(cell.size_bytes)
     share = PAYLOAD_SHARE / 8
     nodes = [
-        NodeLinks(f"w{number}", share * link.up_bit_s, share * link.down_bit_s)
+        NodeLinks(
+            f"w{number}",
+            share * link.up_bit_s,
+            share * link.down_bit_s,
+            dialable=not cell.is_behind_nat(number),
+            punchable=cell.is_behind_nat(number),
+        )
         for number, link in enumerate(cell.worker_links, 1)
     ]
     world = Simulation(

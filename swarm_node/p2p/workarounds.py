@@ -9,6 +9,8 @@
 """
 
 import logging
+import socket
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -138,6 +140,18 @@ def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -
     swarm._do_handle_inbound_connection = serve
 
 
+def answer_punches(host: BasicHost, accept: Callable[[ReadWriteCloser], Awaitable[IMuxedConn | None]]) -> None:
+    """Whoever accepts a connection answers the handshakes on it, although of two hosts that dial each other at once
+    both may have accepted, or neither: let `accept` take over those of which something else was agreed."""
+    swarm: Any = host.get_network()
+    upgrade = swarm.upgrade_inbound_raw_conn
+
+    async def upgraded(raw_conn: RawConnection, maddr: Multiaddr) -> IMuxedConn:
+        return await accept(raw_conn.stream) or await upgrade(raw_conn, maddr)
+
+    swarm.upgrade_inbound_raw_conn = upgraded
+
+
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:
     """By default plaintext and secio are offered too, so anyone may claim any peer id: offer Noise and nothing else."""
     return {NOISE_PROTOCOL_ID: Noise(key_pair)}
@@ -228,6 +242,15 @@ def under(stream: INetStream) -> YamuxStream:
     muxed: Any = stream
     assert isinstance(muxed.muxed_stream, YamuxStream)
     return muxed.muxed_stream
+
+
+async def abort(stream: ReadWriteCloser) -> None:
+    """A closed connection keeps its two addresses to itself for a minute: reset it, so that it can be dialled again."""
+    if isinstance(stream, TrioTCPStream):
+        with suppress(OSError):  # it is closed already
+            stream.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
+        await stream.close()
 
 
 async def end_of(connection: INetConn) -> None:

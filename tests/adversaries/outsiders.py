@@ -67,6 +67,19 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "a stranger's address as one's own, or in a plan many times",
+        {
+            "tests/coordinator/test_punching.py": [
+                "test_a_node_that_reports_somebody_elses_address_as_its_own_brings_it_into_no_plan",
+                "test_a_crowd_that_was_never_sent_to_a_node_cannot_have_it_unpunchable",
+            ],
+            "tests/swarm_node/test_p2p_punch.py": [
+                "test_a_plan_that_names_a_third_partys_host_many_times_has_it_dialled_at_one_port",
+                "test_new_plans_again_and_again_do_not_have_a_third_party_dialled_more_often",
+            ],
+        },
+    ),
+    Outsider(
         "upload free-riding",
         {
             "tests/processes/test_broadcasts.py": [

@@ -287,3 +287,64 @@ def test_the_fluid_bound_is_the_narrowest_of_three(
 def test_uplinks_that_cannot_reach_each_other_count_for_nothing_in_the_bound() -> None:
     shy = [NodeLinks(f"shy-{at}", 9 * W, 9 * W, dialable=False) for at in range(6)]
     assert fluid_bound_s(W, W, [*uniform(2, 1.0, 9.0), *shy]) == pytest.approx(6 / (1 + 2))
+
+
+def kinds_of(count: int, *, punchable: float, hidden: float, seed: int = 0) -> list[NodeLinks]:
+    """Equal nodes, of which these shares cannot be dialled."""
+    order = Random(count + seed).sample(range(count), count)
+    punched, lost = order[: round(count * punchable)], order[round(count * punchable) :][: round(count * hidden)]
+    return [
+        NodeLinks(f"{at:05d}", W, 4 * W, at not in punched and at not in lost, at in punched) for at in range(count)
+    ]
+
+
+@given(st.floats(min_value=0.5, max_value=50.0), swarms, st.randoms(use_true_random=False))
+def test_who_is_punchable_feeds_only_who_is_or_can_be_dialled(
+    source_up: float, links: list[tuple[float, float, bool]], rng: Random
+) -> None:
+    nodes = [
+        NodeLinks(str(at), up * W, down * W, dialable, not dialable and rng.random() < 0.5)
+        for at, (up, down, dialable) in enumerate(links)
+    ]
+    planned = plan(source_up * W, nodes)
+    assert_is_a_tree_per_stripe(planned)
+    can_meet = planned.dialable, planned.punchable
+    for child, parents in planned.parents.items():
+        for parent in parents:
+            is_open = parent == SOURCE or parent in planned.dialable or child in planned.dialable
+            assert is_open or all(name in can_meet[1] for name in (parent, child))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 100])
+@pytest.mark.parametrize("punchable", [0.5, 0.75, 1.0])
+def test_where_all_others_are_punchable_the_trees_are_those_of_nodes_that_can_be_dialled(
+    count: int, punchable: float
+) -> None:
+    nodes = kinds_of(count, punchable=punchable, hidden=0.0)
+    open_ones = [NodeLinks(node.name, node.up, node.down) for node in nodes]
+    planned = plan(3 * W, nodes)
+    assert planned.parents == plan(3 * W, open_ones).parents
+    assert fluid_bound_s(W, 3 * W, nodes) == fluid_bound_s(W, 3 * W, open_ones)
+    assert set(planned.room) <= planned.dialable, "newcomers get no parent that they cannot reach"
+
+
+@pytest.mark.parametrize("count", [8, 16, 64, 300])
+@pytest.mark.parametrize(("punchable", "hidden"), [(0.5, 0.25), (0.25, 0.5), (0.7, 0.2)])
+def test_beside_hidden_nodes_the_punchable_ones_feed_each_other_and_the_source_carries_little_more(
+    count: int, punchable: float, hidden: float
+) -> None:
+    nodes = kinds_of(count, punchable=punchable, hidden=hidden)
+    planned = plan(3 * W, nodes)
+    used, width = slots_used(planned), planned.rate / STRIPES
+    assert used[SOURCE] * width <= 1.25 * 3 * W
+    assert all(used[node.name] * width <= node.up * 1.1 for node in nodes)
+    assert any(set(planned.children(name)) & planned.punchable for name in planned.punchable)
+    size = 2.0**30
+    assert size / planned.rate <= 1.05 * fluid_bound_s(size, 3 * W, nodes)
+
+
+def test_a_punchable_node_that_leaves_is_forgotten() -> None:
+    planned = plan(3 * W, kinds_of(8, punchable=0.5, hidden=0.0))
+    topology.leave(planned, list(planned.punchable))
+    assert not planned.punchable
+    assert_is_a_tree_per_stripe(planned)

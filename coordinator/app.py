@@ -313,6 +313,8 @@ async def _seeder(round_: Round) -> None:
         if "peer_id" in said:
             address = round_.config.round.seeder_public or said["addrs"][0]
             round_.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
+        elif "served" in said:
+            round_.plans.feeders.report_served(said["served"])
         else:
             round_.seeder_up = said["bytes_per_s"]
 

@@ -263,7 +263,8 @@ class Picker:
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:
         """Of what this source shall send in another's place, what the other gave up, or does not say a word about."""
         for chunk, since in state.reserved.items():
-            if not self._askers[chunk] or now >= since + self._rules.confirm_s:
+            mute = all(self._is_mute(self._states[name], now) for name in self._askers[chunk])
+            if mute or now >= since + self._rules.confirm_s:
                 return chunk
         return None
 
@@ -298,8 +299,11 @@ class Picker:
         """A chunk whose parents would be done much later than this source."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return lacking_elsewhere(state, self._states.values(), self._unasked)
-        if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
+        if now < state.look_again_at:
             return None
+        if state.source.kind == "seeder" and now < self._help_at:
+            # What no parent brings is the seeder's own part, as if the plan named nobody for it: not paced.
+            return min(self._waiting(state, lambda chunk: self._is_orphan(chunk, now), now), default=None)
         found = self._worth_taking(state, now)
         if not found:
             state.look_again_at = now + self._rules.look_s
@@ -312,17 +316,19 @@ class Picker:
         rules, usual_s = self._rules, self._survey.usual_s
         ahead_s = rules.ahead_s + self._pace.lag_s
         if self.is_behind or now >= self._progress_at + ahead_s:
-            return self._waiting(helper, lambda chunk: True)
+            return self._waiting(helper, lambda chunk: True, now)
         if helper.source.kind == "peer" and usual_s and helper.usual_s > rules.slow * usual_s:
             return []
         worth_taking_from_s = rules.ahead * helper.done_in_s(now) + ahead_s
-        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s)
+        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s, now)
 
-    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool], now: float) -> list[ChunkId]:
         """A few chunks, by chance, that fit, that this source could send, and that nobody is about to."""
 
         def free(chunk: ChunkId) -> bool:
-            return self._only_waits(chunk) and chunk not in helper.asked and helper.can_answer(chunk) and fits(chunk)
+            return (
+                chunk not in helper.asked and helper.can_answer(chunk) and self._only_waits(chunk, now) and fits(chunk)
+            )
 
         if helper.source.kind == "peer":
             return self._draw(helper, helper.extras, free)
@@ -332,9 +338,23 @@ class Picker:
     def _parents_need_s(self, chunk: ChunkId, now: float) -> float:
         return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
 
-    def _only_waits(self, chunk: ChunkId) -> bool:
-        """Nobody who could answer was asked for it, and nobody is about to be."""
-        return chunk not in self._heirs and all(state.asked[chunk] == math.inf for state in self._owed_by(chunk))
+    def _only_waits(self, chunk: ChunkId, now: float) -> bool:
+        """Nobody who could answer was asked for it, but those who never do, and nobody is about to be."""
+        owed_by = self._owed_by(chunk)
+        return chunk not in self._heirs and all(
+            state.asked[chunk] == math.inf or self._is_mute(state, now) for state in owed_by
+        )
+
+    def _is_mute(self, state: SourceState, now: float) -> bool:
+        """Return True if nothing has ever come from a source, for several times as long as others need for a chunk."""
+        if state.delivered or state.begun or state.owing_since is None:
+            return False
+        usual_s = self._survey.usual_s or self._pace.hop_s
+        return now >= state.owing_since + max(self._rules.first_word_s, self._rules.overdue_factor * usual_s)
+
+    def _is_orphan(self, chunk: ChunkId, now: float) -> bool:
+        """Return True if no parent of this chunk has worked since it was first asked, or since it last failed."""
+        return all(parent.is_failing or self._is_mute(parent, now) for parent in self._parents[chunk])
 
     def _owed_by(self, chunk: ChunkId) -> list[SourceState]:
         """Who was asked for it, and was not told since that it is not needed."""

@@ -40,6 +40,8 @@ class PickerRules:
     survey_s: float = 0.05
     look_s: float = 0.25
     """How often to look whether somebody has fallen behind."""
+    first_word_s: float = 1.0
+    """For a source to deliver its first chunk, at the least, before nothing is expected of it any more."""
     origin_patience_s: float = 4.0
     pause_s: float = 0.05
     pause_max_s: float = 1.0

@@ -103,6 +103,11 @@ class SourceState:
         """Nobody counts on it."""
         return self.gone or self.down or self.paused_until == math.inf
 
+    @property
+    def is_failing(self) -> bool:
+        """It failed since it last delivered."""
+        return self.is_out or self.strikes > 0
+
     def plan(self, part: Collection[ChunkId]) -> None:
         """These missing chunks are its part."""
         self.backlog = len(part)

@@ -243,7 +243,8 @@ def _plan(
         known = links.measured(connection, rates=not here.plans.has(version))
         source_up, nodes = links.node_links(live, known, source=source, source_best=here.seeder_up)
         also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
-        here.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled)
+        feeding = None if here.plans.has(version) else here.plans.choose(connection, live)
+        here.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled, feeding=feeding)
     here.plans.fit_in(node)
     return here.plans.part(node, here.seeder)
 

@@ -2,7 +2,9 @@
 
 - Planned once per version, from the nodes that are alive then and their measured links; whoever comes later is fitted
   in, and who has fallen silent is left out, without moving anybody else. The live nodes are looked up every few seconds
-  at most, however many newcomers ask: one that asks in between feeds nobody until the next version.
+  at most, however many newcomers ask.
+- A version is planned from the nodes that may feed others (`feeders`). All others are leaves beside the plan: they are
+  fed, and nobody depends on them.
 - A node that cannot be dialled is told whom to call; its children are told to wait for that. With every version another
   node is told to try and dial it all the same (`probe`).
 - Two nodes that cannot be dialled may feed each other if both are punchable (`punching`): both are told to dial the
@@ -10,10 +12,13 @@
 - Lives in memory, on the thread that answers these questions: after a restart the next one plans anew.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
+import sqlalchemy as sa
+
 from coordinator.spreading import topology
+from coordinator.spreading.feeders import Feeders
 from coordinator.spreading.punching import Punching
 from coordinator.spreading.topology import SOURCE, NodeLinks, Topology
 from protocol import limits
@@ -36,8 +41,9 @@ class Plans:
         """Where else some of them can be dialled."""
         self._dialled: Mapping[str, bool] = {}
         """Whether most of those who tried could dial a node."""
-        self._probes: dict[NodeId, NodeId] = {}
+        self._probes: dict[str, NodeId] = {}
         self._punching = Punching()
+        self.feeders = Feeders()
         self._places: dict[NodeId, str] = {}
         """Where the punchable nodes of this plan are."""
         self._looked_ms = 0
@@ -60,6 +66,10 @@ class Plans:
         if self._topology is not None and node not in self._topology.parents:
             topology.join(self._topology, [NodeLinks(node, 0.0, 0.0, dialable=False)])
 
+    def choose(self, connection: sa.Connection, live: Collection[NodeId]) -> Set[str]:
+        """Return who may feed others in the plan of a new version."""
+        return self.feeders.choose(connection, live, self._topology, self._version)
+
     def report(self, node: NodeId, message: PlanRequest, *, caller: str) -> None:
         """Record what a node says of its place in the network; the next version's plan goes by it."""
         self._punching.report(node, message, caller=caller, version=self._version, pairs=self._pairs(node))
@@ -74,19 +84,27 @@ class Plans:
         *,
         also: Mapping[NodeId, tuple[str, ...]] | None = None,
         dialled: Mapping[str, bool] | None = None,
+        feeding: Set[str] | None = None,
     ) -> None:
-        """Take note of who is alive: plan a new version, or fit changes into the plan there is."""
+        """Take note of who is alive: plan a new version with those who are `feeding` (all, if nobody is named), or fit
+        changes into the plan there is."""
         self._addresses, self._also, self._looked_ms = live, also or {}, now_ms
         self._dialled = dialled or {}
         if self._topology is None or not self.has(version):
             undialable = [NodeId(node.name) for node in nodes if not node.dialable]
             self._places = self._punching.punchable(version, live, undialable)
             nodes = [replace(node, punchable=node.name in self._places) for node in nodes]
-            self._version, self._topology = version, topology.plan(source_up, nodes)
-            self._probes = _deal_probes(version, live, self._topology.dialable)
+            planned = [node for node in nodes if feeding is None or node.name in feeding]
+            self._version, self._topology = version, topology.plan(source_up, planned)
+            self._join(self._topology, nodes)
+            self._probes = _deal_probes(version, live, self._topology)
             return
         topology.leave(self._topology, self._topology.parents.keys() - live.keys())
-        topology.join(self._topology, [node for node in nodes if node.name not in self._topology.parents])
+        self._join(self._topology, nodes)
+
+    def _join(self, plan: Topology, nodes: Sequence[NodeLinks]) -> None:
+        newcomers = [node for node in nodes if node.name not in plan.parents]
+        topology.join(plan, newcomers, is_proven=self.feeders.is_proven)
 
     def part(self, node: NodeId, seeder: Peer | None) -> Plan:
         """From whom this node fetches which stripe, and whom it calls and tries to dial."""
@@ -143,9 +161,19 @@ class Plans:
         return Peer(peer_id=name, address=address, also=also, kind="peer") if address else None
 
 
-def _deal_probes(version: int, live: dict[NodeId, str], dialable: Set[str]) -> dict[NodeId, NodeId]:
-    """Who tries to dial whom of those that could not be dialled: one for each, another one with every version."""
-    names = list(live)
-    ahead = 1 + version % max(1, len(names) - 1)
-    pairs = ((names[(place + ahead) % len(names)], name) for place, name in enumerate(names))
-    return {prober: name for prober, name in pairs if prober != name and live[name] and name not in dialable}
+def _deal_probes(version: int, live: Mapping[NodeId, str], plan: Topology) -> dict[str, NodeId]:
+    """Deal those that could not be dialled to nodes of the plan, one to each at most, to others with every version."""
+    hidden = [name for name, address in live.items() if address and name not in plan.dialable]
+    probers = plan.planned
+    if not hidden or not probers:
+        return {}
+    ahead = 1 + version % max(1, len(probers) - 1)
+    start = version * len(probers) % len(hidden)
+    # A node of the plan does not dial itself: its own place among the probers is where its prober is counted from.
+    places = {name: place for place, name in enumerate(probers)}
+    probes = dict[str, NodeId]()
+    for place, name in enumerate([*hidden[start:], *hidden[:start]]):
+        prober = probers[(places.get(name, place) + ahead) % len(probers)]
+        if prober != name:
+            probes.setdefault(prober, name)
+    return probes

@@ -16,14 +16,15 @@
 - Two shy nodes that can dial each other at once (*punchable* ones) feed each other, too. If all shy nodes can,
   everybody feeds everybody; else the other shy ones are fed by the source and the dialable nodes.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
-- `join` gives newcomers their parents without moving anybody; who leaves takes only its edges along, and its parents
-  have those slots again. Neither looks at others' edges: thousands may come and go in the middle of a version.
+- `join` gives newcomers their parents without moving anybody, and without a slot of anybody: a newcomer is a *leaf*
+  that feeds nobody, and thousands of them take nothing from the others until they really fetch. Who leaves takes only
+  its edges along. Neither looks at others' edges.
 
 The proof sketch is in docs/broadcast.md; how far real runs are from the bound, in docs/performance.md.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -79,10 +80,12 @@ class Topology:
     source_up: float
     parents: dict[str, list[str]] = field(default_factory=dict)
     spares: dict[str, list[str]] = field(default_factory=dict)
-    slots: dict[str, int] = field(default_factory=dict)
-    """Children that each node could still take, over all stripes."""
-    room: deque[str] = field(default_factory=deque)
-    """Who has such slots and can be dialled, whose turn it is first; who has left is passed over."""
+    planned: tuple[str, ...] = ()
+    """The nodes of the plan; the others have joined it as leaves."""
+    turns: deque[str] = field(default_factory=deque)
+    """Who feeds the next leaf, in turn: the source and feeding nodes, the more often the more they have to spare."""
+    feeding: set[str] = field(default_factory=set)
+    """Nodes of the plan that anybody can dial: only these are spares of others, or feed leaves."""
     dialable: set[str] = field(default_factory=set)
     punchable: set[str] = field(default_factory=set)
     fed: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -94,7 +97,7 @@ class Topology:
         for stripe, parent in enumerate(self.parents[name]):
             found.setdefault(parent, []).append(stripe)
         for spare in self.spares[name]:
-            if spare in self.dialable:  # it may have left
+            if spare in self.feeding:  # it may have left
                 found.setdefault(spare, [])
         found.setdefault(SOURCE, [])
         return found
@@ -115,8 +118,11 @@ class Topology:
 
     @property
     def help_rate(self) -> float:
-        """Bytes per second that each node may ask of the source beyond its part; 0: as it likes."""
-        count = len(self.parents)
+        """Bytes per second that each node may ask of the source beyond its part; 0: as it likes.
+
+        Leaves do not count: free keys would make that a trickle for everybody.
+        """
+        count = len(self.planned)
         return 0.0 if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
 
 
@@ -152,66 +158,70 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
             given.note(parent, child)
             if parent != SOURCE:
                 used[parent] += 1
+    topology.planned = tuple(node.name for node in nodes)
+    topology.feeding = {node.name for node in nodes if node.dialable and node.up}
     whole = {node.name: min(int(stripes * node.up / rate), FAN_OUT_MAX) for node in relays}
-    topology.slots = {name: whole[name] - used[name] for name in whole}
-    with_room = (name for name in topology.dialable if topology.slots.get(name, 0) > 0)
-    topology.room.extend(sorted(with_room, key=lambda name: (-topology.slots[name], name)))
-    names = [node.name for node in nodes]
-    topology.spares = {name: _spares(topology, names, position) for position, name in enumerate(names)}
-    for name in names:
+    to_spare = {name: whole[name] - used[name] for name in whole if whole[name] and name in topology.feeding}
+    to_spare[SOURCE] = int(stripes * source_up / rate) - source_slots if rate else stripes
+    topology.turns = _turns(to_spare, stripes)
+    topology.spares = {name: _spares(topology, name, position) for position, name in enumerate(topology.planned)}
+    for name in topology.planned:
         _note_edges(topology, name)
     return topology
 
 
-def join(topology: Topology, nodes: Sequence[NodeLinks]) -> None:
-    """Give newcomers their parents: whoever has slots left, else the source."""
-    names = list(topology.parents)
+def _turns(to_spare: Mapping[str, int], stripes: int) -> deque[str]:
+    """Give each name a turn, and one more for each slot to spare, up to one for each stripe; mixed evenly."""
+    weights = {name: 1 + min(max(0, slots), stripes) for name, slots in to_spare.items()}
+    turns = (((at + 0.5) / weight, name) for name, weight in weights.items() for at in range(weight))
+    return deque(name for _, name in sorted(turns))
+
+
+def join(
+    topology: Topology, nodes: Sequence[NodeLinks], *, is_proven: Callable[[str], bool] = lambda _name: False
+) -> None:
+    """Give newcomers their parents, in turn; who is not proven has the source as one, which sees it fetch."""
     for node in nodes:
-        topology.parents[node.name] = [_take_slot(topology) for _ in range(topology.stripes)]
-        names.append(node.name)
-        topology.spares[node.name] = _spares(topology, names, len(names) - 1)
-        topology.slots[node.name] = 0
+        position = len(topology.parents)
+        parents = [_next_turn(topology) for _ in range(topology.stripes)]
+        if not is_proven(node.name):
+            parents[position % topology.stripes] = SOURCE
+        topology.parents[node.name] = parents
+        topology.spares[node.name] = _spares(topology, node.name, position)
         if node.dialable:
             topology.dialable.add(node.name)
         _note_edges(topology, node.name)
 
 
-def _take_slot(topology: Topology) -> str:
-    """A slot of whoever's turn it is, or else of the source."""
-    room, slots = topology.room, topology.slots
-    while room:
-        name = room.popleft()
-        if slots.get(name, 0) > 0:
-            slots[name] -= 1
-            if slots[name]:
-                room.append(name)
-            return name
-    return SOURCE
+def _next_turn(topology: Topology) -> str:
+    """Return whose turn it is to feed a leaf, and drop those who have left."""
+    turns = topology.turns
+    while (name := turns[0]) != SOURCE and name not in topology.feeding:
+        turns.popleft()
+    turns.rotate(-1)
+    return name
 
 
 def leave(topology: Topology, names: Iterable[str]) -> None:
     """Forget nodes: their children ask their other upstreams until the next version's plan."""
     for name in names:
         for parent in topology.parents.pop(name):
-            if parent in topology.slots:
-                if not topology.slots[parent] and parent in topology.dialable:
-                    topology.room.append(parent)
-                topology.slots[parent] += 1
             topology.fed.get(parent, {}).pop(name, None)
         for child in topology.fed.pop(name, ()):
             parents = topology.parents[child]
             parents[:] = [SOURCE if parent == name else parent for parent in parents]
         topology.spares.pop(name)
-        topology.slots.pop(name, None)
+        topology.feeding.discard(name)
         topology.dialable.discard(name)
         topology.punchable.discard(name)
 
 
 def renew_spares(topology: Topology, name: str) -> None:
     """Others to turn to, in the place of those who have left."""
-    if not topology.dialable.issuperset(topology.spares[name]):
-        names = list(topology.parents)
-        topology.spares[name] = _spares(topology, names, names.index(name))
+    if not topology.feeding.issuperset(topology.spares[name]):
+        topology.planned = tuple(other for other in topology.planned if other in topology.parents)
+        position = topology.planned.index(name) if name in topology.planned else len(topology.spares)
+        topology.spares[name] = _spares(topology, name, position)
 
 
 def _note_edges(topology: Topology, name: str) -> None:
@@ -415,14 +425,12 @@ def _hang(
         queues[-1].extend([child] * fan_outs.get(child, 0))
 
 
-def _spares(topology: Topology, names: Sequence[str], position: int) -> list[str]:
+def _spares(topology: Topology, name: str, position: int) -> list[str]:
     """Other nodes to turn to, so that everybody has some upstreams beside the source, spread evenly over the swarm."""
-    name = names[position]
+    names = topology.planned
     parents = set(topology.parents[name])
     step = max(1, len(names) // (SPARES + 1))
-    around = (names[(position + 1 + offset * step) % len(names)] for offset in range(SPARES))
+    around = (names[(position + 1 + offset * step) % len(names)] for offset in range(SPARES if names else 0))
     return [
-        other
-        for other in dict.fromkeys(around)
-        if other != name and other not in parents and other in topology.dialable
+        other for other in dict.fromkeys(around) if other != name and other not in parents and other in topology.feeding
     ]

@@ -233,6 +233,26 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "a broadcast held up by free keys",
+        {
+            "tests/coordinator/test_feeders.py": [
+                "test_free_keys_that_fetch_nothing_feed_nobody_and_vouch_for_nobody",
+                "test_free_keys_of_the_first_version_are_out_of_the_second",
+                "test_a_crowd_that_fetches_and_gives_nothing_is_a_few_parents_at_a_time",
+                "test_a_node_whose_work_was_found_right_is_judged_by_such_alone",
+            ],
+            "tests/coordinator/test_topology.py": ["test_free_keys_that_join_slow_nobody_down"],
+            "tests/swarm_node/test_picker_mute.py": [
+                "test_a_parent_that_never_delivers_costs_its_first_word_however_little_the_seeder_helps",
+                "test_what_was_taken_back_from_a_parent_that_never_delivered_is_asked_of_the_other_without_its_word",
+            ],
+            "tests/processes/test_free_keys.py": [
+                "test_free_keys_that_arrive_are_asked_nothing_by_those_whom_the_swarm_knows",
+                "test_a_round_that_free_keys_join_first_is_theirs_for_one_version_at_most",
+            ],
+        },
+    ),
+    Outsider(
         "entries for ever by free keys",
         {
             "tests/coordinator/test_owners.py": [

@@ -104,7 +104,8 @@ def test_lateness_is_counted_anew_from_the_first_bytes() -> None:
 
 def waiting_picker() -> tuple[Picker, float]:
     """One chunk was taken back from a parent that waits for it itself, for the other peer; and when."""
-    picker, now = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1]), RULES.ahead_s + 0.1
+    patient = replace(RULES, first_word_s=2 * RULES.confirm_s)
+    picker, now = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1], rules=patient), RULES.ahead_s + 0.1
     picker.next(0.0)
     picker.had(PEER_C.name, CHUNKS[:1], 0.0)
     assert taken_back_from(picker.next(now), PEER_A) == CHUNKS[:1]

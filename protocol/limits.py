@@ -133,6 +133,12 @@ FRAGMENTS_MAX = 64
 HANDS_MAX = 4
 """Nodes that leave a group to the next: each is a claim of its own, and every lease of it reads them all again."""
 
+NAME_MAX_CHARS = 40
+"""What a node calls itself; it stands in a column of a table, with the end of the node's id if another is called so."""
+
+NAME_MARKS_MAX = 2
+"""Marks on one letter: no language stacks more, and a hundred of them cover the lines around."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 

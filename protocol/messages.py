@@ -36,7 +36,7 @@ class Request(Message):
 class Register(Message):
     """A node introduces itself, or changes its price or addresses."""
 
-    name: str = Field(min_length=1, max_length=40, pattern=r"^[^\x00]+$")
+    name: str = Field(min_length=1, max_length=limits.NAME_MAX_CHARS, pattern=r"^[^\x00]+$")
     """Of any characters but NUL, which not every database can keep."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)

@@ -16,7 +16,8 @@ nodes = sa.Table(
     sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
     sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
     sa.Column("paused_ms", sa.BigInteger, nullable=True),  # since when the operator gives it no work
-    sa.Column("name", sa.String, nullable=False),
+    sa.Column("name", sa.String, nullable=False),  # as it is shown
+    sa.Column("skeleton", sa.String, nullable=True, index=True),  # of a name that is shown without the node's id
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
     sa.Column("shares", sa.Boolean, nullable=False),

@@ -253,6 +253,17 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "names that imitate",
+        {
+            "tests/coordinator/test_names.py": [
+                "test_a_copy_of_anothers_name_is_shown_with_its_own_id",
+                "test_whoever_imitates_the_operator_or_a_nickname_is_shown_with_its_id",
+                "test_a_squatter_gives_way_to_whoever_has_earned",
+                "test_no_name_keeps_anybody_from_joining_and_an_owner_may_use_its_own_again",
+            ],
+        },
+    ),
+    Outsider(
         "entries for ever by free keys",
         {
             "tests/coordinator/test_owners.py": [

@@ -1,0 +1,152 @@
+"""Names that imitate: strangers register copies and look-alikes over HTTP, and everybody can still tell who is who."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from coordinator.figures import summary
+from coordinator.people import moderation, naming, owners
+from protocol import names
+from protocol.messages import HeartbeatReply, Register
+from protocol.nicknames import nickname
+from protocol.owner import Delegation, seal_statement
+from protocol.signing import NodeKey
+from tests.coordinator.counting import counted
+from tests.coordinator.served import Served, serve
+from tests.coordinator.world import World
+from tests.protocol.test_names import COPIES_OF_HERON
+
+pytestmark = pytest.mark.asyncio
+
+HONEST, STRANGER, OWNER = (NodeKey(bytes([number]) * 32) for number in (1, 2, 3))
+
+
+async def register(served: Served, key: NodeKey, name: str, *, owner: NodeKey | None = None) -> None:
+    word = seal_statement(owner, Delegation(node_id=key.node_id, number=sum(key.node_id.encode()))) if owner else None
+    message = Register(name=name, price_micros_per_mtok=0, addresses=(), agent="", delegation=word)
+    await served.call(key, "/v1/nodes", message, HeartbeatReply)
+
+
+async def shown(served: Served) -> Mapping[str, str]:
+    """Node → its name, as the leaderboard has it before it is cached for a moment."""
+    return {row["node_id"]: row["name"] for row in await served.round.database.run(summary.leaderboard)}
+
+
+@pytest.mark.parametrize("copy", COPIES_OF_HERON.values(), ids=COPIES_OF_HERON)
+async def test_a_copy_of_anothers_name_is_shown_with_its_own_id(tmp_path: Path, copy: str) -> None:
+    async with serve(tmp_path) as served:
+        await register(served, HONEST, "Heron")
+        await register(served, STRANGER, copy)
+        found = await shown(served)
+        assert found[HONEST.node_id] == "Heron"
+        assert found[STRANGER.node_id] == names.with_id(names.plain_name(copy), STRANGER.node_id)
+
+
+@pytest.mark.parametrize(
+    "name", ["coordinator", "\u043eper\u0430tor", "rig1@admin", "h\u0435ron", nickname(HONEST.node_id)]
+)
+async def test_whoever_imitates_the_operator_or_a_nickname_is_shown_with_its_id(tmp_path: Path, name: str) -> None:
+    async with serve(tmp_path) as served:
+        await register(served, STRANGER, name)
+        await register(served, HONEST, nickname(HONEST.node_id))
+        found = await shown(served)
+        assert found[STRANGER.node_id] == names.with_id(name, STRANGER.node_id)
+        assert found[HONEST.node_id] == nickname(HONEST.node_id)
+
+
+async def test_no_name_keeps_anybody_from_joining_and_an_owner_may_use_its_own_again(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as served:
+        for number in range(10, 15):
+            await register(served, NodeKey(bytes([number]) * 32), "localhost")
+        for key in (HONEST, STRANGER):
+            await register(served, key, "rig1@heron", owner=OWNER)
+        found = await shown(served)
+        assert sorted(found.values()) == sorted(
+            ["localhost", "rig1@heron", "rig1@heron"]
+            + [names.with_id("localhost", NodeKey(bytes([number]) * 32).node_id) for number in range(11, 15)]
+        )
+
+
+@pytest.mark.parametrize("name", ["\u200b", "\u202e\u2066", "\u3164", "\u0301\u0301", "()", "\x07"])
+async def test_a_name_that_shows_nothing_is_replaced_by_the_nickname(tmp_path: Path, name: str) -> None:
+    async with serve(tmp_path) as served:
+        await register(served, STRANGER, name)
+        assert await shown(served) == {STRANGER.node_id: nickname(STRANGER.node_id)}
+
+
+async def test_a_squatter_gives_way_to_whoever_has_earned(tmp_path: Path) -> None:
+    """At the honest node's next registration, and already with its first payment; the squatter never gets it back."""
+    async with serve(tmp_path) as served:
+        await register(served, STRANGER, "heron")
+        await register(served, HONEST, "heron")
+        assert (await shown(served))[HONEST.node_id] == names.with_id("heron", HONEST.node_id)
+        await served.round.database.run(owners.sequence, [HONEST.node_id], 1)
+        for _ in range(2):
+            found = await shown(served)
+            assert found[HONEST.node_id] == "heron"
+            assert found[STRANGER.node_id] == names.with_id("heron", STRANGER.node_id)
+            await served.round.database.run(owners.sequence, [STRANGER.node_id], 2)
+            await register(served, STRANGER, "heron")
+            await register(served, HONEST, "heron")
+
+
+async def test_a_name_that_looks_like_one_with_an_id_is_not_taken_for_it(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await register(served, HONEST, "heron")
+        copy = names.with_id("heron", HONEST.node_id)
+        await register(served, STRANGER, copy)
+        assert set(await shown(served)) == {HONEST.node_id, STRANGER.node_id}
+        assert (await shown(served))[STRANGER.node_id] == f"heron {HONEST.node_id[-8:]}"
+
+
+async def test_a_name_that_was_given_up_is_free_and_a_new_one_counts_at_once(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        for key, name in ((HONEST, "heron"), (STRANGER, "heron"), (HONEST, "crane"), (STRANGER, "heron")):
+            await register(served, key, name)
+        assert await shown(served) == {HONEST.node_id: "crane", STRANGER.node_id: "heron"}
+
+
+async def test_every_place_shows_who_is_who(tmp_path: Path) -> None:
+    """Pages, files and the operator's commands."""
+    async with serve(tmp_path) as served:
+        await register(served, HONEST, "heron")
+        await register(served, STRANGER, "\u202eher\u043en")
+        copy = names.with_id("her\u043en", STRANGER.node_id)
+        board = (await (await served.client.get("/v1/leaderboard")).json())["nodes"]
+        assert {row["name"] for row in board} == {"heron", copy}
+        page = await (await served.client.get("/")).text()
+        assert ">heron</bdi>" in page
+        assert f">{copy}</bdi>" in page
+        rows = csv.DictReader(io.StringIO(await (await served.client.get("/stats/nodes.csv")).text()))
+        assert {row["name"] for row in rows} == {"heron", copy}
+        assert f"<domain_name>{copy}</domain_name>" in await (await served.client.get("/stats/host.xml")).text()
+        assert await served.round.database.run(moderation.find, "heron") == HONEST.node_id
+        assert await served.round.database.run(moderation.find, copy) == STRANGER.node_id
+
+
+async def test_a_look_alike_of_a_team_counts_for_the_team_and_no_team_has_the_operators_name(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        for key, name in ((HONEST, "a@Heron"), (STRANGER, "b@h\u0435r\u043en\u200b"), (OWNER, "a@heron")):
+            await register(served, key, name)
+        await register(served, NodeKey(b"4" * 32), "c@operator")
+        rows = list(csv.DictReader(io.StringIO(await (await served.client.get("/stats/teams.csv")).text())))
+        assert [(row["team"], row["nodes"]) for row in rows] == [("Heron", "3")]
+
+
+@pytest.mark.parametrize("name", ["heron", "h\u0435ron", "heron (x)"])
+async def test_however_many_share_a_name_a_registration_costs_the_same(tmp_path: Path, name: str) -> None:
+    with counted() as work:
+        world = World(tmp_path)
+        costs = []
+        for number in range(1, 40):
+            key = world.join(number)
+            work.clear()
+            world.run(naming.record_name, key.node_id, name)
+            costs.append(work.all["statements"])
+        assert max(costs) <= costs[1]
+        world.database.close()

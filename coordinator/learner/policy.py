@@ -13,8 +13,8 @@
 import copy
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -32,6 +32,7 @@ from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.forward import completion_logprobs, prepare
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.publication import HubFiles, Published, computing_as_published
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.trajectories import factors
@@ -147,6 +148,7 @@ class Policy:
                 self._optimizer.step()
             else:
                 skipped += 1
+        self._optimizer.zero_grad()  # a gradient is as large as the weights, and nobody needs it until the next update
         self.update += 1
         _, metrics = policy_loss(table, terms, self._settings.algorithm)
         metrics |= {
@@ -218,67 +220,69 @@ class Policy:
 
     def save_hub(self, folder: Path) -> None:
         """Write the policy as a hub-format folder: its weights now, in the dtype it came in, tokenizer and canary."""
-        with self._published() as published:
-            said = self._canary()
-            whole = {name: self._ranks.gather(rows, weight) for name, (weight, rows) in published.items()}
-        self._write(folder, whole)
-        _write_canary(folder, said, self._ranks)
+        self._write(folder, self._whole)
+        self._write_canary(folder, self._whole)
 
     def save_base(self, folder: Path) -> None:
         """Write what adapters are published beside: the weights as they were at the start, configuration, tokenizer."""
-        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
-        rows = {name: self._ranks.local(weight).to(self._published_dtype) for name, weight in weights.items()}
-        self._write(folder, {name: self._ranks.gather(rows[name], weight) for name, weight in weights.items()})
+        self._write(folder, self._cast)
 
     def save_adapter(self, folder: Path, base: str = "") -> None:
         """Write what was learned beside the base of that name, and the canary of both."""
         assert self._adapters
-        with self._published(beside_base=True):
-            said = self._canary()
         if self._ranks.first:
             folder.mkdir(parents=True, exist_ok=True)
             matrices = {name: part.cpu() for name, part in self._adapters.rounded(self._published_dtype).items()}
             save_file(matrices, folder / adapter.WEIGHTS, {"format": "pt"})
             (folder / adapter.CONFIG).write_bytes(self._adapters.config(base))
-        _write_canary(folder, said, self._ranks)
+        self._write_canary(folder, self._merged_by_nodes)
 
-    def _write(self, folder: Path, weights: Mapping[str, torch.Tensor | None]) -> None:
-        """A folder in hub format, by rank 0."""
+    def _write(self, folder: Path, published: Published) -> None:
+        """A folder in hub format, by rank 0, with the weights that `published` makes of ours."""
+        files = HubFiles(self.model, self._published_dtype)
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        with files.open(folder) if self._ranks.first else nullcontext() as write:
+            for names in files.together:
+                gathered = [(name, self._gathered(name, weights[name], published)) for name in names]
+                if write:
+                    write({name: whole for name, whole in gathered if whole is not None})
         if not self._ranks.first:
             return
-        self.model.save_pretrained(folder, state_dict=weights)
         config = copy.copy(self.model.config)
-        config.dtype = self._published_dtype  # transformers writes that of the weights in training
+        config.dtype = self._published_dtype
+        config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
         vars(config).pop("auto_map", None)  # it names code, which nobody runs, and so nodes refuse it
         config.save_pretrained(folder)
+        self.model.generation_config.save_pretrained(folder)
         for source in self._folder.iterdir():
             if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
                 shutil.copyfile(source, folder / source.name)
 
-    @contextmanager
-    def _published(self, *, beside_base: bool = False) -> Iterator[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """For the time of the block, the model is what nodes will have of it: its weights, and these rows of them."""
-        found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        with self._adapters.silent() if self._adapters else nullcontext(), torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                here = self._ranks.local(weight)
-                found[name] = (weight, self._as_published(name, here, self._ranks.rows(weight), beside_base))
-                if found[name][1] is not here:
-                    kept.append((here, here.clone()))
-                    here.copy_(found[name][1])
-            try:
-                yield found
-            finally:
-                for here, before in kept:
-                    here.copy_(before)
+    def _gathered(self, name: str, weight: torch.Tensor, published: Published) -> torch.Tensor | None:
+        """One published weight, whole, in rank 0's memory."""
+        rows = published(name, self._ranks.local(weight), self._ranks.rows(weight))
+        return self._ranks.gather(rows, weight)
 
-    def _as_published(self, name: str, rows: torch.Tensor, places: slice, beside_base: bool) -> torch.Tensor:
-        if self._adapters is None:
-            return rows.to(self._published_dtype)
-        if beside_base:
-            return self._adapters.as_nodes_merge(name, rows, places, self._published_dtype)
-        return self._adapters.merged(name, rows, places).to(self._published_dtype)
+    def _cast(self, _name: str, rows: torch.Tensor, _places: slice) -> torch.Tensor:
+        """Rows of a weight as they are, in the published dtype."""
+        return rows.to(self._published_dtype)
+
+    def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
+        """Rows of a weight with what was learned in them, in the published dtype."""
+        return self._cast(name, self._adapters.merged(name, rows, places) if self._adapters else rows, places)
+
+    def _merged_by_nodes(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
+        """Rows of a weight as nodes make them of the base and the adapter."""
+        assert self._adapters
+        return self._adapters.as_nodes_merge(name, rows, places, self._published_dtype)
+
+    def _write_canary(self, folder: Path, published: Published) -> None:
+        """The canary of weights as they are published; every rank computes it, and rank 0 writes it."""
+        silent = self._adapters.silent() if self._adapters else nullcontext()
+        with silent, computing_as_published(self.model, published):
+            said = self._canary()
+        if self._ranks.first:
+            (folder / canary.FILE_NAME).write_text(json.dumps(said.model_dump()))
 
     def _canary(self) -> canary.Canary:
         """What the weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
@@ -316,11 +320,6 @@ class Policy:
             state = self._optimizer.state.get(weight, {})
             found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
         return found | {RANDOM: torch.get_rng_state()}
-
-
-def _write_canary(folder: Path, said: canary.Canary, ranks: Ranks) -> None:
-    if ranks.first:
-        (folder / canary.FILE_NAME).write_text(json.dumps(said.model_dump()))
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:

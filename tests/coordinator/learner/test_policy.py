@@ -210,8 +210,15 @@ def trained(folder: Path, groups: tuple[TrainingGroup, ...], updates: int = 1, *
 def gradient(folder: Path, groups: tuple[TrainingGroup, ...], **changes: Any) -> torch.Tensor:
     """The gradient of one update, all weights in a row."""
     policy = Policy(folder, replace(SETTINGS, max_grad_norm=1e9, **changes))
+    found: list[torch.Tensor] = []
+
+    def record(*_: Any) -> None:
+        found.append(torch.cat([weight.grad.flatten() for weight in policy.model.parameters()]))
+
+    policy._optimizer.register_step_pre_hook(record)
     policy.train_step(groups)
-    return torch.cat([weight.grad.flatten() for weight in policy.model.parameters()])
+    assert all(weight.grad is None for weight in policy.model.parameters()), "gradients are kept after the step"
+    return found[0]
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -1,0 +1,174 @@
+"""The policy as nodes get it, made one tensor at a time: what is published costs no second copy of the weights.
+
+    compute    a layer's weights are replaced by the published ones while that layer computes, and then put back
+    write      each weight is cast, gathered, written into its place in its file, and freed
+
+- The files are those of transformers' `save_pretrained`, byte for byte; names, shapes and places are decided on the
+  meta device, before there is any number.
+- A weight that transformers stores under its own name and shape is written alone. Weights that it stores otherwise (the
+  experts of a mixture, one tensor in the model and many in the file) are written together with those of their layer.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
+
+PART_SIZE = "50GB"
+"""Most bytes of a file of weights: transformers' own default, which nodes have always been given."""
+
+NAMES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types as safetensors writes them, in the order in which it puts them into a file; within a type, names decide."""
+
+Published = Callable[[str, torch.Tensor, slice], torch.Tensor]
+"""What is published of a weight: from its name, some of its rows as they are trained, and which rows these are."""
+
+
+@contextmanager
+def computing_as_published(model: Any, published: Published) -> Iterator[None]:
+    """For the time of the block, the model computes with its weights as they are published, without a gradient.
+
+    FSDP gathers the weights of a layer before these hooks run, and frees them after.
+    """
+    with ExitStack() as hooks, torch.no_grad():
+        for part, places in _parts(model):
+            originals: list[tuple[nn.Module, str, nn.Parameter]] = []
+            replace = partial(_replace, places, originals, published)
+            hooks.callback(part.register_forward_pre_hook(replace).remove)
+            put_back = partial(_put_back, originals)
+            hooks.callback(part.register_forward_hook(put_back, prepend=True, always_call=True).remove)
+        yield
+
+
+Place = tuple[nn.Module, str, str]
+"""A module, what it calls one of its weights, and what the model calls it."""
+
+
+def _parts(model: Any) -> list[tuple[nn.Module, list[Place]]]:
+    """Each layer with all its weights; each module outside of the layers with its own weights."""
+    layers = set(getattr(model.get_decoder(), "layers", ()))
+    parts: dict[nn.Module, list[Place]] = {}
+    places: list[Place] = []
+    inside = ""
+    for path, module in model.named_modules():
+        if not (inside and path.startswith(inside)):
+            inside = f"{path}." if module in layers else ""
+            parts[module] = places = []
+        places += [(module, leaf, f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)]
+    return [(part, places) for part, places in parts.items() if places]
+
+
+def _replace(places: list[Place], originals: list[Any], published: Published, *_: Any) -> None:
+    for module, leaf, name in places:
+        weight = getattr(module, leaf)
+        originals.append((module, leaf, weight))
+        rows = published(name, weight.detach(), slice(0, len(weight))).to(weight.dtype)
+        setattr(module, leaf, nn.Parameter(rows, requires_grad=False))
+
+
+def _put_back(originals: list[Any], *_: Any) -> None:
+    while originals:
+        setattr(*originals.pop())
+
+
+class HubFiles:
+    """The files of weights of a policy folder, laid out but not written."""
+
+    def __init__(self, model: Any, dtype: torch.dtype, part_size: str = PART_SIZE) -> None:
+        self._model = model
+        left_out = set(model._keys_to_ignore_on_save or ())
+        ours = {
+            name: torch.empty(weight.shape, dtype=dtype, device="meta")
+            for name, weight in model.named_parameters()
+            if name not in left_out
+        }
+        stored = revert_weight_conversion(model, dict(ours))
+        split = split_torch_state_dict_into_shards(
+            stored, filename_pattern="model{suffix}.safetensors", max_shard_size=part_size
+        )
+        self._headers: dict[str, bytes] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        for file, names in split.filename_to_tensors.items():
+            self._headers[file], begins = _header({name: stored[name] for name in names})
+            self._places |= {name: (file, begin) for name, begin in begins.items()}
+        self._index = {
+            "metadata": {"total_parameters": model.num_parameters(), **split.metadata},
+            "weight_map": split.tensor_to_filename,
+        }
+        self.together: list[list[str]] = []
+        """The model's names of weights that are written together, in the order in which ranks gather them."""
+        layers: dict[str, list[str]] = {}
+        for name, weight in ours.items():
+            if name in stored and stored[name].shape == weight.shape:
+                self.together.append([name])
+            elif (layer := _layer(name)) in layers:
+                layers[layer].append(name)
+            else:
+                layers[layer] = [name]
+                self.together.append(layers[layer])
+
+    @contextmanager
+    def open(self, folder: Path) -> Iterator[Callable[[Mapping[str, torch.Tensor]], None]]:
+        """Files in this folder; what is yielded writes whole weights, by the model's names, that belong together."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if len(self._headers) > 1:
+            index = json.dumps(self._index, indent=2, sort_keys=True) + "\n"
+            (folder / "model.safetensors.index.json").write_text(index)
+        with ExitStack() as stack:
+            files: dict[str, BinaryIO] = {
+                name: stack.enter_context((folder / name).open("wb")) for name in self._headers
+            }
+            for name, header in self._headers.items():
+                files[name].write(header)
+
+            def write(weights: Mapping[str, torch.Tensor]) -> None:
+                for name, tensor in revert_weight_conversion(self._model, dict(weights)).items():
+                    file, begin = self._places[name]
+                    files[file].seek(begin)
+                    files[file].write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+
+            yield write
+
+
+def _layer(name: str) -> str:
+    """The path of a weight's layer: all up to its number; of what is in no layer, nothing."""
+    found = re.match(r".*?\.\d+\.", name)
+    return found.group() if found else ""
+
+
+def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
+    """What a safetensors file of these begins with, and where in the file each tensor begins."""
+    order = list(NAMES)
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begins, end = {}, 0
+    for name in sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name)):
+        tensor = tensors[name]
+        begins[name], end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begins[name], end],
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + begin for name, begin in begins.items()}

@@ -1,0 +1,202 @@
+"""Memory of the learner, in bytes of live tensors for each parameter of the policy."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from coordinator.learner.lora import merged
+from coordinator.learner.policy import Policy
+from coordinator.learner.publication import HubFiles
+from coordinator.learner.settings import TrainSettings
+from protocol import adapter, canary
+from tests.coordinator.learner.groups import UNEQUAL
+from tests.live_bytes import live_bytes
+from tests.tiny_policy import make_other_policy
+
+SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1)
+ADAPTERS = replace(SETTINGS, lora_rank=4)
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "eos_token_id": 2,
+}
+LARGE = {**SMALL, "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536}
+"""28 million parameters, of which a layer is a ninth: what is held twice shows."""
+
+FAMILIES = {
+    "tied head": (Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True), torch.bfloat16),
+    "own head": (LlamaConfig(**SMALL, tie_word_embeddings=False), torch.float16),
+    "float32": (LlamaConfig(**SMALL, tie_word_embeddings=False), torch.float32),
+    "experts": (
+        Qwen3MoeConfig(**SMALL, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+        torch.bfloat16,
+    ),
+}
+
+
+def saved_at_once(policy: Policy, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write what transformers writes of whole weights that all lie in memory."""
+    dtype = policy._published_dtype
+    policy.model.save_pretrained(folder, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True) + "\n"
+    )
+    for source in policy._folder.glob("*token*"):
+        shutil.copyfile(source, folder / source.name)
+
+
+def trained(folder: Path, settings: TrainSettings) -> Policy:
+    policy = Policy(folder, settings)
+    policy.train_step(UNEQUAL)
+    return policy
+
+
+def masters(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().float() for name, weight in policy.model.named_parameters()}
+
+
+def with_what_was_learned(policy: Policy) -> dict[str, torch.Tensor]:
+    """The weights with their adapters in them."""
+    adapters: Any = policy._adapters
+    return {
+        name: merged(weight, adapters.down[index].detach(), adapters.up[index].detach(), adapters._scale)
+        if (index := adapters._of_weight.get(name)) is not None
+        else weight
+        for name, weight in masters(policy).items()
+    }
+
+
+def same_files(found: Path, wanted: Path) -> None:
+    """Every file but the canary has the same bytes in both folders."""
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.name != canary.FILE_NAME}
+        for folder in (found, wanted)
+    )
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def said_by(policy: Policy, weights: dict[str, torch.Tensor]) -> tuple[float, ...]:
+    """The canary of a model into which these weights, rounded as they are published, are copied."""
+    before = masters(policy)
+    adapters: Any = policy._adapters
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            weight.copy_(weights[name].to(policy._published_dtype))
+        if adapters:
+            adapters._silent = True
+        said = policy._canary().logprobs
+        for name, weight in policy.model.named_parameters():
+            weight.copy_(before[name])
+        if adapters:
+            adapters._silent = False
+    return said
+
+
+def canary_of(folder: Path) -> tuple[float, ...]:
+    return tuple(json.loads((folder / canary.FILE_NAME).read_text())["logprobs"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", [SETTINGS, ADAPTERS], ids=["full", "adapters"])
+def test_a_version_has_the_bytes_that_transformers_would_write(
+    family: str, settings: TrainSettings, tmp_path: Path
+) -> None:
+    config, dtype = FAMILIES[family]
+    policy = trained(make_other_policy(tmp_path / "start", config, dtype=dtype), settings)
+    weights = with_what_was_learned(policy) if settings.lora_rank else masters(policy)
+    before = [weight.clone() for weight in policy.model.parameters()]
+    policy.save_hub(tmp_path / "version")
+    saved_at_once(policy, weights, tmp_path / "at once")
+    same_files(tmp_path / "version", tmp_path / "at once")
+    assert canary_of(tmp_path / "version") == said_by(policy, weights)
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
+
+
+def test_a_base_and_its_adapter_have_the_bytes_that_transformers_would_write(tmp_path: Path) -> None:
+    config, dtype = FAMILIES["tied head"]
+    policy = trained(make_other_policy(tmp_path / "start", config, dtype=dtype), ADAPTERS)
+    policy.save_base(tmp_path / "base")
+    saved_at_once(policy, masters(policy), tmp_path / "at once")
+    same_files(tmp_path / "base", tmp_path / "at once")
+    policy.save_adapter(tmp_path / "adapter")
+    adapters: Any = policy._adapters
+    by_nodes = {
+        name: adapters.as_nodes_merge(name, weight, slice(0, len(weight)), dtype)
+        for name, weight in masters(policy).items()
+    }
+    assert canary_of(tmp_path / "adapter") == said_by(policy, by_nodes)
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {*adapter.FILES, canary.FILE_NAME}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"experts"}))
+def test_weights_in_several_files_have_the_bytes_that_transformers_would_write(family: str, tmp_path: Path) -> None:
+    config, dtype = FAMILIES[family]
+    policy = Policy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
+    weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
+    files = HubFiles(policy.model, dtype, part_size="20KB")
+    with files.open(tmp_path / "parts") as write:
+        for names in files.together:
+            write({name: weights[name] for name in names})
+    policy.model.save_pretrained(tmp_path / "at once", state_dict=dict(weights), max_shard_size="20KB")
+    written = {path.name: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
+    assert len(written) > 2
+    assert written == {name: (tmp_path / "at once" / name).read_bytes() for name in written}
+    assert len(list((tmp_path / "at once").glob("model*"))) == len(written)
+
+
+def test_experts_in_several_files_are_loaded_as_they_were(tmp_path: Path) -> None:
+    """Transformers keeps all experts of a layer in one file; each goes where there is room, and that is as good."""
+    config, dtype = FAMILIES["experts"]
+    policy = Policy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
+    files = HubFiles(policy.model, dtype, part_size="20KB")
+    weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
+    policy.save_hub(tmp_path / "version")
+    (tmp_path / "version" / "model.safetensors").unlink()
+    with files.open(tmp_path / "version") as write:
+        for names in files.together:
+            write({name: weights[name] for name in names})
+    assert len(list((tmp_path / "version").glob("*.safetensors"))) > 1
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "version").state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+
+
+def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def held_bytes(policy: Policy) -> int:
+    """Weights, adapters, gradients and what the optimizer remembers."""
+    weights = {*policy.model.parameters(), *policy._trained.values()}
+    moments = [value for state in policy._optimizer.state.values() for value in state.values()]
+    return total_bytes(weights) + total_bytes(w.grad for w in weights if w.grad is not None) + total_bytes(moments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "most"),
+    [(SETTINGS, "save_hub", 16.5), (ADAPTERS, "save_adapter", 5.0)],
+    ids=["full", "LoRA"],
+)
+def test_publishing_holds_no_second_copy_of_the_weights(
+    settings: TrainSettings, method: str, most: float, tmp_path: Path
+) -> None:
+    config = Qwen3Config(**LARGE, head_dim=128, tie_word_embeddings=True)
+    policy = trained(make_other_policy(tmp_path / "start", config, dtype=torch.bfloat16), settings)
+    held = held_bytes(policy)
+    with live_bytes() as count:
+        getattr(policy, method)(tmp_path / "version")
+    assert (held + count.peak) / policy.model.num_parameters() <= most
+    assert count.left < 2**16, "something of the publication stays"

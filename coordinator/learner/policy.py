@@ -29,7 +29,7 @@ from coordinator.learner import checkpoint
 from coordinator.learner.advantages import judged, of_batch, varied
 from coordinator.learner.batch import Tensors, collate, pieces
 from coordinator.learner.diagnostics import Metrics, mean
-from coordinator.learner.forward import completion_logprobs, prepare
+from coordinator.learner.forward import completion_logprobs, packs, prepare
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
 from coordinator.learner.publication import HubFiles, Published, computing_as_published
@@ -193,7 +193,8 @@ class Policy:
 
     def _pieces(self, data: Tensors, chosen: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
         """This rank's pieces of the chosen samples; one that is not its own is computed only to keep step."""
-        return self._ranks.deal(pieces(data, chosen, self._settings.micro_batch_tokens, hands=self._ranks.size))
+        most, packed = self._settings.micro_batch_tokens, packs(self.model)
+        return self._ranks.deal(pieces(data, chosen, most, hands=self._ranks.size, packed=packed))
 
     def _gradient(self, data: Tensors, terms: Terms, entropy: torch.Tensor | None) -> torch.Tensor:
         """Add up the gradients of all pieces: → [N, T] log π_θ. The entropy is filled in where one is wanted."""

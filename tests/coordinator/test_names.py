@@ -24,8 +24,12 @@ pytestmark = pytest.mark.asyncio
 HONEST, STRANGER, OWNER = (NodeKey(bytes([number]) * 32) for number in (1, 2, 3))
 
 
+def delegation(owner: NodeKey, key: NodeKey) -> bytes:
+    return seal_statement(owner, Delegation(node_id=key.node_id, number=sum(key.node_id.encode())))
+
+
 async def register(served: Served, key: NodeKey, name: str, *, owner: NodeKey | None = None) -> None:
-    word = seal_statement(owner, Delegation(node_id=key.node_id, number=sum(key.node_id.encode()))) if owner else None
+    word = delegation(owner, key) if owner else None
     message = Register(name=name, price_micros_per_mtok=0, addresses=(), agent="", delegation=word)
     await served.call(key, "/v1/nodes", message, HeartbeatReply)
 
@@ -136,6 +140,20 @@ async def test_a_look_alike_of_a_team_counts_for_the_team_and_no_team_has_the_op
         await register(served, NodeKey(b"4" * 32), "c@operator")
         rows = list(csv.DictReader(io.StringIO(await (await served.client.get("/stats/teams.csv")).text())))
         assert [(row["team"], row["nodes"]) for row in rows] == [("Heron", "3")]
+
+
+@pytest.mark.parametrize("name", ["heron", "a name of forty characters, all of them us"])
+async def test_all_nodes_of_a_squatter_give_way_at_once_and_its_other_names_stay(world: World, name: str) -> None:
+    squatters, honest = [world.join(number) for number in range(1, 6)], world.join(6)
+    for key in squatters:
+        world.run(owners.delegate, key.node_id, delegation(OWNER, key), now_ms=world.now_ms)
+        world.run(naming.record_name, key.node_id, name)
+    world.run(naming.record_name, squatters[0].node_id, "crane")
+    world.run(owners.sequence, [honest.node_id], world.now_ms)
+    world.run(naming.record_name, honest.node_id, name)
+    found = {row["node_id"]: row["name"] for row in world.run(summary.leaderboard)}
+    expected = {key.node_id: names.with_id(names.plain_name(name), key.node_id) for key in squatters[1:]}
+    assert found == expected | {squatters[0].node_id: "crane", honest.node_id: names.plain_name(name)}
 
 
 @pytest.mark.parametrize("name", ["heron", "h\u0435ron", "heron (x)"])

@@ -1,9 +1,11 @@
 """HTTPS with a certificate of the operator's own: served, renewed without a restart, refused with a reason."""
 
+import asyncio
 import datetime
 import ipaddress
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from coordinator import tls
+from coordinator.api.connections import listen
 from coordinator.config import Config, load
 from coordinator.round import join_string
 from protocol.errors import ConfigInvalid
@@ -49,15 +52,16 @@ def config(folder: Path) -> Config:
     return load(None, [f"round.directory={folder}", "round.tls_listen=127.0.0.1:8443", *files])
 
 
+async def hello(_request: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
 @pytest.mark.asyncio
 async def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:
     write_certificate(tmp_path, "first")
     settings = config(tmp_path)
     secure = tls.context(settings)
     assert secure is not None
-
-    async def hello(_request: web.Request) -> web.Response:
-        return web.Response(text="hello")
 
     app = web.Application()
     app.add_routes([web.get("/", hello)])
@@ -85,6 +89,33 @@ async def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_on
     (tmp_path / "tls.crt").write_text("half a file")
     await tls.reload(secure, settings)
     assert await asked(second) == "hello"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "half a hello"])
+@pytest.mark.asyncio
+async def test_who_never_ends_a_tls_handshake_is_cut_and_others_are_served(tmp_path: Path, begun: bytes) -> None:
+    write_certificate(tmp_path, "one")
+    secure = tls.context(config(tmp_path))
+    assert secure is not None
+    app = web.Application()
+    app.add_routes([web.get("/", hello)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await listen(runner, "127.0.0.1:0", secure, handshake_s=0.5)
+    host, port = runner.addresses[0][:2]
+    slow = [await asyncio.open_connection(host, port) for _ in range(50)]
+    for _, writer in slow:
+        writer.write(begun)
+    verify = ssl.create_default_context(cafile=str(tmp_path / "tls.crt"))
+    async with aiohttp.ClientSession() as session, session.get(f"https://{host}:{port}/", ssl=verify) as answer:
+        assert await answer.text() == "hello"
+        for reader, writer in slow:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+    async with aiohttp.ClientSession() as session, session.get(f"https://{host}:{port}/", ssl=verify) as answer:
+        assert await answer.text() == "hello"
     await runner.cleanup()
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.figures import summary
+from coordinator.figures.curves import Branch
 from coordinator.people import moderation, naming, owners
+from coordinator.web import tree
 from protocol import names
+from protocol.errors import NotFound
 from protocol.messages import HeartbeatReply, Register
 from protocol.nicknames import nickname
 from protocol.owner import Delegation, seal_statement
@@ -154,6 +157,37 @@ async def test_all_nodes_of_a_squatter_give_way_at_once_and_its_other_names_stay
     found = {row["node_id"]: row["name"] for row in world.run(summary.leaderboard)}
     expected = {key.node_id: names.with_id(names.plain_name(name), key.node_id) for key in squatters[1:]}
     assert found == expected | {squatters[0].node_id: "crane", honest.node_id: names.plain_name(name)}
+
+
+async def test_an_order_about_a_name_that_has_copies_is_refused(world: World) -> None:
+    """Or a squatter that gives way would have the operator ban whoever has the name now."""
+    squatter, honest = world.join(1), world.join(2)
+    world.run(naming.record_name, squatter.node_id, "heron")
+    assert world.run(moderation.find, "heron") == squatter.node_id
+    world.run(naming.record_name, honest.node_id, "heron")
+    for _ in range(2):
+        with pytest.raises(NotFound, match="2 nodes are called heron"):
+            world.run(moderation.find, "heron")
+        world.run(owners.sequence, [honest.node_id], world.now_ms)
+        world.run(naming.record_name, squatter.node_id, "heron")
+    assert world.run(moderation.find, names.with_id("heron", squatter.node_id)) == squatter.node_id
+
+
+async def test_a_picture_shows_the_id_of_a_copy_with_a_long_name() -> None:
+    name = "a-name-of-thirty-characters-ab"
+    copy = names.with_id(name, STRANGER.node_id)
+    drawn = tree.picture(1, [Branch(HONEST.node_id, name, "", 1), Branch(STRANGER.node_id, copy, "", 1)])
+    assert f">{name[: tree.LABEL_MAX]}</text>" in drawn
+    assert f" ({STRANGER.node_id[-8:]})</text>" in drawn
+
+
+async def test_an_owner_is_shown_with_its_id_since_keys_with_any_nickname_can_be_made(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await register(served, HONEST, "heron", owner=OWNER)
+        shown_as = names.with_id(nickname(OWNER.node_id), OWNER.node_id)
+        assert f">{shown_as}</bdi>" in await (await served.client.get("/?view=owners")).text()
+        assert f">{shown_as}</dd>" in await (await served.client.get(f"/nodes/{HONEST.node_id}")).text()
+        assert f"<name>{shown_as}</name>" in await (await served.client.get("/stats/user.xml")).text()
 
 
 @pytest.mark.parametrize("name", ["heron", "h\u0435ron", "heron (x)"])

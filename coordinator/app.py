@@ -109,7 +109,7 @@ def build(round_: Round, bounds: Bounds) -> web.Application:
     return app
 
 
-def make_runner(round_: Round, bounds: Bounds | None = None) -> web.AppRunner:
+def make_runner(round_: Round, bounds: Bounds | None = None) -> Runner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
     bounds = bounds or Bounds()
     app = build(round_, bounds)

@@ -1,6 +1,7 @@
 """Who is connected: so many connections of one address, and no answers kept for those who do not read them.
 
-- Every `look_s` all connections are checked. Of a neighbourhood that has more than its share the newest are closed.
+- Every `look_s` all connections are checked, those that have not agreed on TLS yet, too. Of a neighbourhood that has
+  more than its share the newest are closed.
 - All together are as many as this process may have files, less those that it needs itself. Beyond, shares shrink until
   the rest fits: the largest neighbourhoods lose first.
 - A connection that has not sent the whole head of a request within `head_s` is closed, a proxy's, too: these send heads
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from coordinator.api.bounds import Bounds
-from coordinator.api.connections import Connection
+from coordinator.api.connections import Connection, Runner
 from coordinator.api.places import HERE, place
 
 
@@ -42,7 +43,7 @@ class _Unread:
 class Callers:
     """The connections of one server."""
 
-    def __init__(self, runner: web.AppRunner, per_address: int, bounds: Bounds) -> None:
+    def __init__(self, runner: Runner, per_address: int, bounds: Bounds) -> None:
         self._runner = runner
         self._per_address = per_address
         self._bounds = bounds
@@ -64,7 +65,8 @@ class Callers:
     def look(self, now_s: float) -> None:
         """Close what is too much."""
         found = self._runner.server.connections if self._runner.server else ()  # the oldest first
-        lines = [(one, one.transport, self._place_of(one.transport)) for one in found if one.transport is not None]
+        open_ones = [(one, one.transport) for one in found if one.transport is not None]
+        lines = [(one, line, self._place_of(line)) for one, line in (*open_ones, *self._runner.handshakes.items())]
         share = _share(Counter(where for _, _, where in lines), self._per_address, self._bounds.connections)
         held = Counter[str]()
         unread: dict[web.RequestHandler, _Unread] = {}
@@ -72,12 +74,12 @@ class Callers:
             held[where] += 1
             if (held[where] > share and where != HERE) or self._is_late(one, now_s):
                 transport.abort()
-            elif size := transport.get_write_buffer_size():
+            elif isinstance(one, web.RequestHandler) and (size := transport.get_write_buffer_size()):
                 unread[one] = self._unread.get(one, _Unread(now_s, size, size)).seen(size, now_s)
         self._unread = unread
         self._cut_slow(now_s)
 
-    def _is_late(self, one: web.RequestHandler, now_s: float) -> bool:
+    def _is_late(self, one: object, now_s: float) -> bool:
         since_s = one.head_since_s if isinstance(one, Connection) else None
         return since_s is not None and now_s - since_s > self._bounds.head_s
 

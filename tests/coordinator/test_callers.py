@@ -166,7 +166,7 @@ class Line:
 def cut(addresses: list[str], per_address: int, connections: int = 10_000) -> list[str]:
     """Which of these connections, in the order in which they came, are closed: this machine has no IPv6 networks."""
     lines = [Line(address) for address in addresses]
-    runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines))
+    runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines), handshakes={})
     callers.Callers(runner, per_address, Bounds(connections=connections)).look(0.0)
     return [line.address for line in lines if line.is_cut]
 

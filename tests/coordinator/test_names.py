@@ -4,15 +4,19 @@ import csv
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from coordinator.figures import summary
 from coordinator.figures.curves import Branch
 from coordinator.people import moderation, naming, owners
+from coordinator.store.tables import nodes
 from coordinator.web import tree
 from protocol import names
 from protocol.errors import NotFound
+from protocol.ids import NodeId
 from protocol.messages import HeartbeatReply, Register
 from protocol.nicknames import nickname
 from protocol.owner import Delegation, seal_statement
@@ -188,6 +192,33 @@ async def test_an_owner_is_shown_with_its_id_since_keys_with_any_nickname_can_be
         assert f">{shown_as}</bdi>" in await (await served.client.get("/?view=owners")).text()
         assert f">{shown_as}</dd>" in await (await served.client.get(f"/nodes/{HONEST.node_id}")).text()
         assert f"<name>{shown_as}</name>" in await (await served.client.get("/stats/user.xml")).text()
+
+
+async def test_a_crowd_of_nodes_of_one_owner_makes_nobodys_registration_dearer(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    member, stranger = world.join(1), world.join(2)
+
+    def crowd(connection: sa.Connection, first: int, last: int) -> None:
+        like = dict(connection.execute(sa.select(nodes).limit(1)).mappings().one())
+        theirs = {"owner": "crowd", "name": "heron", "skeleton": names.skeleton("heron")}
+        connection.execute(sa.insert(nodes), [like | theirs | {"node_id": f"{n}"} for n in range(first, last)])
+        connection.execute(sa.update(nodes).where(nodes.c.node_id == member.node_id).values(owner="crowd"))
+
+    def steps(connection: sa.Connection, node: NodeId) -> int:
+        """What SQLite does to record a name, in tens of its instructions."""
+        done: list[int] = []
+        line: Any = connection.connection.dbapi_connection
+        line.set_progress_handler(lambda: done.append(1), 10)
+        naming.record_name(connection, node, "heron")
+        line.set_progress_handler(None, 10)
+        return len(done)
+
+    costs = []
+    for first, last in ((0, 10), (10, 2000)):
+        world.run(crowd, first, last)
+        costs.append([world.run(steps, key.node_id) for key in (member, stranger)])
+    assert all(later <= 2 * few for few, later in zip(*costs, strict=True)), costs
+    world.database.close()
 
 
 @pytest.mark.parametrize("name", ["heron", "h\u0435ron", "heron (x)"])

@@ -107,6 +107,20 @@ def test_tests_use_fakes_and_not_patches() -> None:
     report([f"{path}:{line}: {name}" for path, line, name in found if name.startswith(patches)])
 
 
+def test_tests_pass_bounds_as_arguments_and_patch_no_constant_of_ours() -> None:
+    problems = []
+    for path in python_files("tests"):
+        ours = {name.rpartition(".")[2] for _, name in imports(path) if name.partition(".")[0] in ROOMS}
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr":
+                target = [part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in node.args[:2]]
+                whole = ".".join(map(str, target)) if isinstance(node.args[0], ast.Name) else str(target[0])
+                first, last = whole.partition(".")[0], whole.rpartition(".")[2]
+                if last.isupper() and first in ours | set(ROOMS):
+                    problems.append(f"{path}:{node.lineno}: {whole}")
+    report(problems)
+
+
 def pure_modules() -> list[Path]:
     """The modules that may not do I/O, read a clock, or draw from global randomness."""
     return [path for path in python_files("protocol", "ledger") if path != Path("ledger/store.py")]

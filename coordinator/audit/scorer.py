@@ -53,16 +53,7 @@ class _Row:
 class Scorer:
     """One policy version, ready to score."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        dtype: torch.dtype = torch.float32,
-        threads: int | None = None,
-        body_tokens: int = BODY_TOKENS_MAX,
-        head_logits: int = HEAD_LOGITS_MAX,
-    ) -> None:
-        self._body_tokens, self._head_logits = body_tokens, head_logits
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, threads: int | None = None) -> None:
         if threads:
             torch.set_num_threads(threads)  # of the whole process: all its versions share them
         try:
@@ -82,7 +73,7 @@ class Scorer:
         ):
             raise AuditFailed(f"A claim has tokens beyond this version's vocabulary of {vocabulary}.")
         with torch.inference_mode():
-            for batch in _batches(claims, self._body_tokens):
+            for batch in _batches(claims):
                 self._score(claims, batch, found)
         return [
             [found.get((place, number), NOTHING) for number in range(len(claim.completions))]
@@ -101,7 +92,7 @@ class Scorer:
         )
         rows = sorted(_rows(claims, batch), key=lambda row: len(row.tokens))
         owners = {place: owner for owner, place in enumerate(batch)}
-        for block in _blocks(rows, mask.shape[1], self._body_tokens):
+        for block in _blocks(rows, mask.shape[1]):
             owner = torch.tensor([owners[row.claim] for row in block])
             states = self._completions(block, owner, prefix, mask)  # [N, T, H]
             for row, state in zip(block, states, strict=True):
@@ -127,7 +118,7 @@ class Scorer:
 
     def _scored(self, row: _Row, states: torch.Tensor) -> Scored:
         """One sample's states [T, H] through the head, a slice of positions at a time."""
-        step = max(1, self._head_logits // self._head.weight.shape[0])
+        step = max(1, HEAD_LOGITS_MAX // self._head.weight.shape[0])
         places = [slice(start, start + step) for start in range(0, len(states), step)]
         parts = [self._slice(states[at], row.tokens[at], row.uniforms[at], row.temperature) for at in places]
         logprobs, below, upto, dictated = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
@@ -207,11 +198,11 @@ def _rows(claims: Sequence[Prefill], batch: list[int]) -> Iterator[_Row]:
             yield _Row(place, number, drawn, chances, claims[place].temperature)
 
 
-def _batches(claims: Sequence[Prefill], tokens_max: int) -> Iterator[list[int]]:
+def _batches(claims: Sequence[Prefill]) -> Iterator[list[int]]:
     """The numbers of claims whose prompts fit through the body together, the short ones first."""
     batch: list[int] = []
     for place in sorted(range(len(claims)), key=lambda place: len(claims[place].prompt)):
-        if batch and (len(batch) + 1) * len(claims[place].prompt) > tokens_max:
+        if batch and (len(batch) + 1) * len(claims[place].prompt) > BODY_TOKENS_MAX:
             yield batch
             batch = []
         batch.append(place)
@@ -219,11 +210,11 @@ def _batches(claims: Sequence[Prefill], tokens_max: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _blocks(rows: list[_Row], prompt: int, tokens_max: int) -> Iterator[list[_Row]]:
+def _blocks(rows: list[_Row], prompt: int) -> Iterator[list[_Row]]:
     """Rows, the short ones first, that fit through the body together behind a prompt of so many columns."""
     block: list[_Row] = []
     for row in rows:
-        if block and (len(block) + 1) * (prompt + len(row.tokens)) > tokens_max:
+        if block and (len(block) + 1) * (prompt + len(row.tokens)) > BODY_TOKENS_MAX:
             yield block
             block = []
         block.append(row)

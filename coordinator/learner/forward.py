@@ -6,7 +6,7 @@ import torch
 
 from coordinator.learner.batch import Tensors
 from coordinator.learner.head import selected_logprobs
-from coordinator.learner.packing import IMPLEMENTATION, PADDED_MAX, pack
+from coordinator.learner.packing import IMPLEMENTATION, pack
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
 from protocol.errors import ConfigInvalid
@@ -45,10 +45,10 @@ def prepare(model: Any, settings: TrainSettings) -> None:
 
 
 def completion_logprobs(
-    model: Any, data: Tensors, chosen: torch.Tensor, settings: TrainSettings, *, padded_max: int = PADDED_MAX
+    model: Any, data: Tensors, chosen: torch.Tensor, settings: TrainSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'] each, 0 at padding."""
-    packing = pack(data, chosen, model.device, padded_max)
+    packing = pack(data, chosen, model.device)
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
     nobody = torch.empty(1, 1, 1, 1, device=model.device)

@@ -27,12 +27,11 @@ class _SelectedLogprobs(torch.autograd.Function):
         tokens: torch.Tensor,
         temperature: float,
         dtype: torch.dtype,
-        chunk_bytes: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
         logprobs = hidden.new_empty(len(source), dtype=torch.float32)
         head = weight.to(dtype)
-        for rows, pairs in _chunks(len(hidden), weight.shape[0], source, chunk_bytes):
+        for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
             logits = _logits(hidden[rows], head, temperature, dtype)  # [rows, V]
             total[rows] = logits.logsumexp(1)
             within = source[pairs] - rows.start
@@ -40,7 +39,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             expected = (logits - total[rows, None]).exp_().mul_(logits).sum(1)
             entropy[rows] = total[rows] - expected
         ctx.save_for_backward(hidden, weight, source, tokens, total)
-        ctx.temperature, ctx.dtype, ctx.chunk_bytes = temperature, dtype, chunk_bytes
+        ctx.temperature, ctx.dtype = temperature, dtype
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -51,7 +50,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         of_row = torch.zeros_like(total).index_add_(0, source, gradient)  # [R]
-        for rows, pairs in _chunks(len(hidden), weight.shape[0], source, ctx.chunk_bytes):
+        for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
             logits = _logits(hidden[rows], head, ctx.temperature, ctx.dtype)
             away = logits.sub_(total[rows, None]).exp_().mul_(-of_row[rows, None])  # [rows, V] −p · Σ gradient
             away.index_put_((source[pairs] - rows.start, tokens[pairs]), gradient[pairs], accumulate=True)
@@ -59,7 +58,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             to_hidden[rows] = (away @ head).to(hidden.dtype)
             if to_weight is not None:
                 to_weight.addmm_(away.T.to(weight.dtype), hidden[rows].to(weight.dtype))
-        return to_hidden, to_weight, None, None, None, None, None
+        return to_hidden, to_weight, None, None, None, None
 
 
 def selected_logprobs(
@@ -70,18 +69,17 @@ def selected_logprobs(
     *,
     temperature: float,
     dtype: torch.dtype,
-    chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [M] with gradient, and the entropy of each state [R] without."""
     logprobs, entropy = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        hidden, weight, source, tokens, temperature, dtype, chunk_bytes
+        hidden, weight, source, tokens, temperature, dtype
     )
     return logprobs, entropy
 
 
-def _chunks(rows: int, vocabulary: int, source: torch.Tensor, chunk_bytes: int) -> list[tuple[slice, slice]]:
+def _chunks(rows: int, vocabulary: int, source: torch.Tensor) -> list[tuple[slice, slice]]:
     """Slices of the states, each with the slice of the predictions that are theirs."""
-    size = max(1, chunk_bytes // (4 * vocabulary))
+    size = max(1, CHUNK_BYTES // (4 * vocabulary))
     bounds = torch.arange(0, rows + size, size).clamp(max=rows)
     ends = torch.searchsorted(source, bounds.to(source.device)).tolist()
     marks = list(zip(bounds.tolist(), ends, strict=True))

@@ -93,7 +93,7 @@ class Packing:
     places: torch.Tensor  # [M] row · T + column of that token in the piece's rectangle [n, T]
 
 
-def pack(data: Tensors, chosen: torch.Tensor, device: torch.device, padded_max: int = PADDED_MAX) -> Packing:
+def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
     """Some samples of a batch, with the prompts that they need."""
     groups, owners = torch.unique(data.owners[chosen], return_inverse=True)
     prompt_tokens = [data.prompts[group] for group in groups.tolist()]
@@ -101,9 +101,7 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device, padded_max: 
     lengths = data.lengths[chosen]
     width = int(lengths.max())
     prompts = Rectangle.of(prompt_lengths)
-    fed = [
-        rows for rows in _similar(lengths - 1, padded_max) if len(rows)
-    ]  # each of a band's samples, by its row in the piece
+    fed = [rows for rows in _similar(lengths - 1) if len(rows)]  # each of a band's samples, by its row in the piece
     bands = [_band(prompts, owners[rows], lengths[rows] - 1) for rows in fed]
     nowhere = torch.zeros(0, dtype=torch.long)
     # Of every token that is fed, where it lies in the piece's rectangle [n, T].
@@ -125,11 +123,11 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device, padded_max: 
     )
 
 
-def _similar(lengths: torch.Tensor, padded_max: int) -> list[torch.Tensor]:
+def _similar(lengths: torch.Tensor) -> list[torch.Tensor]:
     """Those that have a length, in parts: all longer than half of the longest, until the rest's rectangle is small."""
     left = (lengths > 0).nonzero()[:, 0]
     parts = []
-    while len(left) and len(left) * int(lengths[left].max()) > padded_max:
+    while len(left) and len(left) * int(lengths[left].max()) > PADDED_MAX:
         long = lengths[left] > lengths[left].max() // 2
         parts.append(left[long])
         left = left[~long]

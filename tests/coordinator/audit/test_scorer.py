@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from coordinator.audit import scorer as module
 from coordinator.audit.replay import Prefill, Scored, score
 from coordinator.audit.scorer import Scorer
 from protocol.errors import AuditFailed
@@ -54,15 +55,18 @@ def test_scores_are_those_of_the_definition_at_each_claims_own_temperature(polic
 
 
 @pytest.mark.parametrize(("body", "head"), [(1, 1), (64, 3 * 320), (10**6, 10**9)])
-def test_slices_and_batches_change_nothing(policy: Path, body: int, head: int) -> None:
+def test_slices_and_batches_change_nothing(policy: Path, monkeypatch: pytest.MonkeyPatch, body: int, head: int) -> None:
     whole = Scorer(policy).score(prefills())
-    parts = Scorer(policy, body_tokens=body, head_logits=head).score(prefills())
+    monkeypatch.setattr(module, "BODY_TOKENS_MAX", body)
+    monkeypatch.setattr(module, "HEAD_LOGITS_MAX", head)
+    parts = Scorer(policy).score(prefills())
     assert all(same(a, b) for left, right in zip(whole, parts, strict=True) for a, b in zip(left, right, strict=True))
 
 
-def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path) -> None:
+def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest input of the head is a slice, however many tokens there are."""
-    scorer, seen = Scorer(policy, head_logits=4 * 320), list[int]()
+    monkeypatch.setattr(module, "HEAD_LOGITS_MAX", 4 * 320)
+    scorer, seen = Scorer(policy), list[int]()
     scorer._head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
     scorer.score(prefills())
     assert 0 < max(seen) <= 4 * 320

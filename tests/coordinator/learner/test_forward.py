@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, CohereConfig, LlamaConfig, Qwen2C
 from coordinator.learner.batch import Tensors, collate
 from coordinator.learner.forward import completion_logprobs, prepare
 from coordinator.learner.head import CHUNK_BYTES, selected_logprobs
-from coordinator.learner.packing import PADDED_MAX
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.coordinator.learner.groups import UNEQUAL, group
@@ -38,15 +37,10 @@ def apart(model: Any, data: Tensors, row: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("groups", [UNEQUAL, UNEQUAL[:1], SINGLE], ids=["unequal", "one group", "single tokens"])
 def test_packing_changes_no_logprob_and_no_gradient(policy_folder: Path, groups: Any) -> None:
-    require_equal(policy_folder, groups)
-
-
-def require_equal(policy_folder: Path, groups: Any, padded_max: int = PADDED_MAX) -> None:
-    """Compare a packed pass with one pass for each sample, forward and backward."""
     model, data = qwen3(policy_folder), collate(groups)
     prepare(model, PLAIN)
     everything = torch.arange(len(data.mask))
-    packed, _ = completion_logprobs(model, data, everything, PLAIN, padded_max=padded_max)
+    packed, _ = completion_logprobs(model, data, everything, PLAIN)
     weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0)) * data.mask
     (packed * weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
@@ -81,11 +75,14 @@ def test_families_with_shared_key_heads(config: Any) -> None:
 
 
 @pytest.mark.parametrize("padded", [0, 8, 40])
-def test_samples_that_are_cut_apart_by_their_lengths_say_the_same(policy_folder: Path, padded: int) -> None:
+def test_samples_that_are_cut_apart_by_their_lengths_say_the_same(
+    policy_folder: Path, monkeypatch: Any, padded: int
+) -> None:
+    monkeypatch.setattr("coordinator.learner.packing.PADDED_MAX", padded)
     lengths = [1, 9, 2, 30, 3, 17, 4, 1]
     cut = [group(0, [19, 20, 31], [(list(range(20, 20 + length)), [-1.0] * length, 1.0) for length in lengths[:5]])]
     cut += [group(1, [19], [(list(range(30, 30 + length)), [-1.0] * length, 1.0) for length in lengths[5:]])]
-    require_equal(policy_folder, cut, padded)
+    test_packing_changes_no_logprob_and_no_gradient(policy_folder, cut)
 
 
 def test_one_sample_without_an_end_costs_the_others_nothing(policy_folder: Path, monkeypatch: Any) -> None:
@@ -133,10 +130,9 @@ def test_a_model_whose_logits_are_not_a_plain_product_is_refused() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_the_head_in_chunks_is_log_softmax(temperature: float, chunks: int) -> None:
+def test_the_head_in_chunks_is_log_softmax(monkeypatch: Any, temperature: float, chunks: int) -> None:
     rows, vocabulary = 7, 11
-    chunk_bytes = CHUNK_BYTES if chunks == 1 else 4 * vocabulary * 3
-    options: dict[str, Any] = {"temperature": temperature, "dtype": torch.float32, "chunk_bytes": chunk_bytes}
+    monkeypatch.setattr("coordinator.learner.head.CHUNK_BYTES", CHUNK_BYTES if chunks == 1 else 4 * vocabulary * 3)
     random = torch.Generator().manual_seed(1)
     hidden, weight = torch.randn(rows, 5, generator=random), torch.randn(vocabulary, 5, generator=random)
     source, tokens = torch.tensor([0, 0, 0, 2, 3, 3, 5, 6, 6]), torch.tensor([1, 1, 4, 0, 10, 2, 3, 9, 9])
@@ -145,7 +141,7 @@ def test_the_head_in_chunks_is_log_softmax(temperature: float, chunks: int) -> N
     def run(chunked: bool) -> tuple[torch.Tensor, ...]:
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         if chunked:
-            found, entropy = selected_logprobs(h, w, source, tokens, **options)
+            found, entropy = selected_logprobs(h, w, source, tokens, temperature=temperature, dtype=torch.float32)
         else:
             scores = (h @ w.T / temperature).log_softmax(-1)
             found, entropy = scores[source, tokens], -(scores.exp() * scores).sum(-1)

@@ -152,7 +152,7 @@ def api(
 
     logs.to_stderr(quiet)
     private_from_now_on()
-    asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
+    asyncio.run(coordinator.serve(folder.absolute(), address=listen, announce=typer.echo))
 
 
 app.command(

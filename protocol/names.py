@@ -171,7 +171,7 @@ def is_imitation(name: str, node_id: str) -> bool:
 def is_office(name: str) -> bool:
     """Return True if a name looks like that of somebody who speaks for the round."""
     seen = skeleton(name)
-    return any(skeleton(office) in seen for office in OFFICES)
+    return any(office in seen for office in _office_skeletons())
 
 
 def with_id(name: str, node_id: str) -> str:
@@ -207,6 +207,11 @@ def _counts(character: str) -> bool:
     """Return True for letters, digits and pictures; False for spaces, punctuation and what modifies others."""
     category = unicodedata.category(character)
     return category[0] in "LNS" and category not in ("Lm", "Sk")
+
+
+@cache
+def _office_skeletons() -> tuple[str, ...]:
+    return tuple(map(skeleton, OFFICES))
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from aiohttp import web
 
+from coordinator.api.bounds import BOUNDS
 from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
 from coordinator.api.places import HERE, place
 from coordinator.api.probes import is_proxied
@@ -252,7 +253,7 @@ def _plan(
 def _place(request: web.Request) -> str:
     """The neighbourhood that a request came from; no name where one address may stand for many callers."""
     many = is_proxied(request) or not request.app[ROUND].config.round.connections_per_address
-    return HERE if many else place(request.remote)
+    return HERE if many else place(request.remote, request.app[BOUNDS].own_addresses)
 
 
 def _hint(request: web.Request) -> HeartbeatReply:

@@ -27,13 +27,13 @@ def record_name(connection: sa.Connection, node: NodeId, asked: str) -> None:
     name = names.plain_name(asked) or nickname(node)
     skeleton = names.skeleton(name)
     (me,) = connection.execute(sa.select(nodes.c.owner, _HAS_EARNED).where(nodes.c.node_id == node))
-    others = (nodes.c.skeleton == skeleton) & (nodes.c.owner != me.owner)
-    holder = connection.execute(sa.select(nodes.c.owner, _HAS_EARNED).where(others).limit(1)).first()
+    held = nodes.c.skeleton == skeleton  # by one owner, so any of its nodes stands for all
+    holder = connection.execute(sa.select(nodes.c.owner, _HAS_EARNED).where(held).limit(1)).first()
     stands_alone = not names.is_imitation(name, node)
-    if stands_alone and holder is not None:
+    if stands_alone and holder is not None and holder.owner != me.owner:
         stands_alone = me.has_earned and not holder.has_earned
         if stands_alone:
-            connection.execute(sa.update(nodes).where(others).values(name=_WITH_ID, skeleton=None))
+            connection.execute(sa.update(nodes).where(held).values(name=_WITH_ID, skeleton=None))
     values: dict[str, Any] = {"name": name, "skeleton": skeleton}
     if not stands_alone:
         values = {"name": names.with_id(name, node), "skeleton": None}

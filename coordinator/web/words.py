@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from coordinator.web.html import Markup, el
 from protocol.limits import NAME_MAX_CHARS
-from protocol.names import visible
+from protocol.names import visible, with_id
 from protocol.nicknames import nickname
 from protocol.plain import plural
 
@@ -20,6 +20,11 @@ DASH = "–"
 def readable(name: str, node_id: str) -> str:
     """The name to show for a node, on one line and never empty."""
     return visible(name, NAME_MAX_CHARS) or nickname(node_id)
+
+
+def owner(owner_id: str) -> str:
+    """The name to show for an owner: a key with any given nickname can be made in minutes."""
+    return with_id(nickname(owner_id), owner_id)
 
 
 def line(text: str) -> str:

@@ -4,12 +4,19 @@ import csv
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from coordinator.figures import summary
+from coordinator.figures.curves import Branch
 from coordinator.people import moderation, naming, owners
+from coordinator.store.tables import nodes
+from coordinator.web import tree
 from protocol import names
+from protocol.errors import NotFound
+from protocol.ids import NodeId
 from protocol.messages import HeartbeatReply, Register
 from protocol.nicknames import nickname
 from protocol.owner import Delegation, seal_statement
@@ -24,8 +31,12 @@ pytestmark = pytest.mark.asyncio
 HONEST, STRANGER, OWNER = (NodeKey(bytes([number]) * 32) for number in (1, 2, 3))
 
 
+def delegation(owner: NodeKey, key: NodeKey) -> bytes:
+    return seal_statement(owner, Delegation(node_id=key.node_id, number=sum(key.node_id.encode())))
+
+
 async def register(served: Served, key: NodeKey, name: str, *, owner: NodeKey | None = None) -> None:
-    word = seal_statement(owner, Delegation(node_id=key.node_id, number=sum(key.node_id.encode()))) if owner else None
+    word = delegation(owner, key) if owner else None
     message = Register(name=name, price_micros_per_mtok=0, addresses=(), agent="", delegation=word)
     await served.call(key, "/v1/nodes", message, HeartbeatReply)
 
@@ -136,6 +147,78 @@ async def test_a_look_alike_of_a_team_counts_for_the_team_and_no_team_has_the_op
         await register(served, NodeKey(b"4" * 32), "c@operator")
         rows = list(csv.DictReader(io.StringIO(await (await served.client.get("/stats/teams.csv")).text())))
         assert [(row["team"], row["nodes"]) for row in rows] == [("Heron", "3")]
+
+
+@pytest.mark.parametrize("name", ["heron", "a name of forty characters, all of them us"])
+async def test_all_nodes_of_a_squatter_give_way_at_once_and_its_other_names_stay(world: World, name: str) -> None:
+    squatters, honest = [world.join(number) for number in range(1, 6)], world.join(6)
+    for key in squatters:
+        world.run(owners.delegate, key.node_id, delegation(OWNER, key), now_ms=world.now_ms)
+        world.run(naming.record_name, key.node_id, name)
+    world.run(naming.record_name, squatters[0].node_id, "crane")
+    world.run(owners.sequence, [honest.node_id], world.now_ms)
+    world.run(naming.record_name, honest.node_id, name)
+    found = {row["node_id"]: row["name"] for row in world.run(summary.leaderboard)}
+    expected = {key.node_id: names.with_id(names.plain_name(name), key.node_id) for key in squatters[1:]}
+    assert found == expected | {squatters[0].node_id: "crane", honest.node_id: names.plain_name(name)}
+
+
+async def test_an_order_about_a_name_that_has_copies_is_refused(world: World) -> None:
+    """Or a squatter that gives way would have the operator ban whoever has the name now."""
+    squatter, honest = world.join(1), world.join(2)
+    world.run(naming.record_name, squatter.node_id, "heron")
+    assert world.run(moderation.find, "heron") == squatter.node_id
+    world.run(naming.record_name, honest.node_id, "heron")
+    for _ in range(2):
+        with pytest.raises(NotFound, match="2 nodes are called heron"):
+            world.run(moderation.find, "heron")
+        world.run(owners.sequence, [honest.node_id], world.now_ms)
+        world.run(naming.record_name, squatter.node_id, "heron")
+    assert world.run(moderation.find, names.with_id("heron", squatter.node_id)) == squatter.node_id
+
+
+async def test_a_picture_shows_the_id_of_a_copy_with_a_long_name() -> None:
+    name = "a-name-of-thirty-characters-ab"
+    copy = names.with_id(name, STRANGER.node_id)
+    drawn = tree.picture(1, [Branch(HONEST.node_id, name, "", 1), Branch(STRANGER.node_id, copy, "", 1)])
+    assert f">{name[: tree.LABEL_MAX]}</text>" in drawn
+    assert f" ({STRANGER.node_id[-8:]})</text>" in drawn
+
+
+async def test_an_owner_is_shown_with_its_id_since_keys_with_any_nickname_can_be_made(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await register(served, HONEST, "heron", owner=OWNER)
+        shown_as = names.with_id(nickname(OWNER.node_id), OWNER.node_id)
+        assert f">{shown_as}</bdi>" in await (await served.client.get("/?view=owners")).text()
+        assert f">{shown_as}</dd>" in await (await served.client.get(f"/nodes/{HONEST.node_id}")).text()
+        assert f"<name>{shown_as}</name>" in await (await served.client.get("/stats/user.xml")).text()
+
+
+async def test_a_crowd_of_nodes_of_one_owner_makes_nobodys_registration_dearer(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    member, stranger = world.join(1), world.join(2)
+
+    def crowd(connection: sa.Connection, first: int, last: int) -> None:
+        like = dict(connection.execute(sa.select(nodes).limit(1)).mappings().one())
+        theirs = {"owner": "crowd", "name": "heron", "skeleton": names.skeleton("heron")}
+        connection.execute(sa.insert(nodes), [like | theirs | {"node_id": f"{n}"} for n in range(first, last)])
+        connection.execute(sa.update(nodes).where(nodes.c.node_id == member.node_id).values(owner="crowd"))
+
+    def steps(connection: sa.Connection, node: NodeId) -> int:
+        """What SQLite does to record a name, in tens of its instructions."""
+        done: list[int] = []
+        line: Any = connection.connection.dbapi_connection
+        line.set_progress_handler(lambda: done.append(1), 10)
+        naming.record_name(connection, node, "heron")
+        line.set_progress_handler(None, 10)
+        return len(done)
+
+    costs = []
+    for first, last in ((0, 10), (10, 2000)):
+        world.run(crowd, first, last)
+        costs.append([world.run(steps, key.node_id) for key in (member, stranger)])
+    assert all(later <= 2 * few for few, later in zip(*costs, strict=True)), costs
+    world.database.close()
 
 
 @pytest.mark.parametrize("name", ["heron", "h\u0435ron", "heron (x)"])

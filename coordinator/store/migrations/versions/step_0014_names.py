@@ -21,6 +21,8 @@ def upgrade() -> None:
     """The column stays empty for whoever is shown with its id."""
     op.add_column("nodes", sa.Column("skeleton", sa.String(), nullable=True))
     op.create_index("ix_nodes_skeleton", "nodes", ["skeleton"])
+    op.drop_index("ix_nodes_owner", "nodes")
+    op.create_index("nodes_by_owner", "nodes", ["owner", "earned"])
     rows = op.get_bind().execute(sa.select(nodes.c.node_id, nodes.c.owner, nodes.c.name, nodes.c.earned)
                                  .order_by(nodes.c.registered_ms, nodes.c.node_id)).all()  # fmt: skip
     have_earned = {row.owner for row in rows if row.earned}

@@ -29,13 +29,14 @@ from coordinator.learner import checkpoint
 from coordinator.learner.advantages import judged, of_batch, varied
 from coordinator.learner.batch import Tensors, collate, pieces
 from coordinator.learner.diagnostics import Metrics, mean
-from coordinator.learner.forward import completion_logprobs, packs, prepare
+from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.trajectories import factors
 from protocol import adapter, canary
+from protocol.errors import ConfigInvalid
 from protocol.learning import TrainingGroup
 
 RANDOM = "random"
@@ -59,9 +60,9 @@ class Policy:
         self._folder = folder
         self._settings = settings
         self._ranks = ranks or Ranks(settings.device)
-        self._published_dtype: torch.dtype = (
-            AutoConfig.from_pretrained(folder, local_files_only=True).dtype or torch.float32
-        )
+        described = AutoConfig.from_pretrained(folder, local_files_only=True)
+        require_supported(described)
+        self._published_dtype: torch.dtype = described.dtype or torch.float32
         self.model = self._load()
         self._reference = self._load().requires_grad_(False) if settings.algorithm.beta else None
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
@@ -106,6 +107,8 @@ class Policy:
             other = self._load(folder)
             with torch.no_grad():
                 for here, there in zip(self.model.parameters(), other.parameters(), strict=True):
+                    here.copy_(there)
+                for here, there in zip(self.model.buffers(), other.buffers(), strict=True):
                     here.copy_(there)
         self._optimizer.state.clear()
 
@@ -222,14 +225,15 @@ class Policy:
         with self._published() as published:
             said = self._canary()
             whole = {name: self._ranks.gather(rows, weight) for name, (weight, rows) in published.items()}
-        self._write(folder, whole)
+        self._write(folder, whole | carried_buffers(self.model))
         _write_canary(folder, said, self._ranks)
 
     def save_base(self, folder: Path) -> None:
         """Write what adapters are published beside: the weights as they were at the start, configuration, tokenizer."""
         weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
         rows = {name: self._ranks.local(weight).to(self._published_dtype) for name, weight in weights.items()}
-        self._write(folder, {name: self._ranks.gather(rows[name], weight) for name, weight in weights.items()})
+        whole = {name: self._ranks.gather(rows[name], weight) for name, weight in weights.items()}
+        self._write(folder, whole | carried_buffers(self.model))
 
     def save_adapter(self, folder: Path, base: str = "") -> None:
         """Write what was learned beside the base of that name, and the canary of both."""
@@ -276,10 +280,10 @@ class Policy:
 
     def _as_published(self, name: str, rows: torch.Tensor, places: slice, beside_base: bool) -> torch.Tensor:
         if self._adapters is None:
-            return rows.to(self._published_dtype)
+            return in_range(name, rows.to(self._published_dtype))
         if beside_base:
-            return self._adapters.as_nodes_merge(name, rows, places, self._published_dtype)
-        return self._adapters.merged(name, rows, places).to(self._published_dtype)
+            return in_range(name, self._adapters.as_nodes_merge(name, rows, places, self._published_dtype))
+        return in_range(name, self._adapters.merged(name, rows, places).to(self._published_dtype))
 
     def _canary(self) -> canary.Canary:
         """What the weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
@@ -317,6 +321,22 @@ class Policy:
             state = self._optimizer.state.get(weight, {})
             found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
         return found | {RANDOM: torch.get_rng_state()}
+
+
+def carried_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """What a version carries beside its weights, as it came: routers' corrections, for one, which no update changes."""
+    kept = model.state_dict().keys()
+    return {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in kept}
+
+
+def in_range(name: str, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of a weight as they are published, or refuse those beyond the range of float16."""
+    if rows.dtype == torch.float16 and not bool(rows.isfinite().all()):
+        raise ConfigInvalid(
+            f"The weight {name} has grown beyond 65,504, the largest number of float16, in which it is published.",
+            hint="Lower learner.learning_rate, or begin a round with a copy of the policy in bfloat16.",
+        )
+    return rows
 
 
 def _write_canary(folder: Path, said: canary.Canary, ranks: Ranks) -> None:

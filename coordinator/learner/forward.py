@@ -49,8 +49,7 @@ def prepare(model: Any, settings: TrainSettings) -> None:
     """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-        for module in model.modules():  # and nothing else: dropout and routers' noise belong to no policy
-            module.training = isinstance(module, GradientCheckpointingLayer)
+        _compute_layers_twice(model)
     usual = model.config._attn_implementation
     data = _checked(model.config.get_text_config().vocab_size)
     with torch.no_grad():
@@ -72,6 +71,15 @@ def prepare(model: Any, settings: TrainSettings) -> None:
         f"The learner cannot train a {model.config.model_type} model: {reason}.",
         hint=HINT,
     )
+
+
+def _compute_layers_twice(model: Any) -> None:
+    """Have each layer be as in training, and nothing else: dropout and routers' noise belong to no policy."""
+    for module in model.modules():
+        module.training = isinstance(module, GradientCheckpointingLayer)
+        for name, value in vars(module).items():
+            if module.training and "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def packs(model: Any) -> bool:

@@ -46,14 +46,6 @@ def require_borne_out(parameters: int, size_bytes: int) -> None:
         raise ValueError(f"config.json promises {parameters} numbers, and the tensors have {size_bytes} bytes")
 
 
-def attention_of(config: dict[str, Any]) -> str | None:
-    """Return the way of `transformers` to compute a policy's attention; None: its own choice.
-
-    Its default leaves out the cap that some families put on attention's scores.
-    """
-    return "eager" if any(name == "attn_logit_softcapping" and value for name, value in _members(config)) else None
-
-
 def require_tokenizer(data: bytes) -> None:
     """Refuse a tokenizer.json that is larger, or adds more tokens, than any published one."""
     if len(data) > limits.TOKENIZER_MAX_BYTES:

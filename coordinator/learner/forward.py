@@ -16,9 +16,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coordinator.learner.batch import Tensors
 from coordinator.learner.head import Head, body_of
-from coordinator.learner.packing import IMPLEMENTATION, Packing, pack, similar
+from coordinator.learner.packing import IMPLEMENTATION, WINDOW, pack, similar
 from coordinator.learner.settings import TrainSettings
-from protocol import policy_config
+from protocol import architectures
 from protocol.errors import ConfigInvalid
 
 TOLERANCE_NATS = 1e-3
@@ -33,24 +33,30 @@ CHECKED_COMPLETIONS = ((5, 1, 7), (2, 8, 3))
 PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that a packing describes; what others see may depend on places that no short text reaches."""
 
+HINT = "docs/architectures.md lists the architectures that can be trained."
+
 STRIDE = 7919
 """A prime: tokens that are compared are all different unless the vocabulary is tiny."""
+
+
+def require_supported(config: Any) -> None:
+    """Refuse a policy by its configuration, before its weights are loaded."""
+    if reason := architectures.reason_to_refuse(config.to_dict()):
+        raise ConfigInvalid(f"The learner cannot train this policy: {reason}.", hint=HINT)
 
 
 def prepare(model: Any, settings: TrainSettings) -> None:
     """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-        for module in model.modules():  # and nothing else: dropout and routers' noise belong to no policy
-            module.training = isinstance(module, GradientCheckpointingLayer)
-    usual = policy_config.attention_of(model.config.to_dict()) or model.config._attn_implementation
-    model.set_attn_implementation(usual)
+        _compute_layers_twice(model)
+    usual = model.config._attn_implementation
     data = _checked(model.config.get_text_config().vocab_size)
     with torch.no_grad():
         expected = [_alone(model, data, row) for row in range(len(data.mask))]
         try:
             model.set_attn_implementation(IMPLEMENTATION)
-            if _describes_all(model, data) and _is_right(model, data, expected):
+            if _is_right(model, data, expected) and _describes_all(model):
                 return
         except Exception:  # nobody can list how models fail that are fed what they do not know
             pass
@@ -63,8 +69,17 @@ def prepare(model: Any, settings: TrainSettings) -> None:
             reason = f"{type(error).__name__}: {error}"
     raise ConfigInvalid(
         f"The learner cannot train a {model.config.model_type} model: {reason}.",
-        hint="docs/architectures.md lists the architectures that can be trained.",
+        hint=HINT,
     )
+
+
+def _compute_layers_twice(model: Any) -> None:
+    """Have each layer be as in training, and nothing else: dropout and routers' noise belong to no policy."""
+    for module in model.modules():
+        module.training = isinstance(module, GradientCheckpointingLayer)
+        for name, value in vars(module).items():
+            if module.training and "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def packs(model: Any) -> bool:
@@ -99,14 +114,12 @@ def _alone(model: Any, data: Tensors, row: int) -> torch.Tensor:
     return found
 
 
-def _describes_all(model: Any, data: Tensors) -> bool:
+def _describes_all(model: Any) -> bool:
     """Return True if a packing says of every layer what it sees: short texts do not reach the end of a window."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     slides = "sliding_attention" in kinds or bool(not kinds and getattr(config, "sliding_window", None))
-    packing = pack(data, torch.arange(len(data.mask)), model.device)
-    _packed_states(model, packing)
-    return kinds <= PACKED_LAYERS and (bool(packing.windows) or not slides)
+    return kinds <= PACKED_LAYERS and (not slides or any(hasattr(module, WINDOW) for module in model.modules()))
 
 
 def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
@@ -145,22 +158,16 @@ class _Predictions(NamedTuple):
 
 def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
     packing = pack(data, chosen, model.device)
-    states = _packed_states(model, packing).index_select(0, packing.rows)
-    return _Predictions(states, packing.source, packing.targets, packing.places)
-
-
-def _packed_states(model: Any, packing: Packing) -> torch.Tensor:
-    """The last state at every packed place: [L, H]."""
     # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
     nobody = torch.empty(1, 1, 1, 1, device=model.device)
-    states: torch.Tensor = body_of(model)(
+    states = body_of(model)(
         input_ids=packing.tokens,
         position_ids=packing.positions,
         attention_mask=nobody,
         packing=packing,
         use_cache=False,
-    ).last_hidden_state[0]
-    return states
+    ).last_hidden_state[0]  # [L, H]
+    return _Predictions(states.index_select(0, packing.rows), packing.source, packing.targets, packing.places)
 
 
 def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:

@@ -13,7 +13,7 @@
   is the usual one.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from transformers.masking_utils import sdpa_mask
 from coordinator.learner.batch import Tensors
 
 IMPLEMENTATION = "shared_prompts"
+
+WINDOW = "window_when_packed"
+"""Left on every attention layer that asked for one: a layer that masks by other means would see too far."""
 
 PADDED_MAX = 2**13
 """Places of a rectangle that is not cut, whatever of it is padding: more calls would cost more."""
@@ -108,8 +111,6 @@ class Packing:
     source: torch.Tensor  # [M] which of them predicts each completion token, in ascending order
     targets: torch.Tensor  # [M] the token
     places: torch.Tensor  # [M] row · T + column of that token in the piece's rectangle [n, T]
-    windows: set[int] = field(default_factory=set)
-    """Filled by layers that see no farther, as they are computed."""
 
 
 def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
@@ -247,7 +248,7 @@ def _shared_prompt_attention(
             attention_mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
         return _attend(query, key, value, attention_mask, scaling, others), None
     if (window := others.get("sliding_window")) is not None:
-        packing.windows.add(window)
+        setattr(module, WINDOW, window)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
     end = packing.prompts.size
     asked, keys, values = (_spread(part[:end], packing.prompts) for part in packed)

@@ -139,7 +139,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "DeepSeek-V2": ("deepseek_v2", DEEPSEEK),
     "DeepSeek-V3": ("deepseek_v3", DEEPSEEK),
-    "Kimi Linear": ("kimi_linear", {}),
+    "Kimi Linear": ("kimi_linear", {"num_experts": 4, "num_experts_per_tok": 2}),
     "MiniMax": (
         "minimax",
         {"num_local_experts": 4, "block_size": 4, "layer_types": ["linear_attention", "full_attention"]},
@@ -217,7 +217,8 @@ MADE_BY_RULE = ("A_log", "dt_bias", ".D")
 def make_config(name: str) -> Any:
     """The configuration of a tiny policy."""
     kind, changes = ARCHITECTURES[name]
-    return AutoConfig.for_model(kind, **(SIZES | changes))
+    sizes = {name: value for name, value in SIZES.items() if kind != "falcon" or name != "head_dim"}
+    return AutoConfig.for_model(kind, **(sizes | changes))
 
 
 def make(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, seed: int = 1) -> Path:
@@ -229,7 +230,7 @@ def make(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, seed: i
             for key, place in _carried(model):
                 if not place.is_floating_point() or key.endswith(MADE_BY_RULE):
                     continue
-                if place.ndim == 1:
+                if place.ndim < 2:
                     place.add_(0.3 * torch.randn_like(place))
                 else:
                     looked_up = any(part in key for part in ("embed", "wte"))

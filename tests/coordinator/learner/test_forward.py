@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coordinator.learner.batch import Tensors, collate
 from coordinator.learner.forward import completion_logprobs, packs, prepare
-from coordinator.learner.head import CHUNK_BYTES, selected_logprobs
+from coordinator.learner.head import CHUNK_BYTES, body_of, selected_logprobs
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.architectures import zoo
@@ -150,6 +150,25 @@ def test_no_sample_changes_another_whatever_the_architecture(name: str, tmp_path
     for key, weight in model.named_parameters():
         found, wanted = (torch.zeros(()) if one.grad is None else one.grad for one in (weight, theirs[key]))
         assert (found - wanted).abs().max() <= 1e-3 * wanted.abs().max() + 1e-5, key
+
+
+@pytest.mark.parametrize("name", ["OPT", "Phi-3.5-MoE", "Qwen3-Next"])
+def test_layers_that_are_computed_twice_drop_nothing_and_add_no_noise(name: str, tmp_path: Path) -> None:
+    """Dropout and routers' noise are for training from scratch: no node samples with them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(zoo.make(name, tmp_path), dtype=torch.float32)
+    exact: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    prepare(model, replace(PLAIN, gradient_checkpointing=True))
+    data, seen = collate(LONG), []
+    layer = body_of(model).layers[0]
+    inner = next(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+    inner.register_forward_hook(lambda *_: seen.append(1))
+    found, _ = completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN)
+    computed = len(seen)
+    found.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    assert len(seen) == 2 * computed
+    for row in range(len(data.mask)):
+        expected = apart(exact, data, row)
+        assert (found[row, : len(expected)] - expected).abs().max() < 1e-4
 
 
 def test_a_model_whose_logits_are_not_a_plain_product_is_refused(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def play(kind: str, honest: int) -> Times:
         time.sleep(SETTLE_S)
         times.undisturbed = [round_.broadcast() for _ in range(UNDISTURBED)]
         times.newcomer_undisturbed = round_.newcomer("newcomer-0")
+        round_.broadcast()  # the newcomer has left, and was still planned
         blobs = round_.coordinator.folder / "blobs"
         with free_keys(round_.coordinator.join_string, blobs, modes, count, beat_s=count / BEATS_PER_S) as keys:
             times.first = round_.broadcast()

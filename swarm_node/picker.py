@@ -16,6 +16,8 @@
 - When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
 - A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
   some came, is asked of another at once. Whoever has not begun by then is told.
+- A source that has been silent for several times its usual answer time loses its turn (`silence`): what others hold
+  is asked of them at once, and it is asked again after its next word.
 - The origin is the last resort, and every chunk is delivered, or `hopeless` says that it never will be (`last_resort`).
 - Who refused, failed or parted pauses, longer each time up to a limit. Who parted owing nothing has not failed,
   an origin that refused has. After `strikes_max` failures without a delivery nobody counts on it: it comes last, and is
@@ -34,6 +36,7 @@ from protocol.ids import ChunkId
 from swarm_node.last_resort import hopeless, lacking_elsewhere, needs_origin
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
+from swarm_node.silence import Hearing
 from swarm_node.sources import Source, SourceState, deal, drawn
 from swarm_node.survey import Survey, look_around
 
@@ -87,7 +90,7 @@ class Picker:
         self._patient_until = now + self._pace.lag_s
         self._orders: dict[Ask | TakeBack, None] = {}
         """What nobody was told yet."""
-        self._survey = Survey()
+        self._survey, self._hearing = Survey(), Hearing(now, from_s=self._patient_until)
         self._progress_at = now
 
     def follow(self, sources: Iterable[Source], *, stripes: int, pace: PlanPace) -> None:
@@ -131,7 +134,9 @@ class Picker:
         if now >= self._survey.until:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
-        able = [state for state in self._states.values() if state.is_able(now)]
+            for state in self._hearing.look(states, now, self._rules):
+                self._pass_over(state, now)
+        able = [state for state in self._states.values() if state.is_able(now) and not state.is_silent]
         self._rng.shuffle(able)
         for state in sorted(able, key=lambda state: (state.down, state.rank)):
             while chunk := self._choose(state, now):
@@ -146,6 +151,7 @@ class Picker:
     def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
         """A peer says that it holds these; says whether that could change what it does now."""
         state = self._states[name]
+        self.heard(name, now)
         state.lost = False
         for chunk in chunks:
             if chunk in self._places:
@@ -159,11 +165,22 @@ class Picker:
                 (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
         return state.ready < state.window
 
+    def heard(self, name: str, at: float) -> None:
+        """A source said something, or bytes of it arrived."""
+        state = self._states[name]
+        self._hearing.record_word(state, at)
+        if not state.fell_silent:
+            for chunk in state.taken_back & state.begun.keys():  # begun before it fell silent
+                state.taken_back.remove(chunk)
+                self._unasked.pop(chunk, None)
+
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The first bytes of a chunk are here; says whether that could change what others do now."""
         state, has_heir = self._states[name], chunk in self._heirs
+        self.heard(name, now)
         self._unreserve(chunk)
         if chunk in state.asked:
+            self._unasked.pop(chunk, None)
             state.begin(chunk, now, self._rules)
         if state.asked.get(chunk) == math.inf:
             state.owe(chunk, now)
@@ -172,6 +189,7 @@ class Picker:
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
+        self.heard(name, now)
         self._states[name].settle(chunk, now)
         self._progress_at = now
         if chunk not in self._missing:
@@ -193,6 +211,7 @@ class Picker:
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
         """The source answered without the chunk: leave it alone for a while, longer each time."""
         state = self._states[name]
+        self.heard(name, now)
         state.release(chunk)
         if reason is Reason.ABSENT:
             if chunk in state.has:
@@ -261,10 +280,11 @@ class Picker:
         self._take_back_all(chunk)
 
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:
-        """Of what this source shall send in another's place, what the other gave up, or does not say a word about."""
+        """Of what this source shall send in another's place, what the other gave up, or is silent about."""
         for chunk, since in state.reserved.items():
-            mute = all(self._is_mute(self._states[name], now) for name in self._askers[chunk])
-            if mute or now >= since + self._rules.confirm_s:
+            askers = [self._states[name] for name in self._askers[chunk]]
+            unheard = all(asker.is_silent or self._is_mute(asker, now) for asker in askers)
+            if unheard or now >= since + self._rules.confirm_s:
                 return chunk
         return None
 
@@ -388,6 +408,20 @@ class Picker:
 
     def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
         return drawn(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
+
+    def _pass_over(self, state: SourceState, now: float) -> None:
+        """It is silent: what it owes is taken back and open to others, if any of them can send it."""
+        self._resign(state)
+        others = [other for other in self._states.values() if other.is_able(now) and not other.is_silent]
+        others = [other for other in others if other.source.kind != "origin"]
+        for chunk in [chunk for chunk in state.asked if chunk in self._missing and chunk not in state.taken_back]:
+            if any(other.can_answer(chunk) for other in others):
+                self._take_back(state.source.name, chunk)
+                state.taken_back.add(chunk)
+                if chunk not in self._heirs and not self._owed_by(chunk):
+                    self._unasked[chunk] = None
+        for other in others:
+            other.look_again_at = -math.inf
 
     def _write_off(self, state: SourceState) -> None:
         """Nothing comes of what it owes: that is open again, like what was kept for it."""

@@ -33,6 +33,9 @@ class PickerRules:
     last_overdue_s: float = 0.5
     last_overdue_factor: float = 1.5
     """The same once every chunk is asked of somebody: from then on links have time to spare."""
+    silence_s: float = 0.6
+    """At the least, before a source that does not say a word loses its turn: more than a HAVE takes to be due, and than
+    a lost packet on a usual link."""
     sample: int = 8
     """Chunks looked at when one is chosen by chance."""
     outlook: int = 64

@@ -33,6 +33,9 @@ from protocol.ids import NodeId
 TRIALS_MIN = 4
 """Nodes on trial in one plan, at the least."""
 
+JUDGED_FROM_CHUNKS = 4
+"""In each stripe, at the least, before a child judges its parents: of less, others often send all in good faith."""
+
 Receipts = Mapping[str, Mapping[str, int]]
 """Who sent how many bytes of a version to each receiver."""
 
@@ -113,9 +116,7 @@ class Feeders:
 
         ranks = {name: rank(name) for name in before.planned}
         for parent in before.planned:
-            voters = [
-                child for child in before.children(parent) if child in ranks and _had_every_stripe(receipts, child)
-            ]
+            voters = [child for child in before.children(parent) if child in ranks and _can_judge(receipts, child)]
             highest = max((ranks[child] for child in voters), default=Rank.NONE)
             if highest < max(Rank.PROVEN, ranks[parent]):
                 continue
@@ -148,7 +149,7 @@ def _follow(begin: Set[str], receipts: Receipts) -> Set[str]:
     return proven
 
 
-def _had_every_stripe(receipts: Receipts, receiver: str) -> bool:
-    """Return True if so many bytes came that every parent had something to send."""
+def _can_judge(receipts: Receipts, receiver: str) -> bool:
+    """Return True if so many bytes came that every parent had the time to send some of them."""
     size_bytes = sum(receipts.get(receiver, {}).values())
-    return size_bytes > 0 and size_bytes >= STRIPES * fitting_size(size_bytes)
+    return size_bytes > 0 and size_bytes >= JUDGED_FROM_CHUNKS * STRIPES * fitting_size(size_bytes)

@@ -15,7 +15,7 @@ from protocol.ids import NodeId
 from protocol.limits import MIB
 from tests.coordinator.world import World
 
-SIZE_BYTES = 4 * MIB
+SIZE_BYTES = 8 * MIB
 
 
 class Swarm:
@@ -179,7 +179,7 @@ def test_a_version_of_few_chunks_judges_nobody(world: World) -> None:
     """Most parents had nothing to send."""
     swarm = Swarm(world, 6)
     swarm.plan()
-    small = MIB // 2
+    small = 3 * MIB
     rows = [
         {"version": 1, "receiver": name, "sender": "seeder", "size_bytes": small, "busy_s": 1.0, "hindered": False}
         for name in swarm.names

@@ -14,6 +14,9 @@ from protocol.errors import ConfigInvalid
 TOLERANCE_NATS = 1e-3
 """Two ways through the same float32 weights agree far better than this."""
 
+CHECKED_TOKENS = 16
+"""Of the check that packing changes nothing."""
+
 
 def prepare(model: Any, settings: TrainSettings) -> None:
     """Have the model take packed samples, and make sure that it says of them what it says by itself."""
@@ -21,7 +24,7 @@ def prepare(model: Any, settings: TrainSettings) -> None:
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
         model.train()
-    text = torch.tensor(canary.text(model.config.get_text_config().vocab_size))
+    text = torch.tensor(canary.spread(model.config.get_text_config().vocab_size, CHECKED_TOKENS))
     half = len(text) // 2
     one = Tensors(
         prompts=(text[:half],),

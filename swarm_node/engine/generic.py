@@ -41,13 +41,10 @@ class Generic:
             raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
         self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
-        self.numerics, self.canary_tolerance_nats = (
-            weights.numerics(device, dtype),
-            weights.CANARY_TOLERANCE_NATS[dtype],
-        )
+        self.numerics = weights.numerics(device, dtype)
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
-        self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
+        self._places = self._named()
         self._ignored = frozenset(self._model.state_dict()) - self._places.keys()
         self.parameters = sum(shape.numel() for _, shape in self._places.values())
         if read_adapter(folder) is not None and (wrong := weights.fill(self._places, folder, self._ignored)):
@@ -56,7 +53,7 @@ class Generic:
         self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 
     def swap(self, folder: Path) -> bool:
-        return not weights.fill(self._places, folder, self._ignored)
+        return weights.swap(self._places, folder, self._ignored, used=self._named)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         width = max(map(len, prompts))
@@ -99,6 +96,10 @@ class Generic:
 
     def clear(self) -> None:
         self._cache = None
+
+    def _named(self) -> weights.Places:
+        """Return the tensors that the model computes with, by the checkpoint's names."""
+        return {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
 
     def _logits(self, out: Any) -> torch.Tensor:
         logits: torch.Tensor = out.logits[:, -1].float()

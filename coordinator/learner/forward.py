@@ -1,5 +1,6 @@
 """What a policy says of completions that are given: packed, each prompt computed once, in pieces of bounded size."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +34,10 @@ def prepare(model: Any, settings: TrainSettings) -> None:
         weights=torch.ones(1),
         taught=torch.ones(1, len(text) - half),
     )
+    # The model's own method, where it has one, gathers weights that lie in shards.
+    say = getattr(model, completion_logprobs.__name__, partial(completion_logprobs, model))
     with torch.no_grad():
-        packed, _ = completion_logprobs(model, one, torch.tensor([0]), TrainSettings(learning_rate=0.0))
+        packed, _ = say(one, torch.tensor([0]), TrainSettings(learning_rate=0.0))
         logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, half - 1 : -1]
         plain = logits.float().log_softmax(-1).gather(1, text[half:, None].to(model.device))[:, 0]
     if not torch.allclose(packed[0], plain, rtol=0.0, atol=TOLERANCE_NATS):
@@ -52,7 +55,8 @@ def completion_logprobs(
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
     nobody = torch.empty(1, 1, 1, 1, device=model.device)
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+    # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
         states = model.get_decoder()(
             input_ids=packing.tokens,
             position_ids=packing.positions,

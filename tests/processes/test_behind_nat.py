@@ -109,7 +109,9 @@ def test_behind_a_symmetric_nat_a_node_is_fed_by_those_that_can_be_dialled_and_n
     with lab(tmp_path, "symmetric", "symmetric", "cone", "restricted", "firewall", dialable=1) as here:
         symmetric, punchable = here.behind[:2], here.behind[2:]
         here.publish_until_fed(pairs_of(punchable, punchable) | {("w6", name) for name in symmetric})
-        assert here.fed().isdisjoint(pairs_of(symmetric, here.behind))
+        # A full cone lets anybody in, so a dial to it may work where only one observer was there to tell of an address.
+        closed = [name for name in here.behind if name != "w3"]
+        assert here.fed().isdisjoint(pairs_of(symmetric, closed))
 
 
 def test_a_version_reaches_two_symmetric_nats_through_a_third_when_the_seeder_is_killed(tmp_path: Path) -> None:

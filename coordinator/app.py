@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -34,7 +33,9 @@ from coordinator.api import (
     stats,
 )
 from coordinator.api.bodies import BODIES, Bodies, held_until_answered
+from coordinator.api.bounds import BOUNDS, Bounds
 from coordinator.api.callers import Callers
+from coordinator.api.connections import Runner, listen
 from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
 from coordinator.audit import casework, lottery
@@ -50,18 +51,13 @@ from coordinator.spreading import links
 from coordinator.work import evaluations, leases
 from coordinator.work.prompts import problem_of
 from ledger.book import BookBroken
-from protocol.errors import ConfigInvalid
 from protocol.messages import Peer
-from protocol.places import host_and_port
 from protocol.tasks import Judging
 
 if TYPE_CHECKING:
     from coordinator.figures.screen import Show
 
 log = logging.getLogger(__name__)
-
-IDLE_S = 75.0
-"""Between two requests of a connection: longer than proxies keep theirs."""
 
 STEER_S = 2.0
 """How often the fleet is looked at; its rules decide how often it changes."""
@@ -83,12 +79,13 @@ CHECKPOINT_EVERY_S = 2.0
 """How soon an entry is published; where nothing was added, nothing is signed."""
 
 
-def build(round_: Round) -> web.Application:
+def build(round_: Round, bounds: Bounds) -> web.Application:
     """The web application of one round."""
     app = web.Application(middlewares=[errors, held_until_answered])
     app[ROUND] = round_
-    app[BODIES] = Bodies()
-    app[WATCH] = Watch(round_)
+    app[BOUNDS] = bounds
+    app[BODIES] = Bodies(bounds.bodies_bytes)
+    app[WATCH] = Watch(round_, bounds)
     app.cleanup_ctx.append(app[WATCH].run)
     metrics.measure(app)
     rooms = (
@@ -112,19 +109,20 @@ def build(round_: Round) -> web.Application:
     return app
 
 
-def make_runner(round_: Round) -> web.AppRunner:
+def make_runner(round_: Round, bounds: Bounds | None = None) -> Runner:
     """The server; bodies stay as they came, since nobody here compresses and a small one could unfold into a large."""
-    app = build(round_)
-    runner = web.AppRunner(
+    bounds = bounds or Bounds()
+    app = build(round_, bounds)
+    runner = Runner(
         app,
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.5,
         auto_decompress=False,
-        keepalive_timeout=IDLE_S,
+        keepalive_timeout=bounds.idle_s,
         lingering_time=0,  # `coordinator.api.http` reads what is left of a refused body, within bounds
     )
-    app.cleanup_ctx.append(Callers(runner, round_.config.round.connections_per_address).run)
+    app.cleanup_ctx.append(Callers(runner, round_.config.round.connections_per_address, bounds).run)
     return runner
 
 
@@ -147,9 +145,9 @@ async def run(
     try:
         secure = tls.context(config)
         await _make_up_for_absence(round_)
-        await _listen(runner, config.round.listen)
+        await listen(runner, config.round.listen)
         if secure:
-            await _listen(runner, config.round.tls_listen, secure)
+            await listen(runner, config.round.tls_listen, secure, handshake_s=runner.app[BOUNDS].handshake_s)
         announce(f"Leaderboard: http://{config.round.listen}")
         announce(f"Join with:   swarm-node join {join_string(config, round_.round_id)}")
         async with asyncio.TaskGroup() as group:
@@ -184,7 +182,7 @@ async def run(
         round_.close()
 
 
-async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -> None:
+async def serve(folder: Path, *, address: str, announce: Callable[[str], None]) -> None:
     """Serve nodes of a round that another process leads, until told to stop or led otherwise than at the start."""
     _ease_interpreter()
     round_ = Round.beside(folder)
@@ -192,8 +190,8 @@ async def serve(folder: Path, *, listen: str, announce: Callable[[str], None]) -
     runner = make_runner(round_)
     await runner.setup()
     try:
-        await _listen(runner, listen)
-        announce(f"Serving nodes: http://{listen}")
+        await listen(runner, address)
+        announce(f"Serving nodes: http://{address}")
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(every(LOOK_S, lambda: _look(round_, stop)))
             await stop.wait()
@@ -225,17 +223,6 @@ def _told_to_stop() -> asyncio.Event:
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     return stop
-
-
-async def _listen(runner: web.AppRunner, address: str, secure: SSLContext | None = None) -> None:
-    host, port = host_and_port(address)
-    try:
-        await web.TCPSite(runner, host, port, ssl_context=secure).start()
-    except OSError as error:
-        raise ConfigInvalid(
-            f"Cannot listen on {address}: {error}.",
-            hint="Is this round running already? Else set round.listen=host:port.",
-        ) from error
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
@@ -313,6 +300,8 @@ async def _seeder(round_: Round) -> None:
         if "peer_id" in said:
             address = round_.config.round.seeder_public or said["addrs"][0]
             round_.seeder = Peer(peer_id=said["peer_id"], address=address, kind="seeder")
+        elif "served" in said:
+            round_.plans.feeders.report_served(said["served"])
         else:
             round_.seeder_up = said["bytes_per_s"]
 

@@ -121,11 +121,12 @@ def launch(
     from coordinator import app as coordinator
     from coordinator.config import manual
     from coordinator.figures import screen
+    from coordinator.learner import start
 
     logs.to_stderr(quiet)
     private_from_now_on()
     config = load(config_file, settings)
-    for line in manual.warnings(config):
+    for line in [*manual.warnings(config), *start.warnings(config.model)]:
         typer.echo(f"warning: {line}", err=True)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
@@ -152,7 +153,7 @@ def api(
 
     logs.to_stderr(quiet)
     private_from_now_on()
-    asyncio.run(coordinator.serve(folder.absolute(), listen=listen, announce=typer.echo))
+    asyncio.run(coordinator.serve(folder.absolute(), address=listen, announce=typer.echo))
 
 
 app.command(

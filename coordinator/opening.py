@@ -26,6 +26,7 @@ from coordinator.config import Config
 from coordinator.data.child import prepare
 from coordinator.data.importing import FOLDER, copy_digest, needs_data
 from coordinator.files import PUBLIC, close_to_others, make_folder, open_private, write_durably
+from coordinator.learner import start
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
 from coordinator.store.state import get_fact, set_fact
 from ledger import store
@@ -102,6 +103,8 @@ def lead(config: Config) -> IO[str]:
     folder = config.round.directory
     resolved = folder / "resolved.json"
     _check_settings(resolved, config)
+    if not resolved.exists():
+        start.require_usable(config.model)
     lock = only_coordinator(folder)
     try:
         if closed := close_to_others(folder):

@@ -7,7 +7,8 @@
 
 import unicodedata
 
-from coordinator.web.words import ACCENTS_MAX, BLANK, MARKS, UNREADABLE
+from protocol.limits import NAME_MARKS_MAX
+from protocol.names import BLANK, MARKS, UNREADABLE
 
 GUTTER = "  | "
 NARROWEST = 20
@@ -30,7 +31,7 @@ def _harmless(line: str) -> list[str]:
         marks = marks + 1 if category in MARKS else 0
         if character == "\t":
             shown.append("    ")
-        elif category == "Cc" or category in UNREADABLE or character in BLANK or marks > ACCENTS_MAX:
+        elif category == "Cc" or category in UNREADABLE or character in BLANK or marks > NAME_MARKS_MAX:
             shown.append(_number(character))
         else:
             shown.append(character)

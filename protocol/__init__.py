@@ -17,5 +17,7 @@ Glossary (the same words in code, API, pages and docs):
 - **staleness** (S): how many updates a group may lie behind the learner when it is trained on.
 - **accepted**: durably stored; a retry is told so and nothing is counted twice.
 - **credit**: integer micro-units owed to a node; pending at acceptance, posted or voided at settlement.
+- **punching**: two nodes that nobody can dial dial each other at the same time, so that each one's first packet opens
+  its own NAT for the other; who can be part of that is **punchable**.
 - **origin**: the coordinator's own copy of the chunks (its seeder, or plain HTTP); **peers** are other nodes.
 """

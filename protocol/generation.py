@@ -1,7 +1,7 @@
 """Which generation of the protocol a node speaks, and since when the work of older ones does not count.
 
-- The number grows only when a node that does not follow would work in vain. It is looked at before anything else of a
-  registration, whose other fields may have changed.
+- The number grows only when a node that does not follow would work in vain, or could not read plans. It is looked at
+  before anything else of a registration, whose other fields may have changed.
 - A node that names none is of generation 0: it was made before they had numbers.
 """
 
@@ -10,9 +10,9 @@ from datetime import date
 from protocol import canonical
 from protocol.errors import AgentTooOld
 
-CURRENT = 3
+CURRENT = 4
 
-RETIRED = {0: date(2026, 11, 22), 1: date(2026, 11, 23), 2: date(2026, 11, 23)}
+RETIRED = {0: date(2026, 11, 22), 1: date(2026, 11, 23), 2: date(2026, 11, 23), 3: date(2026, 11, 25)}
 """Generation → the day from which on its work does not count."""
 
 UPDATE = "run `install.sh` again, or `pip install --upgrade echo-swarm` where it was installed so"

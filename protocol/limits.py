@@ -133,6 +133,12 @@ FRAGMENTS_MAX = 64
 HANDS_MAX = 4
 """Nodes that leave a group to the next: each is a claim of its own, and every lease of it reads them all again."""
 
+NAME_MAX_CHARS = 40
+"""What a node calls itself; it stands in a column of a table, with the end of the node's id if another is called so."""
+
+NAME_MARKS_MAX = 2
+"""Marks on one letter: no language stacks more, and a hundred of them cover the lines around."""
+
 ADDRESSES_MAX = 8
 """Addresses a node may register; more would make every other node dial for it."""
 
@@ -150,6 +156,20 @@ HOPS_MAX = 64
 
 CALLS_MAX = 128
 """Nodes that one plan tells a node to call: as many as it may have children."""
+
+OBSERVERS_MAX = 2
+"""Nodes that a plan names to ask for one's own address: two that agree show one for all, two that differ none."""
+
+PUNCHES_MAX = 144
+"""Nodes that one plan has a node dial at the same time as they dial it: a parent for each stripe and `CALLS_MAX`
+children."""
+
+PUNCH_PORT_MIN = 1024
+"""Ports below belong to other services: no plan has a node knock there."""
+
+PUNCH_DIALS_PER_HOST, PUNCH_DIALS = 10, 2 * PUNCHES_MAX
+"""In a minute, to one address and in all, whatever the plans say: a dial is three small packets, so a stranger whose
+address is named gets no more than one packet every two seconds from each node."""
 
 DIALS_MAX = 40
 """Nodes that one receipt calls reached, and as many that it calls unreached: the seeder, a parent for each
@@ -236,6 +256,9 @@ EXCHANGE_HAVE_TOTAL_MAX = 2 * MANIFEST_MAX_CHUNKS
 NEGOTIATION_WORDS_MAX, NEGOTIATION_WORD_MAX_BYTES = 16, 256
 """What either side may say before a protocol is agreed on, a stranger too: a greeting and a few names, none of
 which has a hundred bytes."""
+
+HANDSHAKE_MESSAGE_MAX_BYTES = 4096
+"""One message of the Noise handshake: ours have 32 to 200 bytes; others may name muxers and certificates in theirs."""
 
 STREAM_WINDOW_OPEN_BYTES = 1 * MIB
 """The receive window that the opener of a stream begins with: it asked for what comes. It doubles as it is read."""

@@ -36,7 +36,7 @@ class Request(Message):
 class Register(Message):
     """A node introduces itself, or changes its price or addresses."""
 
-    name: str = Field(min_length=1, max_length=40, pattern=r"^[^\x00]+$")
+    name: str = Field(min_length=1, max_length=limits.NAME_MAX_CHARS, pattern=r"^[^\x00]+$")
     """Of any characters but NUL, which not every database can keep."""
     price_micros_per_mtok: int = Field(ge=0, le=limits.PRICE_MAX_MICROS_PER_MTOK)
     addresses: tuple[HostPort, ...] = Field(max_length=limits.ADDRESSES_MAX)
@@ -193,9 +193,16 @@ class SubmissionReply(Message):
 
 
 class PlanRequest(Message):
-    """A node asks from whom it may fetch a version."""
+    """A node asks from whom it may fetch a version, and reports what it knows of its place in the network."""
 
     version: int = Field(ge=1, le=limits.VERSION_MAX)
+    observed: tuple[HostPort, ...] = Field((), max_length=limits.OBSERVERS_MAX)
+    """Addresses from which a connection out of its listening port came, one for each of the plan's observers that
+    answered: equal ones say that everybody sees the port at this address."""
+    punched: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Of the plan's `punches` those that succeeded, unless the last report about that node said so, too."""
+    unpunched: tuple[PeerId, ...] = Field((), max_length=limits.DIALS_MAX)
+    """Those that failed, likewise."""
 
 
 class Peer(Message):
@@ -235,6 +242,10 @@ class Plan(Message):
     """A node to dial once: nobody could lately, and the receipt is to say whether that is still so."""
     dialled: bool | None = None
     """Whether most of those who tried to dial the node that asks could; None if nobody has said so."""
+    punches: tuple[Peer, ...] = Field((), max_length=limits.PUNCHES_MAX)
+    """Nodes to dial from the listening port, as they do at the same time: neither can be dialled otherwise."""
+    observers: tuple[Peer, ...] = Field((), max_length=limits.OBSERVERS_MAX)
+    """Nodes to dial from the listening port, and to ask for the address that the connection came from."""
 
 
 class Upload(Message):

@@ -20,7 +20,8 @@ Listener = Callable[[], None]
 class Arrivals:
     """One node's expectations and news."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh_bytes_max: int = FRESH_BYTES) -> None:
+        self._fresh_bytes_max = fresh_bytes_max
         self._expected: set[ChunkId] = set()
         self._held: dict[ChunkId, int] = {}
         """In the order in which they came, and the number of each: it keeps that from download to download."""
@@ -82,7 +83,7 @@ class Arrivals:
         self._hold(chunk)
         self._fresh[chunk] = data
         self._fresh_bytes += len(data)
-        while self._fresh_bytes > FRESH_BYTES:
+        while self._fresh_bytes > self._fresh_bytes_max:
             self._fresh_bytes -= len(self._fresh.pop(next(iter(self._fresh))))
         self._tell()
 

@@ -16,6 +16,8 @@
 - When every chunk is asked of somebody, a source with nothing to do takes over what waits for its turn elsewhere.
 - A WANT that is not answered within `overdue_factor` times that source's usual time, counted from the first bytes if
   some came, is asked of another at once. Whoever has not begun by then is told.
+- A source that has been silent for several times its usual answer time loses its turn (`silence`): what others hold
+  is asked of them at once, and it is asked again after its next word.
 - The origin is the last resort, and every chunk is delivered, or `hopeless` says that it never will be (`last_resort`).
 - Who refused, failed or parted pauses, longer each time up to a limit. Who parted owing nothing has not failed,
   an origin that refused has. After `strikes_max` failures without a delivery nobody counts on it: it comes last, and is
@@ -34,6 +36,7 @@ from protocol.ids import ChunkId
 from swarm_node.last_resort import hopeless, lacking_elsewhere, needs_origin
 from swarm_node.picker_rules import PickerRules
 from swarm_node.plan_pace import PlanPace
+from swarm_node.silence import Hearing
 from swarm_node.sources import Source, SourceState, deal, drawn
 from swarm_node.survey import Survey, look_around
 
@@ -87,7 +90,7 @@ class Picker:
         self._patient_until = now + self._pace.lag_s
         self._orders: dict[Ask | TakeBack, None] = {}
         """What nobody was told yet."""
-        self._survey = Survey()
+        self._survey, self._hearing = Survey(), Hearing(now, from_s=self._patient_until)
         self._progress_at = now
 
     def follow(self, sources: Iterable[Source], *, stripes: int, pace: PlanPace) -> None:
@@ -131,7 +134,9 @@ class Picker:
         if now >= self._survey.until:
             states, at_end = self._states.values(), not self._unasked
             self._survey = look_around(states, self._missing, self._rules, self._pace, at_end=at_end, now=now)
-        able = [state for state in self._states.values() if state.is_able(now)]
+            for state in self._hearing.look(states, now, self._rules):
+                self._pass_over(state, now)
+        able = [state for state in self._states.values() if state.is_able(now) and not state.is_silent]
         self._rng.shuffle(able)
         for state in sorted(able, key=lambda state: (state.down, state.rank)):
             while chunk := self._choose(state, now):
@@ -146,6 +151,7 @@ class Picker:
     def had(self, name: str, chunks: Iterable[ChunkId], now: float) -> bool:
         """A peer says that it holds these; says whether that could change what it does now."""
         state = self._states[name]
+        self.heard(name, now)
         state.lost = False
         for chunk in chunks:
             if chunk in self._places:
@@ -159,11 +165,22 @@ class Picker:
                 (state.offers if state in self._parents[chunk] else state.extras).append(chunk)
         return state.ready < state.window
 
+    def heard(self, name: str, at: float) -> None:
+        """A source said something, or bytes of it arrived."""
+        state = self._states[name]
+        self._hearing.record_word(state, at)
+        if not state.fell_silent:
+            for chunk in state.taken_back & state.begun.keys():  # begun before it fell silent
+                state.taken_back.remove(chunk)
+                self._unasked.pop(chunk, None)
+
     def began(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The first bytes of a chunk are here; says whether that could change what others do now."""
         state, has_heir = self._states[name], chunk in self._heirs
+        self.heard(name, now)
         self._unreserve(chunk)
         if chunk in state.asked:
+            self._unasked.pop(chunk, None)
             state.begin(chunk, now, self._rules)
         if state.asked.get(chunk) == math.inf:
             state.owe(chunk, now)
@@ -172,6 +189,7 @@ class Picker:
 
     def delivered(self, name: str, chunk: ChunkId, now: float) -> bool:
         """The chunk is verified and stored; says whether it was still missing."""
+        self.heard(name, now)
         self._states[name].settle(chunk, now)
         self._progress_at = now
         if chunk not in self._missing:
@@ -193,6 +211,7 @@ class Picker:
     def refused(self, name: str, chunk: ChunkId, reason: Reason, now: float) -> None:
         """The source answered without the chunk: leave it alone for a while, longer each time."""
         state = self._states[name]
+        self.heard(name, now)
         state.release(chunk)
         if reason is Reason.ABSENT:
             if chunk in state.has:
@@ -261,9 +280,11 @@ class Picker:
         self._take_back_all(chunk)
 
     def _freed(self, state: SourceState, now: float) -> ChunkId | None:
-        """Of what this source shall send in another's place, what the other gave up, or does not say a word about."""
+        """Of what this source shall send in another's place, what the other gave up, or is silent about."""
         for chunk, since in state.reserved.items():
-            if not self._askers[chunk] or now >= since + self._rules.confirm_s:
+            askers = [self._states[name] for name in self._askers[chunk]]
+            unheard = all(asker.is_silent or self._is_mute(asker, now) for asker in askers)
+            if unheard or now >= since + self._rules.confirm_s:
                 return chunk
         return None
 
@@ -298,8 +319,11 @@ class Picker:
         """A chunk whose parents would be done much later than this source."""
         if state.source.kind == "origin" and not self._needs_origin(now):
             return lacking_elsewhere(state, self._states.values(), self._unasked)
-        if now < state.look_again_at or (state.source.kind == "seeder" and now < self._help_at):
+        if now < state.look_again_at:
             return None
+        if state.source.kind == "seeder" and now < self._help_at:
+            # What no parent brings is the seeder's own part, as if the plan named nobody for it: not paced.
+            return min(self._waiting(state, lambda chunk: self._is_orphan(chunk, now), now), default=None)
         found = self._worth_taking(state, now)
         if not found:
             state.look_again_at = now + self._rules.look_s
@@ -312,17 +336,19 @@ class Picker:
         rules, usual_s = self._rules, self._survey.usual_s
         ahead_s = rules.ahead_s + self._pace.lag_s
         if self.is_behind or now >= self._progress_at + ahead_s:
-            return self._waiting(helper, lambda chunk: True)
+            return self._waiting(helper, lambda chunk: True, now)
         if helper.source.kind == "peer" and usual_s and helper.usual_s > rules.slow * usual_s:
             return []
         worth_taking_from_s = rules.ahead * helper.done_in_s(now) + ahead_s
-        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s)
+        return self._waiting(helper, lambda chunk: self._parents_need_s(chunk, now) > worth_taking_from_s, now)
 
-    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
+    def _waiting(self, helper: SourceState, fits: Callable[[ChunkId], bool], now: float) -> list[ChunkId]:
         """A few chunks, by chance, that fit, that this source could send, and that nobody is about to."""
 
         def free(chunk: ChunkId) -> bool:
-            return self._only_waits(chunk) and chunk not in helper.asked and helper.can_answer(chunk) and fits(chunk)
+            return (
+                chunk not in helper.asked and helper.can_answer(chunk) and self._only_waits(chunk, now) and fits(chunk)
+            )
 
         if helper.source.kind == "peer":
             return self._draw(helper, helper.extras, free)
@@ -332,9 +358,23 @@ class Picker:
     def _parents_need_s(self, chunk: ChunkId, now: float) -> float:
         return min((parent.done_in_s(now) for parent in self._parents[chunk]), default=math.inf)
 
-    def _only_waits(self, chunk: ChunkId) -> bool:
-        """Nobody who could answer was asked for it, and nobody is about to be."""
-        return chunk not in self._heirs and all(state.asked[chunk] == math.inf for state in self._owed_by(chunk))
+    def _only_waits(self, chunk: ChunkId, now: float) -> bool:
+        """Nobody who could answer was asked for it, but those who never do, and nobody is about to be."""
+        owed_by = self._owed_by(chunk)
+        return chunk not in self._heirs and all(
+            state.asked[chunk] == math.inf or self._is_mute(state, now) for state in owed_by
+        )
+
+    def _is_mute(self, state: SourceState, now: float) -> bool:
+        """Return True if nothing has ever come from a source, for several times as long as others need for a chunk."""
+        if state.delivered or state.begun or state.owing_since is None:
+            return False
+        usual_s = self._survey.usual_s or self._pace.hop_s
+        return now >= state.owing_since + max(self._rules.first_word_s, self._rules.overdue_factor * usual_s)
+
+    def _is_orphan(self, chunk: ChunkId, now: float) -> bool:
+        """Return True if no parent of this chunk has worked since it was first asked, or since it last failed."""
+        return all(parent.is_failing or self._is_mute(parent, now) for parent in self._parents[chunk])
 
     def _owed_by(self, chunk: ChunkId) -> list[SourceState]:
         """Who was asked for it, and was not told since that it is not needed."""
@@ -368,6 +408,20 @@ class Picker:
 
     def _draw(self, state: SourceState, offers: list[ChunkId], fits: Callable[[ChunkId], bool]) -> list[ChunkId]:
         return drawn(offers, state.has, fits, most=self._rules.sample, rng=self._rng)
+
+    def _pass_over(self, state: SourceState, now: float) -> None:
+        """It is silent: what it owes is taken back and open to others, if any of them can send it."""
+        self._resign(state)
+        others = [other for other in self._states.values() if other.is_able(now) and not other.is_silent]
+        others = [other for other in others if other.source.kind != "origin"]
+        for chunk in [chunk for chunk in state.asked if chunk in self._missing and chunk not in state.taken_back]:
+            if any(other.can_answer(chunk) for other in others):
+                self._take_back(state.source.name, chunk)
+                state.taken_back.add(chunk)
+                if chunk not in self._heirs and not self._owed_by(chunk):
+                    self._unasked[chunk] = None
+        for other in others:
+            other.look_again_at = -math.inf
 
     def _write_off(self, state: SourceState) -> None:
         """Nothing comes of what it owes: that is open again, like what was kept for it."""

@@ -33,6 +33,9 @@ class PickerRules:
     last_overdue_s: float = 0.5
     last_overdue_factor: float = 1.5
     """The same once every chunk is asked of somebody: from then on links have time to spare."""
+    silence_s: float = 0.6
+    """At the least, before a source that does not say a word loses its turn: more than a HAVE takes to be due, and than
+    a lost packet on a usual link."""
     sample: int = 8
     """Chunks looked at when one is chosen by chance."""
     outlook: int = 64
@@ -40,6 +43,8 @@ class PickerRules:
     survey_s: float = 0.05
     look_s: float = 0.25
     """How often to look whether somebody has fallen behind."""
+    first_word_s: float = 1.0
+    """For a source to deliver its first chunk, at the least, before nothing is expected of it any more."""
     origin_patience_s: float = 4.0
     pause_s: float = 0.05
     pause_max_s: float = 1.0

@@ -138,6 +138,7 @@ class PolicyFollower:
         self._folder = folder
         self._host = host
         self._rng = rng
+        host.punches.on_news = lambda: self._hint.set()
         self._hint = trio.Event()
         self._changed = trio.Event()
         self._announced = 0
@@ -245,6 +246,9 @@ class PolicyFollower:
             await self._take(manifest)
         if self._planned != manifest.version:
             await self._feed(manifest)
+        if self._host.punches.has_news:
+            with suppress(SwarmError):  # it goes with the next request for a plan
+                await self._report_place(manifest.version)
         return True
 
     async def _take(self, manifest: PolicyManifest) -> None:
@@ -281,17 +285,28 @@ class PolicyFollower:
     async def _new_plan(self, version: int) -> Plan | None:
         """Whom to ask for a version; whom to call is called. None if the coordinator does not say."""
         try:
-            plan = await self._coordinator.plan(PlanRequest(version=version))
+            plan = await self._report_place(version)
         except SwarmError as error:
             log.info("no plan for version=%d code=%s: %s", version, error.code, error)
             return None
         self._host.call(peer for peer in plan.calls if peer.address)
+        self._host.punches.follow(plan.punches, plan.observers)
         if plan.probe and plan.probe.address:
             self._host.dials.begin(plan.probe)
         self._planned, self._plan = version, plan
         if plan.dialled is not None and plan.dialled != self.dialled:
             self.dialled = plan.dialled
             log.info("version=%d: %s", version, CAN if plan.dialled else CANNOT)
+        return plan
+
+    async def _report_place(self, version: int) -> Plan:
+        """Report what this node knows of its place in the network, which the next version's plan goes by."""
+        report = self._host.punches.report()
+        request = PlanRequest(
+            version=version, observed=report.observed, punched=report.punched, unpunched=report.unpunched
+        )
+        plan = await self._coordinator.plan(request)
+        self._host.punches.confirm(report)
         return plan
 
     def _makeshift(self) -> Plan:

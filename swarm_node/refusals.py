@@ -35,8 +35,9 @@ class Refusal(Message):
 class Refusals:
     """The last rejections of one round."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept_bytes_max: int = KEPT_MAX_BYTES) -> None:
         self._folder = folder
+        self._kept_bytes_max = kept_bytes_max
 
     def keep(self, lease_id: str, envelope: bytes, evidence: Evidence) -> None:
         """Note one; the same again is not written twice."""
@@ -72,5 +73,5 @@ class Refusals:
         size_bytes = 0
         for number, path in enumerate(self._paths()):
             size_bytes += path.stat().st_size
-            if number and (number >= KEPT_MAX or size_bytes > KEPT_MAX_BYTES):
+            if number and (number >= KEPT_MAX or size_bytes > self._kept_bytes_max):
                 path.unlink(missing_ok=True)

@@ -27,6 +27,9 @@ FADING = 0.995
 
 TOLD_CHANGE = 0.02
 
+SERVED_MAX = 500
+"""Peers in one line: a line has at most 64 KiB."""
+
 
 async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
     """Serve until stdin ends or a signal comes."""
@@ -35,18 +38,21 @@ async def seed(blobs_dir: Path, key_seed: bytes, host: str, port: int) -> None:
             server = ChunkServer(BlobStore(blobs_dir))
             running.serve(server.handle)
             _tell({"peer_id": running.node_id, "addrs": list(running.addresses)})
-            nursery.start_soon(_tell_best_second, server)
+            nursery.start_soon(_report_deliveries, server)
             nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
             async for _ in signals:
                 nursery.cancel_scope.cancel()
 
 
-async def _tell_best_second(server: ChunkServer) -> None:
+async def _report_deliveries(server: ChunkServer) -> None:
+    """Report every second to whom chunks were delivered, and the best second so far if it has changed."""
     best = told = 0.0
     before, since = server.bytes_sent, trio.current_time()
     while True:
         await trio.sleep(1.0)  # the second that is measured
         sent, now = server.bytes_sent, trio.current_time()
+        if served := server.report_served(SERVED_MAX):
+            _tell({"served": served})
         if sent > before:
             best = max((sent - before) / (now - since), FADING * best)
             if abs(best - told) > TOLD_CHANGE * told:

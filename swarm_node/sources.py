@@ -29,6 +29,28 @@ class Source:
     """The stripes that it is asked for first."""
 
 
+@dataclass
+class AnswerTimes:
+    """The usual answer time of a source and its deviation, smoothed as TCP does for its timeout (RFC 6298)."""
+
+    count: int = 0
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+
+    def add(self, answer_s: float) -> None:
+        """Record one answer."""
+        if self.count:
+            self.deviation_s += (abs(self.mean_s - answer_s) - self.deviation_s) / 4
+            self.mean_s += (answer_s - self.mean_s) / 8
+        else:
+            self.mean_s, self.deviation_s = answer_s, answer_s / 2
+        self.count += 1
+
+    def patience_s(self, least_s: float) -> float:
+        """Return how long the source may be silent."""
+        return max(least_s, self.mean_s + 4 * self.deviation_s)
+
+
 @dataclass(eq=False)
 class SourceState:
     """What the picker knows about one source."""
@@ -65,6 +87,12 @@ class SourceState:
     """What it shall be asked for once others confirm that they do not send it, and since when."""
     usual_s: float = 0.0
     """From the moment it could answer to the answer, smoothed."""
+    answers: AnswerTimes = field(default_factory=AnswerTimes)
+    """The same times, for how long it may be silent."""
+    word_at: float = -math.inf
+    heard_s: float = 0.0
+    fell_silent: bool = False
+    """Its last word, on the caller's clock and on that of `Hearing`, and whether that is too long ago."""
     delivered: int = 0
     timed: int = 0
     timed_s: float = 0.0
@@ -102,6 +130,21 @@ class SourceState:
     def is_out(self) -> bool:
         """Nobody counts on it."""
         return self.gone or self.down or self.paused_until == math.inf
+
+    @property
+    def is_failing(self) -> bool:
+        """It failed since it last delivered."""
+        return self.is_out or self.strikes > 0
+
+    @property
+    def is_silent(self) -> bool:
+        """It owes something and has not said a word for too long: others are asked first."""
+        return self.fell_silent and bool(self.asked)
+
+    @property
+    def owes_word(self) -> bool:
+        """It was asked for something that it can send, or was sent a CANCEL."""
+        return self.source.kind != "origin" and (self.ready > 0 or bool(self.taken_back))
 
     def plan(self, part: Collection[ChunkId]) -> None:
         """These missing chunks are its part."""
@@ -152,7 +195,7 @@ class SourceState:
 
     def done_in_s(self, now: float) -> float:
         """Until its part of the plan is delivered, at its present pace."""
-        if self.is_out:
+        if self.is_out or self.is_silent:
             return math.inf
         silence_s = now - self.owing_since if self.owing_since is not None else 0.0
         return self.backlog * max(self.interval_s, silence_s)
@@ -168,7 +211,7 @@ class SourceState:
         for forgotten in (self.asked, self.begun, self.taken_back, self.has, self.offers, self.extras):
             forgotten.clear()
         self.ready = self.told = 0
-        self.lost = True
+        self.lost, self.fell_silent = True, False
         return owed
 
     def pause(self, now: float, rules: PickerRules, rng: Random) -> None:
@@ -202,6 +245,7 @@ class SourceState:
         self.delivered += 1
         if since < math.inf:
             self.usual_s = _smoothed(self.usual_s, now - since)
+            self.answers.add(now - since)
             self.timed += 1
             self.timed_s += now - max(begun, self.settled_at)
         self.settled_at = now

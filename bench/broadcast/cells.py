@@ -4,6 +4,8 @@
   share is not taken off the bound.
 - A cell is written `WORKERS:SOURCE:LINKS`, as in `8:3:mixed`: 8 workers, a source of 3 times a worker's link. A number
   behind it, as in `16:3:mixed:32`, is its payload in MiB.
+- `nat` behind it puts half of the workers behind routers that let nobody in; `nat75` puts 75 % of them there. They can
+  feed each other all the same, so that the bound stays as it is.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ MIB = 2**20
 
 PAYLOAD_SHARE = 0.956
 """Of a link, with TCP over Ethernet."""
+
+NAT_PERCENT = 50
+"""Behind NAT in a cell that does not say how many."""
 
 MIXED_UPLINKS = (0.5, 1.0, 2.0)
 """Of a worker's nominal rate, in turns; every downlink of a mixed cell is twice the nominal rate."""
@@ -37,10 +42,17 @@ class Cell:
     links: str
     worker_mbit_s: float
     size_bytes: int
+    nat_percent: int = 0
+    """Of the workers, those that nobody can dial."""
 
     @property
     def name(self) -> str:
-        return f"{self.workers}:{self.source_factor:g}:{self.links}"
+        behind = {0: "", NAT_PERCENT: ":nat"}.get(self.nat_percent, f":nat{self.nat_percent}")
+        return f"{self.workers}:{self.source_factor:g}:{self.links}{behind}"
+
+    def is_behind_nat(self, number: int) -> bool:
+        """Return True if the worker of this number, from 1, cannot be dialled; they are spread over all."""
+        return number * self.nat_percent // 100 > (number - 1) * self.nat_percent // 100
 
     @property
     def source_link(self) -> Link:
@@ -82,13 +94,16 @@ def fluid_bound_s(size_bit: float, source: Link, workers: Sequence[Link]) -> flo
 
 
 def parse(text: str, *, worker_mbit_s: float, size_bytes: int) -> Cell:
-    """A cell from `WORKERS:SOURCE:LINKS`, of that payload unless it names its own."""
+    """A cell from `WORKERS:SOURCE:LINKS[:nat[PERCENT]][:MIB]`, of that payload unless it names its own."""
     try:
-        workers, factor, links, *mib = text.split(":")
-        size_bytes = round(float(*mib) * MIB) if mib else size_bytes
-        cell = Cell(int(workers), float(factor), links, worker_mbit_s, size_bytes)
+        workers, factor, links, *more = text.split(":")
+        behind = more.pop(0) if more and more[0].startswith("nat") else "nat0"
+        size_bytes = round(float(*more) * MIB) if more else size_bytes
+        percent = int(behind.removeprefix("nat") or NAT_PERCENT)
+        cell = Cell(int(workers), float(factor), links, worker_mbit_s, size_bytes, percent)
     except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{text!r} is no cell; write WORKERS:SOURCE:LINKS, as in 8:3:mixed, or 8:3:mixed:32") from None
-    if not 1 <= cell.workers <= 200 or not (cell.source_factor > 0 < size_bytes) or links not in ("uniform", "mixed"):
+    is_fit = 1 <= cell.workers <= 200 and cell.source_factor > 0 < size_bytes and 0 <= percent <= 100
+    if not is_fit or links not in ("uniform", "mixed"):
         raise ValueError(f"{text!r}: 1 to 200 workers, a positive source and payload, and links uniform or mixed")
     return cell

@@ -1,9 +1,10 @@
 """Parties with network namespaces of their own, on one bridge, each behind a capped link.
 
 - A party's uplink is capped where it leaves the party, its downlink where it leaves the bridge.
+- A party behind NAT has a router of its own, in one more namespace, which stands at its place on the bridge.
 - Nothing outside the namespaces is touched; their names carry this process's id, and leaving the context removes
   them with every process inside. What a killed run left behind is removed by the next one.
-- Needs root and iproute2; `obstacle` says what is missing.
+- Needs root and iproute2, and nftables where somebody is behind NAT; `obstacle` says what is missing.
 """
 
 import ctypes
@@ -19,12 +20,15 @@ from types import TracebackType
 from typing import TypeVar
 
 from bench.broadcast.cells import Link
+from bench.broadcast.nat import Nat, firewall_rules, router_rules
 
 T = TypeVar("T")
 
 PREFIX = "echo-bench"
 NAMESPACES = Path("/run/netns")
 SUBNET = "10.77.0"
+INSIDE = "10.78"
+"""The networks behind the routers are parts of this one."""
 
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
@@ -38,12 +42,14 @@ BURST_MIN_BYTES = 16_384
 _NEW_NETWORK = 0x40000000
 
 
-def obstacle() -> str:
-    """Why namespaces cannot be made here; empty if they can."""
+def obstacle(*, nat: bool = False) -> str:
+    """Why namespaces cannot be made here, with `nat` those behind routers; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    return f"{' and '.join(missing)} not found; install iproute2" if missing else ""
+    packages = {"ip": "iproute2", "tc": "iproute2"} | ({"nft": "nftables"} if nat else {})
+    missing = [tool for tool in packages if shutil.which(tool) is None]
+    needed = dict.fromkeys(packages[tool] for tool in missing)
+    return f"{' and '.join(missing)} not found; install {' and '.join(needed)}" if missing else ""
 
 
 def congestion_control() -> str:
@@ -52,10 +58,10 @@ def congestion_control() -> str:
 
 
 class Net:
-    """Named parties that reach each other; `with Net(links) as net`."""
+    """Named parties that reach each other; `with Net(links) as net`; `nat` says who is behind which kind."""
 
-    def __init__(self, links: Mapping[str, Link]) -> None:
-        self._links = dict(links)
+    def __init__(self, links: Mapping[str, Link], nat: Mapping[str, Nat] | None = None) -> None:
+        self._links, self._nat = dict(links), dict(nat or {})
         self._tag = f"{PREFIX}-{os.getpid()}"
         self._hub = f"{self._tag}-hub"
 
@@ -81,7 +87,16 @@ class Net:
         self.close()
 
     def address(self, party: str) -> str:
+        """Where others see a party: its own address, or its router's."""
         return f"{SUBNET}.{1 + self.parties.index(party)}"
+
+    def is_dialable(self, party: str) -> bool:
+        """Return True if others get in without the party's doing."""
+        return party not in self._nat
+
+    def listen_host(self, party: str) -> str:
+        """What a party's programs listen on; behind a router they do not know the address outside."""
+        return self.address(party) if self.is_dialable(party) else "0.0.0.0"
 
     def command(self, party: str, command: Sequence[str]) -> list[str]:
         """The command, run by a party."""
@@ -100,23 +115,59 @@ class Net:
 
     def close(self) -> None:
         """Remove everything; safe at any time."""
-        for namespace in [*map(self._namespace, self._links), self._hub]:
+        for namespace in [*map(self._namespace, self._links), *map(self._router, self._nat), self._hub]:
             _remove(namespace)
 
     def _namespace(self, party: str) -> str:
         return f"{self._tag}-{party}"
 
+    def _router(self, party: str) -> str:
+        return f"{self._tag}-nat-{party}"
+
     def _attach(self, number: int, party: str) -> None:
-        inside, port, link = self._namespace(party), f"port{number}", self._links[party]
-        _ip("netns", "add", inside)
-        call_in(inside, lambda: Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(congestion_control()))
-        _ip("-n", inside, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._hub)
+        link, kind = self._links[party], self._nat.get(party)
+        _make(self._namespace(party))
+        if kind is None or kind == "firewall":
+            self._plug(self._namespace(party), "eth0", number, party, link)
+        else:
+            self._attach_router(number, party, link, kind)
+        if kind == "firewall":
+            _filter(self._namespace(party), firewall_rules())
+
+    def _attach_router(self, number: int, party: str, link: Link, kind: Nat) -> None:
+        """A router at the party's place on the bridge, and the party behind it."""
+        party_space, router = self._namespace(party), self._router(party)
+        gateway, inside = f"{INSIDE}.{number}.1", f"{INSIDE}.{number}.2"
+        _make(router)
+        self._plug(router, "outside", number, party, link)
+        _ip("-n", party_space, "link", "add", "eth0", "type", "veth", "peer", "name", "inside", "netns", router)
+        _ip("-n", router, "address", "add", f"{gateway}/24", "dev", "inside")
+        _ip("-n", party_space, "address", "add", f"{inside}/24", "dev", "eth0")
+        _ip("-n", router, "link", "set", "inside", "up")
+        _ip("-n", party_space, "link", "set", "eth0", "up")
+        _ip("-n", party_space, "route", "add", "default", "via", gateway)
+        call_in(router, lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
+        _filter(router, router_rules(kind, outside=self.address(party), inside=inside))
+
+    def _plug(self, namespace: str, device: str, number: int, party: str, link: Link) -> None:
+        """Connect a namespace with the bridge, at the party's address, over its capped link."""
+        port = f"port{number}"
+        _ip("-n", namespace, "link", "add", device, "type", "veth", "peer", "name", port, "netns", self._hub)
         _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
-        _ip("-n", inside, "address", "add", f"{self.address(party)}/24", "dev", "eth0")
-        for device in ("lo", "eth0"):
-            _ip("-n", inside, "link", "set", device, "up")
-        _cap(inside, "eth0", link.up_bit_s)
+        _ip("-n", namespace, "address", "add", f"{self.address(party)}/24", "dev", device)
+        _ip("-n", namespace, "link", "set", device, "up")
+        _cap(namespace, device, link.up_bit_s)
         _cap(self._hub, port, link.down_bit_s)
+
+
+def _make(namespace: str) -> None:
+    _ip("netns", "add", namespace)
+    call_in(namespace, lambda: Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(congestion_control()))
+    _ip("-n", namespace, "link", "set", "lo", "up")
+
+
+def _filter(namespace: str, rules: str) -> None:
+    _run("ip", "netns", "exec", namespace, "nft", "-f", "-", stdin=rules)
 
 
 def call_in(namespace: str, work: Callable[[], T]) -> T:
@@ -170,7 +221,7 @@ def _ip(*arguments: str) -> None:
     _run("ip", *arguments)
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(*command: str, stdin: str = "") -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=stdin)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -2,6 +2,7 @@
 
 - The bench plays the learner over its HTTP API, from the source's own place: uploads do not cross a capped link.
 - The round is warm, as a round is after its first minutes: a version of 16 MiB goes before those that are timed.
+- Behind NAT it takes some versions more, until all know who cannot be dialled, and the holes are punched.
 - `share=False` is the star: every mirror fetches from the seeder alone.
 - Time runs from the moment at which the coordinator records the version as published.
 """
@@ -20,11 +21,15 @@ from bench.broadcast.contender import PAYLOAD, SOURCE, Outcome, bad_bytes, make_
 from bench.broadcast.net import Net
 from bench.broadcast.program import START_S, Line, Program, module, script
 from coordinator.learner.client import CoordinatorClient
+from swarm_node.p2p.host import HostSettings
 
 PORTS = {True: (8700, 8701, 4001), False: (8710, 8711, 4011)}
 """Of API, seeder and mirrors; the star runs beside the swarm."""
 
 WARM_UP_BYTES = 16 << 20
+
+PUNCHED_AFTER = 5
+"""Versions: one whose receipts say who cannot be dialled, one for observers, one with holes, and two that measure."""
 
 LOOK_S = 0.5
 """Between two looks at who has registered; no lap has begun then."""
@@ -45,7 +50,8 @@ class Ours:
         self._mirrors: dict[str, Program] = {}
         self._coordinator: Program | None = None
         self._join_string = ""
-        self._versions = 0
+        self.newest = 0
+        """The version that was published last."""
 
     def start(self) -> None:
         config = self._folder / "round.toml"
@@ -60,6 +66,10 @@ class Ours:
         self._wait_for_all()
         warm_up = make_payload(self._folder / "warm-up", WARM_UP_BYTES)
         self.broadcast(warm_up, within_s=START_S)
+        if not all(map(self._net.is_dialable, self._workers)):
+            time.sleep(HostSettings.dial_s)  # dials of the first version, which no receipt has named yet
+            for number in range(PUNCHED_AFTER):
+                self.broadcast(make_payload(self._folder / f"settle-{number}", WARM_UP_BYTES // 4), within_s=START_S)
 
     def _wait_for_all(self) -> None:
         """Only who is alive when a version comes out has a part in its plan, and is measured by it."""
@@ -73,7 +83,7 @@ class Ours:
     def start_mirror(self, worker: str, *, home: str = "") -> Program:
         """Start a worker's mirror, with a new identity if a new home is named."""
         program = module("corrupter") if worker == self._corrupter else [script("swarm-node"), "mirror"]
-        listen = f"{self._net.address(worker)}:{self._node_port}"
+        listen = f"{self._net.listen_host(worker)}:{self._node_port}"
         options = ["--home", str(self._home(home or worker)), "--name", worker, "--listen", listen, "--json"]
         options += [] if self._share else ["--no-share"]
         log = self._folder / "logs" / f"{worker}.log"
@@ -90,12 +100,12 @@ class Ours:
 
     def publish(self, payload: Path) -> float:
         """Publish the next version; the Unix time at which the coordinator recorded it."""
-        self._versions += 1
+        self.newest += 1
         self._net.call(SOURCE, lambda: self._publish(payload))
         store = self._folder / "round" / "state.db"
         with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
             asked = "SELECT published_ms FROM versions WHERE version = ?"
-            (published_ms,) = connection.execute(asked, (self._versions,)).fetchone()
+            (published_ms,) = connection.execute(asked, (self.newest,)).fetchone()
         return float(published_ms) / 1000
 
     def outcome(self, payload: Path, began_at_s: float, among: list[str], *, within_s: float) -> Outcome:
@@ -113,7 +123,7 @@ class Ours:
 
     def held(self, worker: str, *, within_s: float = START_S) -> Line:
         """What a mirror says when it holds the newest version."""
-        newest = self._versions
+        newest = self.newest
         return self._mirrors[worker].heard(
             f"version {newest}", lambda line: line.get("version") == newest, within_s=within_s
         )
@@ -130,7 +140,7 @@ class Ours:
         token = (self._folder / "round" / "operator.token").read_text()
         client = CoordinatorClient(f"http://{self._net.address(SOURCE)}:{self._api_port}", token)
         with closing(client._http):
-            client.publish(self._versions, self._versions - 1, payload.parent)
+            client.publish(self.newest, self.newest - 1, payload.parent)
 
     def _home(self, name: str) -> Path:
         return self._folder / "homes" / name

@@ -5,6 +5,7 @@ from bench.broadcast.net import QUEUE_MS
 from bench.simulation.world import Simulation
 from coordinator.spreading.topology import NodeLinks
 from protocol import chunks
+from swarm_node.picker_rules import PickerRules
 
 TICK = 0.5
 """Of a chunk's time on a downlink: comes out as finer ones do, in seconds instead of minutes."""
@@ -14,19 +15,38 @@ AGREES_WITHIN = 0.15
 
 def completion_s(cell: Cell, seed: int = 0) -> float:
     """When the last worker would have everything, had the planner known the links, and cost processors nothing."""
+    return world(cell, seed=seed).run().completion_s
+
+
+def world(
+    cell: Cell,
+    *,
+    seed: int,
+    latency_s: float = QUEUE_MS / 2000,  # queues are half full on average
+    jitter_s: float = 0.0,
+    rules: PickerRules | None = None,
+) -> Simulation:
+    """The workers of a cell, named as in a real lap, before anything was sent."""
     chunk_bytes = chunks.fitting_size(cell.size_bytes)
     share = PAYLOAD_SHARE / 8
     nodes = [
-        NodeLinks(f"w{number}", share * link.up_bit_s, share * link.down_bit_s)
+        NodeLinks(
+            f"w{number}",
+            share * link.up_bit_s,
+            share * link.down_bit_s,
+            dialable=not cell.is_behind_nat(number),
+            punchable=cell.is_behind_nat(number),
+        )
         for number, link in enumerate(cell.worker_links, 1)
     ]
-    world = Simulation(
+    return Simulation(
         share * cell.source_link.up_bit_s,
         nodes,
         chunks=-(-cell.size_bytes // chunk_bytes),
         chunk_bytes=chunk_bytes,
-        latency_s=QUEUE_MS / 2000,  # queues are half full on average
+        latency_s=latency_s,
+        jitter_s=jitter_s,
         tick=TICK,
         seed=seed,
+        rules=rules,
     )
-    return world.run().completion_s

@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.broadcast.cells import Cell, Link
 from bench.broadcast.contender import SOURCE, Contender, Outcome, make_payload
 from bench.broadcast.http_star import HttpStar
+from bench.broadcast.nat import Nat
 from bench.broadcast.net import PREFIX, Net, left_behind
 from bench.broadcast.ours import Ours
 from bench.broadcast.timeline import Sample, Timeline, Use
@@ -44,7 +45,7 @@ def race(cell: Cell, names: Sequence[str], rounds: int, done: Mapping[str, int] 
     names = [name for name in names if laps_done[name] < rounds]
     if not names:
         return
-    with Net(links_of(cell)) as net, scratch() as folder, ExitStack() as running:
+    with Net(links_of(cell), nat_of(cell)) as net, scratch() as folder, ExitStack() as running:
         contenders = []
         for number, name in enumerate(names):
             contender = CONTENDERS[name](net, folder / str(number))
@@ -70,6 +71,11 @@ def lap(net: Net, cell: Cell, contender: Contender, payload: Path) -> Lap:
 def links_of(cell: Cell) -> dict[str, Link]:
     """The parties of a cell and their links."""
     return {SOURCE: cell.source_link, **{f"w{number}": link for number, link in enumerate(cell.worker_links, 1)}}
+
+
+def nat_of(cell: Cell) -> dict[str, Nat]:
+    """The workers of a cell that are behind NAT, each behind a router of its own."""
+    return {f"w{number}": "restricted" for number in range(1, cell.workers + 1) if cell.is_behind_nat(number)}
 
 
 def patience_s(cell: Cell) -> float:

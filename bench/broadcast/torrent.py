@@ -53,7 +53,7 @@ class Torrent:
 
     def start(self) -> None:
         for party in self._net.parties:
-            command = [*module("torrent"), f"{self._net.address(party)}:{PORT}"]
+            command = [*module("torrent"), f"{self._net.listen_host(party)}:{PORT}"]
             self._programs[party] = Program(self._net, party, command, self._folder / "logs" / f"{party}.log")
         for program in self._programs.values():
             program.heard("ready", lambda line: "ready" in line)

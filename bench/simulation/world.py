@@ -2,8 +2,9 @@
 
 - A responder sends one chunk at a time on each stream, in the order of the WANTs that it can answer; a WANT for a chunk
   that is still to come waits there. It tells its news to all at once, at most every `TELL_S`.
-- Frames and last bytes take `latency_s`, to the nearest tick. All that reached a node in a tick is one piece of news:
-  it decides once.
+- Frames and last bytes take `latency_s` and by chance up to `jitter_s` more, to the nearest tick; on one stream they
+  arrive in order. All that reached a node in a tick is one piece of news: it decides once.
+- A node may be halted: it neither decides nor begins a chunk, and what arrives meanwhile comes in one lump afterwards.
 """
 
 from collections import defaultdict
@@ -45,6 +46,8 @@ class _Stream:
     waiting: set[ChunkId] = field(default_factory=set)
     is_behind: bool = False
     """What the requester said of itself with its last WANT."""
+    last_ticks: list[int] = field(default_factory=lambda: [0, 0])
+    """When the last frame arrives at the source, and at the target."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +68,10 @@ class _Node:
     wake_s: float = 0.0
     done_s: float | None = None
     dead: bool = False
+    halted_until: int = -1
+    """The first tick in which its process runs again."""
+    asked: set[ChunkId] = field(default_factory=set)
+    """Every chunk that it has asked anybody for."""
 
     @property
     def fetches(self) -> bool:
@@ -81,6 +88,8 @@ class Outcome:
     messages: int
     """Frames of all kinds but CHUNK."""
     decisions: int
+    asked_again: int
+    """WANTs for a chunk that the same node had asked somebody for before."""
 
     @property
     def completion_s(self) -> float:
@@ -101,17 +110,19 @@ class Simulation:
         plan: Topology | None = None,
         rules: PickerRules | None = None,
         latency_s: float = 0.0,
+        jitter_s: float = 0.0,
         tick: float = TICK,
     ) -> None:
         self._plan = plan or topology.plan(source_up, nodes)
         self._chunk_bytes = chunk_bytes
         self._chunks = [ChunkId(f"{number:064x}") for number in range(chunks)]
         self._tick_s = tick * chunk_bytes / max(node.down for node in nodes)
-        self._latency = round(latency_s / self._tick_s)
+        self._latency, self._jitter = round(latency_s / self._tick_s), round(jitter_s / self._tick_s)
+        self._chance = Random(seed)
         self._between_news = round(TELL_S / self._tick_s)
         self._tick = 0
         self._due: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
-        self._messages = self._decisions = self._from_source = self._duplicates = 0
+        self._messages = self._decisions = self._from_source = self._duplicates = self._asked_again = 0
         self._nodes = {node.name: _Node(node.name) for node in nodes}
         self._source = _Node(SOURCE, set(self._chunks))
         self._streams: list[_Stream] = []
@@ -157,7 +168,7 @@ class Simulation:
         while fetching and self._now_s < limit_s:
             now_s = self._now_s
             for node in fetching:
-                if node.has_heard or now_s >= node.wake_s:
+                if (node.has_heard or now_s >= node.wake_s) and self._tick >= node.halted_until:
                     self._decide(node)
             self._take_frames()
             arrived = self._links.flow(self._tick_s)
@@ -172,6 +183,7 @@ class Simulation:
             self._duplicates * self._chunk_bytes,
             self._messages,
             self._decisions,
+            self._asked_again,
         )
 
     def kill(self, name: str) -> None:
@@ -195,8 +207,27 @@ class Simulation:
         for stream in dead.upstreams.values():
             self._begin_next(stream.source)
 
+    def halt(self, name: str, seconds: float) -> None:
+        """The process of a node does not run for a while."""
+        node = self._nodes[name]
+        node.halted_until = self._tick + round(seconds / self._tick_s)
+        self._later(partial(self._begin_next, node), node.halted_until - self._tick)
+
     def _later(self, what: Callable[[], None], ticks: int) -> None:
         self._due[self._tick + ticks].append(what)
+
+    def _send_frame(self, stream: _Stream, receiver: _Node, arrive: Callable[[], None]) -> None:
+        """A frame, or the first or last byte of a chunk, is on its way to one end of a stream."""
+        end = int(receiver is stream.target)
+        delay = self._latency + (self._chance.randint(0, self._jitter) if self._jitter else 0)
+        stream.last_ticks[end] = max(stream.last_ticks[end], self._tick + delay)
+        self._later(partial(self._when_running, receiver, arrive), stream.last_ticks[end] - self._tick)
+
+    def _when_running(self, node: _Node, act: Callable[[], None]) -> None:
+        if self._tick < node.halted_until:
+            self._later(act, node.halted_until - self._tick)
+        else:
+            act()
 
     def _take_frames(self) -> None:
         while self._tick in self._due:
@@ -210,15 +241,15 @@ class Simulation:
         self._decisions += 1
         for order in node.picker.next(now_s):
             stream, chunk = node.upstreams[order.source], order.chunk
+            self._messages += 1
             if isinstance(order, Ask):
-                self._post(partial(self._want, stream, chunk, is_behind=node.picker.is_behind))
+                self._asked_again += chunk in node.asked
+                node.asked.add(chunk)
+                want = partial(self._want, stream, chunk, is_behind=node.picker.is_behind)
+                self._send_frame(stream, stream.source, want)
             else:
-                self._post(partial(self._cancel, stream, chunk))
+                self._send_frame(stream, stream.source, partial(self._cancel, stream, chunk))
         node.wake_s = node.picker.wake_at(now_s)
-
-    def _post(self, arrive: Callable[[], None]) -> None:
-        self._messages += 1
-        self._later(arrive, self._latency)
 
     def _want(self, stream: _Stream, chunk: ChunkId, *, is_behind: bool) -> None:
         if stream.source.dead:
@@ -238,7 +269,8 @@ class Simulation:
                 stream.source.turns.leave(stream)
         else:
             return
-        self._post(partial(self._refused, stream, chunk))
+        self._messages += 1
+        self._send_frame(stream, stream.target, partial(self._refused, stream, chunk))
 
     def _refused(self, stream: _Stream, chunk: ChunkId) -> None:
         assert stream.target.picker
@@ -252,6 +284,8 @@ class Simulation:
 
     def _begin_next(self, source: _Node, already_bytes: float = 0.0) -> None:
         """Those whose turn has come begin; the first of them with what a link could have sent since the last tick."""
+        if self._tick < source.halted_until:
+            return
         for stream in source.turns.admit(self._now_s):
             self._begin(stream, stream.ready.pop(0), self._chunk_bytes - already_bytes)
             already_bytes = 0.0
@@ -259,7 +293,7 @@ class Simulation:
     def _begin(self, stream: _Stream, chunk: ChunkId, size_bytes: float) -> None:
         stream.sending = chunk
         self._links.begin(stream.number, size_bytes)
-        self._later(partial(self._began, stream, chunk), self._latency)
+        self._send_frame(stream, stream.target, partial(self._began, stream, chunk))
 
     def _began(self, stream: _Stream, chunk: ChunkId) -> None:
         node = stream.target
@@ -277,7 +311,7 @@ class Simulation:
             stream.source.turns.wait(stream, self._now_s, is_behind=stream.is_behind)
         self._begin_next(stream.source, beyond_bytes)
         self._from_source += stream.source is self._source
-        self._later(partial(self._delivered, stream, chunk), self._latency)
+        self._send_frame(stream, stream.target, partial(self._delivered, stream, chunk))
 
     def _delivered(self, stream: _Stream, chunk: ChunkId) -> None:
         node = stream.target
@@ -295,19 +329,19 @@ class Simulation:
                 self._send(downstream, chunk)
         if not node.news:
             wait = max(0, node.told_tick + self._between_news - self._tick)
-            self._later(partial(self._tell, node), wait)
+            self._later(partial(self._when_running, node, partial(self._tell, node)), wait)
         node.news.append(chunk)
 
     def _tell(self, node: _Node) -> None:
         news, node.news = tuple(node.news), []
         node.told_tick = self._tick
-        self._messages += sum(stream.target.fetches for stream in node.downstreams)
-        self._later(partial(self._hear, node, news), self._latency)
+        for stream in node.downstreams:
+            if stream.target.fetches:
+                self._messages += 1
+                self._send_frame(stream, stream.target, partial(self._hear, stream, news))
 
-    def _hear(self, teller: _Node, news: tuple[ChunkId, ...]) -> None:
-        now_s = self._now_s
-        for stream in teller.downstreams:
-            node = stream.target
-            if node.fetches:
-                assert node.picker
-                node.has_heard |= node.picker.had(teller.name, news, now_s)
+    def _hear(self, stream: _Stream, news: tuple[ChunkId, ...]) -> None:
+        node = stream.target
+        if node.fetches:
+            assert node.picker
+            node.has_heard |= node.picker.had(stream.source.name, news, self._now_s)

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from coordinator.api.bounds import BOUNDS
 from coordinator.api.places import HERE, place
 from protocol import limits
 from protocol.errors import Overloaded
-
-BUDGET_BYTES = 256 * limits.MIB
-"""Thirty of the largest at once. A body is there twice while its pieces are put together."""
 
 SHARES = 4
 
@@ -43,7 +41,8 @@ class Body:
 class Bodies:
     """What the bodies of one server hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
         self.held_bytes = 0
         self._held = Counter[str]()
         """By place."""
@@ -53,7 +52,7 @@ class Bodies:
     @asynccontextmanager
     async def coming(self, request: web.Request) -> AsyncIterator[Body]:
         """A body while it is read, when it may be given up; it holds what it holds until its request is answered."""
-        request[HELD] = body = Body(place(request.remote), asyncio.timeout(None))
+        request[HELD] = body = Body(place(request.remote, request.app[BOUNDS].own_addresses), asyncio.timeout(None))
         try:
             async with body.patience:
                 yield body
@@ -69,9 +68,9 @@ class Bodies:
         more = size - body.size
         if size <= FREE_BYTES or more <= 0:
             return
-        if body.place != HERE and self._held[body.place] + more > BUDGET_BYTES // SHARES:
+        if body.place != HERE and self._held[body.place] + more > self._budget_bytes // SHARES:
             raise _full()
-        while self.held_bytes + more > BUDGET_BYTES:
+        while self.held_bytes + more > self._budget_bytes:
             self._give_one_up(for_less_than=self._held[body.place] + more)
         self._coming.setdefault(body.place, {})[body] = None
         self._hold(body, more)

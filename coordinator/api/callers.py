@@ -1,19 +1,19 @@
 """Who is connected: so many connections of one address, and no answers kept for those who do not read them.
 
-- Every `LOOK_S` all connections are looked at. Of a neighbourhood that has more than its share the newest are closed.
+- Every `look_s` all connections are checked, those that have not agreed on TLS yet, too. Of a neighbourhood that has
+  more than its share the newest are closed.
 - All together are as many as this process may have files, less those that it needs itself. Beyond, shares shrink until
   the rest fits: the largest neighbourhoods lose first.
-- A connection that has not sent the whole head of a request within `HEAD_S` is closed, a proxy's, too: these send heads
-  at once. After an answer, the next head may take as long as a connection may be idle.
+- A connection that has not sent the whole head of a request within `head_s` is closed, a proxy's, too: these send heads
+  at once. The first head begins with the connection, the next with its first byte: until then it may be idle.
 - An answer that waits in memory to be read may take the grace and the time that its size needs at the rate at which
   bodies must come; it begins anew where more was written, as a stream does while it is read. All such answers together
-  hold at most `UNREAD_MAX_BYTES`, else the largest go first.
+  hold at most `unread_bytes`, else the largest go first.
 - What comes from this machine is the operator's own, or a proxy's, which speaks for many: it has no share to pass. A
   proxy elsewhere wants `round.connections_per_address=0`, and to bound its callers itself.
 """
 
 import asyncio
-import resource
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -22,20 +22,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from coordinator.api import http
+from coordinator.api.bounds import Bounds
+from coordinator.api.connections import Connection, Runner
 from coordinator.api.places import HERE, place
-from protocol.limits import MIB
-
-LOOK_S = 2.0
-
-HEAD_S = 10.0
-"""For the first head on a connection, since it was seen: one packet, sent again a few times on a bad line."""
-
-FILES_KEPT = 128
-"""For the store, chunks on their way out, and the pipes of children."""
-
-UNREAD_MAX_BYTES = 256 * MIB
-"""A few times the largest files of the ledger and the board for as many slow readers."""
 
 
 @dataclass
@@ -54,12 +43,11 @@ class _Unread:
 class Callers:
     """The connections of one server."""
 
-    def __init__(self, runner: web.AppRunner, per_address: int) -> None:
+    def __init__(self, runner: Runner, per_address: int, bounds: Bounds) -> None:
         self._runner = runner
         self._per_address = per_address
+        self._bounds = bounds
         self._unread: dict[web.RequestHandler, _Unread] = {}
-        self._silent: dict[web.RequestHandler, float] = {}
-        """Connections that have made no request yet, and since when they were seen."""
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Look after them as long as the application lives."""
@@ -71,40 +59,42 @@ class Callers:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)  # a timer: a caller may be too much for so long
+            await asyncio.sleep(self._bounds.look_s)  # a timer: a caller may be too much for so long
             self.look(asyncio.get_running_loop().time())
 
     def look(self, now_s: float) -> None:
         """Close what is too much."""
         found = self._runner.server.connections if self._runner.server else ()  # the oldest first
-        lines = [(one, one.transport, _place_of(one.transport)) for one in found if one.transport is not None]
-        share = _share(Counter(where for _, _, where in lines), self._per_address, connections_max())
+        open_ones = [(one, one.transport) for one in found if one.transport is not None]
+        lines = [(one, line, self._place_of(line)) for one, line in (*open_ones, *self._runner.handshakes.items())]
+        share = _share(Counter(where for _, _, where in lines), self._per_address, self._bounds.connections)
         held = Counter[str]()
         unread: dict[web.RequestHandler, _Unread] = {}
-        silent = {one: self._silent.get(one, now_s) for one, _, _ in lines if not one._request_count}
         for one, transport, where in lines:
             held[where] += 1
-            if (held[where] > share and where != HERE) or now_s - silent.get(one, now_s) > HEAD_S:
+            if (held[where] > share and where != HERE) or self._is_late(one, now_s):
                 transport.abort()
-            elif size := transport.get_write_buffer_size():
+            elif isinstance(one, web.RequestHandler) and (size := transport.get_write_buffer_size()):
                 unread[one] = self._unread.get(one, _Unread(now_s, size, size)).seen(size, now_s)
-        self._unread, self._silent = unread, silent
+        self._unread = unread
         self._cut_slow(now_s)
+
+    def _is_late(self, one: object, now_s: float) -> bool:
+        since_s = one.head_since_s if isinstance(one, Connection) else None
+        return since_s is not None and now_s - since_s > self._bounds.head_s
+
+    def _place_of(self, transport: asyncio.Transport) -> str:
+        address = str((transport.get_extra_info("peername") or ("",))[0])
+        return place(address, self._bounds.own_addresses)
 
     def _cut_slow(self, now_s: float) -> None:
         total = sum(answer.last_bytes for answer in self._unread.values())
         for one, answer in sorted(self._unread.items(), key=lambda item: -item[1].last_bytes):
-            may_take_s = http.GRACE_S + answer.began_bytes / http.RATE_BYTES_PER_S
-            if total > UNREAD_MAX_BYTES or now_s - answer.since_s > may_take_s:
+            may_take_s = self._bounds.grace_s + answer.began_bytes / self._bounds.bytes_per_s
+            if total > self._bounds.unread_bytes or now_s - answer.since_s > may_take_s:
                 total -= answer.last_bytes
                 if one.transport is not None:
                     one.transport.abort()
-
-
-def connections_max() -> int:
-    """How many connections this process has files for."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(files - FILES_KEPT, files // 2) if files != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _share(held: Counter[str], share: int, total_max: int) -> int:
@@ -114,7 +104,3 @@ def _share(held: Counter[str], share: int, total_max: int) -> int:
     while share > 1 and sum(min(share, one) for one in held.values()) > rest:
         share -= 1
     return share
-
-
-def _place_of(transport: asyncio.Transport) -> str:
-    return place(str((transport.get_extra_info("peername") or ("",))[0]))

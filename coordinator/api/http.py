@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from coordinator.api.bodies import BODIES
+from coordinator.api.bounds import BOUNDS
 from coordinator.people import registry
 from coordinator.round import Round, now_ms
 from protocol import canonical, limits
@@ -50,9 +51,6 @@ LINGER_S = 10.0
 
 RETRY_AFTER_S = (2, 8)
 """When to come again, at the earliest and the latest; whoever comes too early costs a tenth of a request."""
-
-GRACE_S, RATE_BYTES_PER_S = 30.0, 8 * limits.KIB
-"""A body may take the grace and the time that its size needs at this rate: a tenth of the slowest lines at homes."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -174,8 +172,9 @@ def _require_fitting(request: web.Request, max_bytes: int) -> None:
 async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
     """The same as it comes, for bodies that are too large for the memory."""
     _require_fitting(request, max_bytes)
+    bounds = request.app[BOUNDS]
     size, began = 0, asyncio.get_running_loop().time()
-    while piece := await _next_piece(request, began + GRACE_S + size / RATE_BYTES_PER_S):
+    while piece := await _next_piece(request, began + bounds.grace_s + size / bounds.bytes_per_s):
         size += len(piece)
         if size > max_bytes:
             raise MessageTooLarge(f"The request goes on after {max_bytes} bytes, the most that is read here.")

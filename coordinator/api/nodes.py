@@ -7,6 +7,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from aiohttp import web
 
+from coordinator.api.bounds import BOUNDS
 from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
 from coordinator.api.places import HERE, place
 from coordinator.api.probes import is_proxied
@@ -169,8 +170,9 @@ async def plan(request: web.Request) -> web.Response:
     here = request.app[ROUND]
     if not here.leads:  # two plans for one version would send a node to parents that know nothing of it
         raise NotFound("This process makes no plans.", hint="Send /v1/plan to the process that leads the round.")
-    node = await act(request, PlanRequest, _registered)
-    return reply(await here.database.read(_plan, node, here=here, now_ms=now_ms()))
+    caller = "" if is_proxied(request) else request.remote or ""
+    node, message = await act(request, PlanRequest, _registered)
+    return reply(await here.database.read(_plan, node, message, here=here, caller=caller, now_ms=now_ms()))
 
 
 @routes.post("/v1/fetched")
@@ -183,7 +185,7 @@ async def fetched(request: web.Request) -> web.Response:
 @routes.post("/v1/earnings")
 async def earnings(request: web.Request) -> web.Response:
     """What a node and its owner's others have earned."""
-    node = await act(request, EarningsRequest, _registered)
+    node, _ = await act(request, EarningsRequest, _registered)
     return reply(await request.app[ROUND].database.read(owners.earnings, node, now_ms=now_ms()))
 
 
@@ -223,15 +225,18 @@ def _asks_for(connection: sa.Connection, node: NodeId, message: PayoutRequest, *
     return node, message.batch
 
 
-def _registered(connection: sa.Connection, node: NodeId, _message: Message, *, now_ms: int) -> NodeId:
+def _registered(connection: sa.Connection, node: NodeId, message: M, *, now_ms: int) -> tuple[NodeId, M]:
     registry.require_node(connection, node)
-    return node
+    return node, message
 
 
-def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) -> Plan:
+def _plan(
+    connection: sa.Connection, node: NodeId, message: PlanRequest, *, here: Round, caller: str, now_ms: int
+) -> Plan:
     """One after the other: the first question plans, and those that wait behind it find the plan made."""
     # Not the version that the node names: by naming ever others, one node would have all plans made anew.
     version, _ = publish.newest_version(connection)
+    here.plans.report(node, message, caller=caller)
     if here.plans.is_stale(version, now_ms):
         live = registry.live_nodes(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
         live.setdefault(node, "")
@@ -239,7 +244,8 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
         known = links.measured(connection, rates=not here.plans.has(version))
         source_up, nodes = links.node_links(live, known, source=source, source_best=here.seeder_up)
         also = registry.further_addresses(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)
-        here.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled)
+        feeding = None if here.plans.has(version) else here.plans.choose(connection, live)
+        here.plans.update(version, live, source_up, nodes, now_ms, also=also, dialled=known.dialled, feeding=feeding)
     here.plans.fit_in(node)
     return here.plans.part(node, here.seeder)
 
@@ -247,7 +253,7 @@ def _plan(connection: sa.Connection, node: NodeId, *, here: Round, now_ms: int) 
 def _place(request: web.Request) -> str:
     """The neighbourhood that a request came from; no name where one address may stand for many callers."""
     many = is_proxied(request) or not request.app[ROUND].config.round.connections_per_address
-    return HERE if many else place(request.remote)
+    return HERE if many else place(request.remote, request.app[BOUNDS].own_addresses)
 
 
 def _hint(request: web.Request) -> HeartbeatReply:

@@ -114,7 +114,7 @@ def _tables(board: Board) -> Page:
 
 def _users(board: Board) -> Iterator[str]:
     for line in board.owners:
-        yield _xml("user", {"id": number(line.owner), "name": nickname(line.owner), "cpid": _digest(line.owner),
+        yield _xml("user", {"id": number(line.owner), "name": words.owner(line.owner), "cpid": _digest(line.owner),
                             **_credit(line, board.now_ms)})  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator import orders
+from coordinator.api.bounds import Bounds
 from coordinator.api.places import HERE, place
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import curves, history, summary
@@ -36,9 +37,6 @@ LOOK_S = 2.0
 SHARES = 4
 """This machine has one of so many shares of all streams: a proxy that does not name its callers speaks for many."""
 
-LISTENERS_MAX = 1000
-"""Open streams; each costs a socket and a few kilobytes. Who comes then is told to ask again by itself."""
-
 
 @dataclass(frozen=True)
 class State:
@@ -51,8 +49,9 @@ class State:
 class Watch:
     """The newest figures of one round, and who waits for newer ones."""
 
-    def __init__(self, here: Round) -> None:
+    def __init__(self, here: Round, bounds: Bounds) -> None:
         self._here = here
+        self._bounds = bounds
         self._fold = Fold()
         self._curves = Curves()
         self.board = Snapshot(self._board)
@@ -77,11 +76,11 @@ class Watch:
 
     def has_room(self, address: str) -> bool:
         """Whether one more may listen from there, if need be in the place of the newest from where most do."""
-        here = place(address)
-        share = LISTENERS_MAX // SHARES if here == HERE else self._here.config.round.listeners_per_address
+        here = place(address, self._bounds.own_addresses)
+        share = self._bounds.listeners // SHARES if here == HERE else self._here.config.round.listeners_per_address
         if 0 < share <= self.listeners[here]:
             return False
-        if self.listeners.total() < LISTENERS_MAX:
+        if self.listeners.total() < self._bounds.listeners:
             return True
         most = max(self.listeners, key=lambda one: self.listeners[one])
         newest = next((stream for stream, where in reversed(self._streams.items()) if where == most), None)
@@ -94,7 +93,7 @@ class Watch:
     @asynccontextmanager
     async def listening(self, address: str) -> AsyncIterator[None]:
         """While somebody does, states are produced; ends in `TimeoutError` where another gets the place."""
-        here, stream = place(address), asyncio.timeout(None)
+        here, stream = place(address, self._bounds.own_addresses), asyncio.timeout(None)
         self.listeners[here] += 1
         self._streams[stream] = here
         self._wanted.set()

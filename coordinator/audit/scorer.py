@@ -1,6 +1,8 @@
 """Scores the samples of whole groups under one version in batched prefills: the auditor's model.
 
-- A prompt is computed once, and its cache shared by the group's samples, as in sampling and in training.
+- A prompt is computed once, and its cache shared by the group's samples, as in sampling and in training. Where that
+  says something else than the model says of a sample alone (Jamba, whose states a cache cannot continue), each sample
+  is computed behind a copy of its prompt, without a cache.
 - Groups are taken in the order of their prompts' lengths, samples in the order of theirs: little is padding.
 - Memory is bounded: so many padded tokens at once through the body, so many logits at once through the head. There
   is never a tensor [samples, tokens, vocabulary].
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -24,8 +27,10 @@ from transformers.utils.logging import disable_progress_bar
 from coordinator.audit.replay import Prefill, Scored
 from coordinator.files import read_at_most
 from coordinator.learner.adapter_files import adapted_weights, without_adapter
+from coordinator.learner.head import Head, body_of
+from coordinator.learner.lora import weights_by_stored_name
 from coordinator.publishing import weights
-from protocol import limits, policy_config
+from protocol import architectures, limits, policy_config
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 
@@ -37,6 +42,16 @@ HEAD_LOGITS_MAX = 2**22
 
 NOTHING = Scored(logprobs=np.zeros(0), below=np.zeros(0), upto=np.zeros(0), dictated=np.zeros(0, np.int64))
 """Of an empty completion."""
+
+
+CHECKED = (((3, 1, 2), (2, 4)), ((5,), (1, 2)))
+"""Tokens of prompts and completions that both ways are tried on, as (prompt, lengths of completions)."""
+
+CHECKED_NATS = {torch.float32: 1e-3}
+"""How far two ways through the same weights may differ."""
+
+CHECKED_ROUNDED_NATS = 0.1
+"""The same in lower precisions."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +73,11 @@ class Scorer:
             torch.set_num_threads(threads)  # of the whole process: all its versions share them
         try:
             model = _load(folder, dtype)
-            self._body, self._head = model.base_model, model.get_output_embeddings()
-            self._require_plain_head(model, folder)
+            self._body, self._head = body_of(model), Head.of(model)
+            self._vocabulary: int = self._head.output.weight.shape[0]
+            self.shares_prompts = True
+            """Whether a prompt is computed once for all samples of its group."""
+            self._require_right(model, folder, CHECKED_NATS.get(dtype, CHECKED_ROUNDED_NATS))
         except AuditFailed:
             raise
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
@@ -67,14 +85,14 @@ class Scorer:
 
     def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
         """For every claim the replay of each of its completions."""
-        vocabulary, found = self._head.weight.shape[0], dict[tuple[int, int], Scored]()
+        vocabulary, found = self._vocabulary, dict[tuple[int, int], Scored]()
         if any(
             int(part.max(initial=0)) >= vocabulary for claim in claims for part in (claim.prompt, *claim.completions)
         ):
             raise AuditFailed(f"A claim has tokens beyond this version's vocabulary of {vocabulary}.")
         with torch.inference_mode():
             for batch in _batches(claims):
-                self._score(claims, batch, found)
+                (self._score if self.shares_prompts else self._score_rows)(claims, batch, found)
         return [
             [found.get((place, number), NOTHING) for number in range(len(claim.completions))]
             for place, claim in enumerate(claims)
@@ -98,6 +116,17 @@ class Scorer:
             for row, state in zip(block, states, strict=True):
                 found[row.claim, row.number] = self._scored(row, state[: len(row.tokens)])
 
+    def _score_rows(self, claims: Sequence[Prefill], batch: list[int], found: dict[tuple[int, int], Scored]) -> None:
+        """Score the same without a cache; what is padded on the right, nothing looks at that is causal."""
+        prompts = {place: torch.from_numpy(claims[place].prompt.astype(np.int64)) for place in batch}
+        rows = sorted(_rows(claims, batch), key=lambda row: len(prompts[row.claim]) + len(row.tokens))
+        for block in _blocks(rows, max(map(len, prompts.values()))):
+            texts = [torch.cat([prompts[row.claim], row.tokens[:-1]]) for row in block]
+            states = self._body(input_ids=pad_sequence(texts, True), use_cache=False).last_hidden_state
+            for row, state in zip(block, states, strict=True):
+                first = len(prompts[row.claim]) - 1
+                found[row.claim, row.number] = self._scored(row, state[first : first + len(row.tokens)])
+
     def _completions(self, block: list[_Row], owner: torch.Tensor, prefix: Any, mask: torch.Tensor) -> torch.Tensor:
         """The states that every token of a block was drawn from: [N, T, H]."""
         first: torch.Tensor = prefix.last_hidden_state[owner, -1:]  # [N, 1, H]
@@ -105,7 +134,7 @@ class Scorer:
         if fed.shape[1] == 0:
             return first
         cache = copy.deepcopy(prefix.past_key_values)
-        cache.batch_select_indices(owner)
+        cache.reorder_cache(owner)
         lengths = mask.sum(1)[owner]  # [N]
         rest = self._body(
             input_ids=fed,
@@ -118,7 +147,7 @@ class Scorer:
 
     def _scored(self, row: _Row, states: torch.Tensor) -> Scored:
         """One sample's states [T, H] through the head, a slice of positions at a time."""
-        step = max(1, HEAD_LOGITS_MAX // self._head.weight.shape[0])
+        step = max(1, HEAD_LOGITS_MAX // self._vocabulary)
         places = [slice(start, start + step) for start in range(0, len(states), step)]
         parts = [self._slice(states[at], row.tokens[at], row.uniforms[at], row.temperature) for at in places]
         logprobs, below, upto, dictated = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
@@ -128,7 +157,7 @@ class Scorer:
         self, states: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, ...]:
         """`replay.score` of some positions: states [t, H] → log-probability, below, up to, dictated, [t] each."""
-        scores = torch.log_softmax(self._head(states).float() / temperature, dim=-1)  # [t, V]
+        scores = torch.log_softmax(self._head.logits(states) / temperature, dim=-1)  # [t, V]
         cumulative = scores.exp().double().cumsum(-1)
         total = cumulative[:, -1:]
         if not torch.isfinite(total).all():
@@ -141,14 +170,37 @@ class Scorer:
         logprobs = scores.gather(1, claimed)[:, 0].double()
         return logprobs, (before / total)[:, 0], (upto / total)[:, 0], dictated
 
-    def _require_plain_head(self, model: Any, folder: Path) -> None:
-        """Refuse a model whose logits are more than a matrix away from its body: slices would leave the rest out."""
-        probe = torch.arange(8)[None]
+    def _require_right(self, model: Any, folder: Path, nats: float) -> None:
+        """Score as the model scores each sample alone, with shared prompts or without, or refuse the policy by name."""
+        claims = [
+            Prefill(np.array(prompt, np.uint32), [np.arange(length, dtype=np.uint32) for length in lengths], 0, 1.0)
+            for prompt, lengths in CHECKED
+        ]
         with torch.inference_mode():
-            whole = model(input_ids=probe, use_cache=False).logits.float()
-            parts = self._head(self._body(input_ids=probe, use_cache=False).last_hidden_state).float()
-        if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
-            raise AuditFailed(f"The policy in {folder} changes its logits behind its head.", hint="No replay knows it.")
+            expected = [[_alone(model, claim, tokens) for tokens in claim.completions] for claim in claims]
+        reason = ""
+        for self.shares_prompts in (True, False):
+            try:
+                pairs = zip(self.score(claims), expected, strict=True)
+                gaps = [abs(one.logprobs - other) for pair in pairs for one, other in zip(*pair, strict=True)]
+                if max(float(gap.max()) for gap in gaps) <= nats:
+                    return
+                reason = "it says something else of many samples at once than of each alone"
+            except AuditFailed:
+                raise
+            except Exception as error:  # nobody can list how models fail that cannot share their prompts
+                reason = repr(error)
+        raise AuditFailed(f"The policy in {folder} cannot be replayed: {reason}.")
+
+
+def _alone(model: Any, claim: Prefill, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """What a model says of one completion."""
+    text = torch.from_numpy(np.concatenate([claim.prompt, tokens]).astype(np.int64))
+    logits = model(input_ids=text[None], use_cache=False).logits[0, len(claim.prompt) - 1 : -1].float()
+    found: NDArray[np.float64] = (
+        logits.log_softmax(-1).gather(1, text[len(claim.prompt) :, None])[:, 0].double().numpy()
+    )
+    return found
 
 
 def _load(folder: Path, dtype: torch.dtype) -> Any:
@@ -168,10 +220,11 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
     model, report = loaded
     if missing := report["missing_keys"]:  # it would make them up
         raise AuditFailed(f"The policy in {folder} lacks tensors: {', '.join(sorted(missing)[:5])}.")
-    places = dict(model.named_parameters())
+    adapted = dict[str, Any]()
     with torch.no_grad():
         for name, weight in adapted_weights(folder):
-            places[name].copy_(weight)
+            adapted = adapted or weights_by_stored_name(model)
+            adapted[name].copy_(weight)
     return model.eval()
 
 
@@ -179,6 +232,8 @@ def _require_borne_out(base: Path) -> None:
     """Refuse a configuration that names code, or promises more than its tensors bear out, before that takes memory."""
     config = json.loads(read_at_most(base / "config.json", limits.POLICY_CONFIG_MAX_BYTES))
     policy_config.require_plain(config)
+    if reason := architectures.reason_to_refuse(config):
+        raise AuditFailed(f"No policy like this one can be audited: {reason}.")
     files = weights.of(base)
     policy_config.require_layers(config, len(weights.shapes(files)))
     described = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)

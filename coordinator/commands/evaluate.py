@@ -131,9 +131,11 @@ def _size(config: "Config", split: str) -> int:
     return size
 
 
-def _await(database: "Database", number: int, patience_s: float) -> dict[str, Any]:
+def _await(
+    database: "Database", number: int, patience_s: float, *, ends_within_s: float = ENDS_WITHIN_S
+) -> dict[str, Any]:
     """The evaluation when it has ended; a coordinator that runs ends it by itself."""
-    deadline = time.monotonic() + patience_s + ENDS_WITHIN_S
+    deadline = time.monotonic() + patience_s + ends_within_s
     while (found := _one(database, number))["state"] == "running":
         if time.monotonic() > deadline:
             raise Unreachable(

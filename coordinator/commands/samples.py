@@ -19,9 +19,11 @@ import typer
 from coordinator import terminal
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.web.words import line, readable
+from coordinator.web.words import readable
 from protocol.errors import ConfigInvalid
 from protocol.lesson import lesson
+from protocol.limits import NAME_MAX_CHARS
+from protocol.names import visible
 
 if TYPE_CHECKING:
     from coordinator.work.samples import Shown, Wanted
@@ -119,7 +121,7 @@ def tell(found: "list[Shown]", as_json: bool) -> None:
 def _head(one: "Shown") -> str:
     """All but the texts, in two lines."""
     said = [one.status if one.reward is None else f"reward {one.reward:g}"]
-    said += [f"{line(name, 40)} {_number(value)}" for name, value in one.components.items()]
+    said += [f"{visible(name, NAME_MAX_CHARS)} {_number(value)}" for name, value in one.components.items()]
     said += ["of broken form"] if one.status == "invalid" else []
     said += [] if one.advantage is None else [f"advantage {one.advantage:+.3g}"]
     trained = one.state if one.trained_in is None else f"trained on in update {one.trained_in}"

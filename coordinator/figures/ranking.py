@@ -17,12 +17,13 @@ from coordinator.figures import summary
 from coordinator.figures.health import percentile
 from coordinator.figures.history import DAY_MS
 from coordinator.store.tables import fleet, nodes, rollouts
-from coordinator.web import words
 from coordinator.work.scores import wilson
 from ledger import store
 from ledger.entry import MTOK
 from ledger.tables import claims_table, entries_table
+from protocol import names
 from protocol.ids import NodeId
+from protocol.limits import NAME_MAX_CHARS
 
 HALF_LIFE_MS = 7 * DAY_MS
 
@@ -65,8 +66,9 @@ class Line:
 
     @property
     def team(self) -> str:
-        """What stands behind the last @ of the name: whoever calls themselves so."""
-        return words.line(self.name, words.NAME_MAX).rpartition("@")[2].strip() if "@" in self.name else ""
+        """What stands behind the last @ of the name: whoever calls themselves so; no team has the operator's name."""
+        team = names.without_id(self.name).rpartition("@")[2].strip() if "@" in self.name else ""
+        return "" if names.is_office(team) else names.visible(team, NAME_MAX_CHARS)
 
     @property
     def accept_ratio(self) -> float | None:
@@ -194,13 +196,19 @@ def by_owner(lines: Iterable[Line]) -> list[Line]:
 
 
 def by_team(lines: Iterable[Line]) -> list[Line]:
-    """One line per team, of whatever case its name is written in; who has none is in no line."""
+    """One line per team, however its name is written so that it looks the same; who has none is in no line."""
     found: dict[str, Line] = {}
     for line in lines:
-        if team := line.team.casefold():
+        if team := names.skeleton(line.team):
             known = found.get(team)
-            found[team] = line if known is None else _together(known, line)
+            found[team] = line if known is None else _teamed(known, line)
     return sorted(found.values(), key=lambda line: (-line.score_micros, -line.pending_micros, line.team.casefold()))
+
+
+def _teamed(first: Line, second: Line) -> Line:
+    """Both, called as the older one is: a member that comes later does not rename the team."""
+    older = min(first, second, key=lambda line: (line.registered_ms, line.node_id))
+    return replace(_together(first, second), name=older.name)
 
 
 _SUMMED = (

@@ -61,8 +61,12 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
     )
 
 
-def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1) -> list[torch.Tensor]:
-    """The chosen samples in pieces of at most so many tokens, prompts counted once; one sample is never cut.
+def pieces(
+    data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1, packed: bool = True
+) -> list[torch.Tensor]:
+    """The chosen samples in pieces of at most so many tokens; one sample is never cut.
+
+    Prompts are counted once where samples are packed, else with each of their samples.
 
     A group stays together where it fits, since its prompt is computed in every piece that it has samples in. There are
     as few as the bound allows, but as many for each hand, and of about the same size: hands wait for each other.
@@ -75,7 +79,7 @@ def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int =
     def cut(most: int) -> list[list[int]]:
         found, room, prompt = list[list[int]](), -1, -1
         for _, owner, length, row in samples:
-            cost = length + (len(data.prompts[owner]) if owner != prompt else 0)
+            cost = length + (0 if packed and owner == prompt else len(data.prompts[owner]))
             if cost > room:
                 found.append([])
                 room, cost = most, length + len(data.prompts[owner])
@@ -83,7 +87,7 @@ def pieces(data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int =
             room, prompt = room - cost, owner
         return found
 
-    most = tokens_max or int(lengths[chosen].sum()) + sum(map(len, data.prompts))
+    most = tokens_max or sum(length + len(data.prompts[owner]) for _, owner, length, _ in samples)
     wanted = hands * ceil(len(cut(most)) / hands)
     least = bisect_left(range(most), True, key=lambda size: len(cut(size)) <= wanted)
     return [torch.tensor(piece).sort().values for piece in cut(least)]

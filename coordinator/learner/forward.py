@@ -1,79 +1,197 @@
-"""What a policy says of completions that are given: packed, each prompt computed once, in pieces of bounded size."""
+"""What a policy says of completions that are given: packed, or in rows where a model's layers would mix what is packed.
+
+- Packed (see `packing`), each prompt is computed once, and nothing is padding. Attention alone must know of it.
+- In rows, each sample is computed behind a prompt of its own, beside samples of similar length, padded on the right,
+  where nothing looks that is causal. So are computed: layers that carry a state from place to place, attention that
+  does not go through transformers' interface, and whatever else is found to say something else when packed.
+- Which of the two is found out once for each model, by a comparison with each sample alone; a model that both get wrong
+  is refused.
+"""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coordinator.learner.batch import Tensors
-from coordinator.learner.head import selected_logprobs
-from coordinator.learner.packing import IMPLEMENTATION, pack
+from coordinator.learner.head import Head, body_of
+from coordinator.learner.packing import IMPLEMENTATION, WINDOW, pack, similar
 from coordinator.learner.settings import TrainSettings
-from protocol import canary
+from protocol import architectures
 from protocol.errors import ConfigInvalid
 
 TOLERANCE_NATS = 1e-3
 """Two ways through the same float32 weights agree far better than this."""
 
+CHECKED_PROMPTS = (6, 3)
+"""Lengths of the prompts that the two ways are compared on; with those of their completions, in no order, nothing that
+is carried from one sample to the next stays unseen."""
+
+CHECKED_COMPLETIONS = ((5, 1, 7), (2, 8, 3))
+
+PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that a packing describes; what others see may depend on places that no short text reaches."""
+
+HINT = "docs/architectures.md lists the architectures that can be trained."
+
+STRIDE = 7919
+"""A prime: tokens that are compared are all different unless the vocabulary is tiny."""
+
+
+def require_supported(config: Any) -> None:
+    """Refuse a policy by its configuration, before its weights are loaded."""
+    if reason := architectures.reason_to_refuse(config.to_dict()):
+        raise ConfigInvalid(f"The learner cannot train this policy: {reason}.", hint=HINT)
+
 
 def prepare(model: Any, settings: TrainSettings) -> None:
-    """Have the model take packed samples, and make sure that it says of them what it says by itself."""
-    model.set_attn_implementation(IMPLEMENTATION)
+    """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-        model.train()
-    text = torch.tensor(canary.text(model.config.get_text_config().vocab_size))
-    half = len(text) // 2
-    one = Tensors(
-        prompts=(text[:half],),
-        owners=torch.zeros(1, dtype=torch.long),
-        tokens=text[None, half:],
-        mask=torch.ones(1, len(text) - half),
-        behaviour=torch.zeros(1, len(text) - half),
-        rewards=torch.zeros(1),
-        weights=torch.ones(1),
-        taught=torch.ones(1, len(text) - half),
-    )
-    # The model's own method, where it has one, gathers weights that lie in shards.
-    say = getattr(model, completion_logprobs.__name__, partial(completion_logprobs, model))
+        _compute_layers_twice(model)
+    usual = model.config._attn_implementation
+    data = _checked(model.config.get_text_config().vocab_size)
     with torch.no_grad():
-        packed, _ = say(one, torch.tensor([0]), TrainSettings(learning_rate=0.0))
-        logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, half - 1 : -1]
-        plain = logits.float().log_softmax(-1).gather(1, text[half:, None].to(model.device))[:, 0]
-    if not torch.allclose(packed[0], plain, rtol=0.0, atol=TOLERANCE_NATS):
-        raise ConfigInvalid(
-            f"The learner cannot train a {model.config.model_type} model: packed, it computes something else.",
-            hint="Qwen2, Qwen3, Llama and what is built like them can be trained.",
-        )
+        expected = [_alone(model, data, row) for row in range(len(data.mask))]
+        try:
+            model.set_attn_implementation(IMPLEMENTATION)
+            if _is_right(model, data, expected) and _describes_all(model):
+                return
+        except Exception:  # nobody can list how models fail that are fed what they do not know
+            pass
+        model.set_attn_implementation(usual)
+        try:
+            if _is_right(model, data, expected):
+                return
+            reason = "many samples at once, it computes something else than for each alone"
+        except Exception as error:  # as above
+            reason = f"{type(error).__name__}: {error}"
+    raise ConfigInvalid(
+        f"The learner cannot train a {model.config.model_type} model: {reason}.",
+        hint=HINT,
+    )
+
+
+def _compute_layers_twice(model: Any) -> None:
+    """Have each layer be as in training, and nothing else: dropout and routers' noise belong to no policy."""
+    for module in model.modules():
+        module.training = isinstance(module, GradientCheckpointingLayer)
+        for name, value in vars(module).items():
+            if module.training and "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def packs(model: Any) -> bool:
+    """Return True if the model is fed packed samples, False if it is fed rows."""
+    return bool(model.config._attn_implementation == IMPLEMENTATION)
+
+
+def _checked(vocabulary: int) -> Tensors:
+    """A batch to compare by."""
+    tokens = (torch.arange(1, 129) * STRIDE % vocabulary).view(8, 16)
+    lengths = [length for lengths in CHECKED_COMPLETIONS for length in lengths]
+    mask = pad_sequence([torch.ones(length) for length in lengths], True)
+    return Tensors(
+        prompts=tuple(tokens[number][:length] for number, length in enumerate(CHECKED_PROMPTS)),
+        owners=torch.arange(len(CHECKED_PROMPTS)).repeat_interleave(
+            torch.tensor([len(lengths) for lengths in CHECKED_COMPLETIONS])
+        ),
+        tokens=pad_sequence([tokens[2 + number][:length] for number, length in enumerate(lengths)], True),
+        mask=mask,
+        behaviour=torch.zeros_like(mask),
+        rewards=torch.zeros(len(lengths)),
+        weights=torch.ones(len(lengths)),
+        taught=mask,
+    )
+
+
+def _alone(model: Any, data: Tensors, row: int) -> torch.Tensor:
+    """What the model says of one sample, as whoever runs it would compute it: [T]."""
+    text, tokens = _text(data, row), data.tokens[row, : data.lengths[row]]
+    logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1 - len(tokens) : -1].cpu()
+    found: torch.Tensor = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    return found
+
+
+def _describes_all(model: Any) -> bool:
+    """Return True if a packing says of every layer what it sees: short texts do not reach the end of a window."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    slides = "sliding_attention" in kinds or bool(not kinds and getattr(config, "sliding_window", None))
+    return kinds <= PACKED_LAYERS and (not slides or any(hasattr(module, WINDOW) for module in model.modules()))
+
+
+def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
+    """Return True if the model, as it stands, says of a batch what it says of each sample alone."""
+    everything, plain = torch.arange(len(data.mask)), TrainSettings(learning_rate=0.0)
+    # The model's own method, where it has one, gathers weights that lie in shards.
+    compute = getattr(model, completion_logprobs.__name__, partial(completion_logprobs, model))
+    found, _ = compute(data, everything, plain)
+    wanted = pad_sequence(expected, True)
+    return bool(torch.allclose(found.cpu(), wanted, rtol=0.0, atol=TOLERANCE_NATS))
 
 
 def completion_logprobs(
     model: Any, data: Tensors, chosen: torch.Tensor, settings: TrainSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'] each, 0 at padding."""
-    packing = pack(data, chosen, model.device)
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
-    # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
-    nobody = torch.empty(1, 1, 1, 1, device=model.device)
     # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
-        states = model.get_decoder()(
-            input_ids=packing.tokens,
-            position_ids=packing.positions,
-            attention_mask=nobody,
-            packing=packing,
-            use_cache=False,
-        ).last_hidden_state[0]  # [L, H]
-        logprobs, entropy = selected_logprobs(
-            states.index_select(0, packing.rows),
-            model.get_output_embeddings().weight,
-            packing.source,
-            packing.targets,
-            temperature=settings.temperature,
-            dtype=dtype,
+        found = (_packed if packs(model) else _in_rows)(model, data, chosen)
+        logprobs, entropy = Head.of(model).selected_logprobs(
+            found.states, found.source, found.targets, temperature=settings.temperature, dtype=dtype
         )
     shape = (len(chosen), int(data.lengths[chosen].max()))
-    places = (packing.places // shape[1], packing.places % shape[1])
+    places = (found.places // shape[1], found.places % shape[1])
     # Fresh tensors, no views: FSDP hangs its hooks on what a forward pass returns.
     table = logprobs.new_zeros(shape).index_put(places, logprobs)
-    return table, torch.zeros_like(table).index_put(places, entropy[packing.source])
+    return table, torch.zeros_like(table).index_put(places, entropy[found.source])
+
+
+class _Predictions(NamedTuple):
+    """States, and the tokens that they predict."""
+
+    states: torch.Tensor  # [R, H]
+    source: torch.Tensor  # [M] the state of each token, ascending
+    targets: torch.Tensor  # [M] the token
+    places: torch.Tensor  # [M] row · T' + column of the token in the table [n, T']
+
+
+def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
+    packing = pack(data, chosen, model.device)
+    # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
+    nobody = torch.empty(1, 1, 1, 1, device=model.device)
+    states = body_of(model)(
+        input_ids=packing.tokens,
+        position_ids=packing.positions,
+        attention_mask=nobody,
+        packing=packing,
+        use_cache=False,
+    ).last_hidden_state[0]  # [L, H]
+    return _Predictions(states.index_select(0, packing.rows), packing.source, packing.targets, packing.places)
+
+
+def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
+    body, width = body_of(model), int(data.lengths[chosen].max())
+    before = torch.tensor([len(data.prompts[owner]) for owner in data.owners[chosen].tolist()]) - 1
+    lengths = before + data.lengths[chosen]  # fed; the last token is predicted, never fed
+    states, places = [], []
+    for rows in similar(lengths):
+        texts = [_text(data, int(chosen[row]))[:-1] for row in rows.tolist()]
+        computed = body(input_ids=pad_sequence(texts, True).to(model.device), use_cache=False).last_hidden_state
+        columns = torch.arange(computed.shape[1]) - before[rows, None]  # [R, W] of the token that a place predicts
+        drawn = (columns >= 0) & (columns < data.lengths[chosen[rows], None])
+        states.append(computed[drawn.to(model.device)])
+        places.append((rows[:, None] * width + columns)[drawn])
+    place = torch.cat(places)
+    targets = data.tokens[chosen, :width].flatten()[place]
+    source = torch.arange(len(place))
+    return _Predictions(torch.cat(states), *(part.to(model.device) for part in (source, targets, place)))
+
+
+def _text(data: Tensors, row: int) -> torch.Tensor:
+    """A prompt and its completion."""
+    return torch.cat([data.prompts[data.owners[row]], data.tokens[row, : data.lengths[row]]])

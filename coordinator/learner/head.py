@@ -4,8 +4,11 @@
   places go through in chunks, forward and again backward, and of each only three numbers stay: what its logits add
   up to, the logit of the token that was drawn, and the entropy.
 - Products are in `dtype`, everything after them in float32.
+- What some families do to their logits is known by the names that their configurations give it: a factor (Cohere,
+  Granite, Falcon-H1), a cap (Gemma 2), a bias (Phi). Whatever else a model does to them, a comparison must find.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +16,56 @@ import torch
 
 CHUNK_BYTES = 64 * 2**20
 """Of logits at a time; large enough for matrix products at full speed."""
+
+
+def body_of(model: Any) -> Any:
+    """The part of a causal model that ends with its last states."""
+    body = model.get_decoder()
+    return model.model if body is model else body
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model makes of its last states: logits = cap · tanh(factor · (W h + bias) / cap)."""
+
+    output: Any
+    factor: float = 1.0
+    cap: float = 0.0
+    """0: logits are not capped."""
+
+    @staticmethod
+    def of(model: Any) -> "Head":
+        """Return the head that a model's configuration describes."""
+        config = model.config.get_text_config()
+
+        def named(*names: str) -> float:
+            return float(next((value for name in names if (value := getattr(config, name, None))), 0.0))
+
+        factor = (named("logit_scale", "lm_head_multiplier") or 1.0) / (named("logits_scaling") or 1.0)
+        return Head(model.get_output_embeddings(), factor, named("final_logit_softcapping", "logits_soft_cap"))
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[…, H] → […, V], in float32."""
+        found: torch.Tensor = self.output(states).float() * self.factor
+        return (found / self.cap).tanh_() * self.cap if self.cap else found
+
+    def selected_logprobs(
+        self,
+        hidden: torch.Tensor,
+        source: torch.Tensor,
+        tokens: torch.Tensor,
+        *,
+        temperature: float,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`selected_logprobs` under this head."""
+        weight, bias = self.output.weight, getattr(self.output, "bias", None)
+        if bias is not None:  # a column of the matrix, for an input that is always 1
+            weight = torch.cat([weight, bias[:, None]], dim=1)
+            hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
+        cap = self.cap / self.factor
+        temperature = temperature / self.factor
+        return selected_logprobs(hidden, weight, source, tokens, temperature=temperature, dtype=dtype, cap=cap)
 
 
 class _SelectedLogprobs(torch.autograd.Function):
@@ -27,19 +80,20 @@ class _SelectedLogprobs(torch.autograd.Function):
         tokens: torch.Tensor,
         temperature: float,
         dtype: torch.dtype,
+        cap: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
         logprobs = hidden.new_empty(len(source), dtype=torch.float32)
         head = weight.to(dtype)
         for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
-            logits = _logits(hidden[rows], head, temperature, dtype)  # [rows, V]
+            logits = _logits(hidden[rows], head, temperature, dtype, cap)  # [rows, V]
             total[rows] = logits.logsumexp(1)
             within = source[pairs] - rows.start
             logprobs[pairs] = logits[within, tokens[pairs]] - total[rows][within]
             expected = (logits - total[rows, None]).exp_().mul_(logits).sum(1)
             entropy[rows] = total[rows] - expected
         ctx.save_for_backward(hidden, weight, source, tokens, total)
-        ctx.temperature, ctx.dtype = temperature, dtype
+        ctx.temperature, ctx.dtype, ctx.cap = temperature, dtype, cap
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -51,14 +105,15 @@ class _SelectedLogprobs(torch.autograd.Function):
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         of_row = torch.zeros_like(total).index_add_(0, source, gradient)  # [R]
         for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
-            logits = _logits(hidden[rows], head, ctx.temperature, ctx.dtype)
+            logits = _logits(hidden[rows], head, ctx.temperature, ctx.dtype, ctx.cap)
+            slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
             away = logits.sub_(total[rows, None]).exp_().mul_(-of_row[rows, None])  # [rows, V] −p · Σ gradient
             away.index_put_((source[pairs] - rows.start, tokens[pairs]), gradient[pairs], accumulate=True)
-            away = away.div_(ctx.temperature).to(ctx.dtype)
+            away = away.div_(ctx.temperature).mul_(slope).to(ctx.dtype)
             to_hidden[rows] = (away @ head).to(hidden.dtype)
             if to_weight is not None:
                 to_weight.addmm_(away.T.to(weight.dtype), hidden[rows].to(weight.dtype))
-        return to_hidden, to_weight, None, None, None, None
+        return to_hidden, to_weight, None, None, None, None, None
 
 
 def selected_logprobs(
@@ -69,10 +124,11 @@ def selected_logprobs(
     *,
     temperature: float,
     dtype: torch.dtype,
+    cap: float = 0.0,  # of the logits, by tanh; 0: none
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [M] with gradient, and the entropy of each state [R] without."""
     logprobs, entropy = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        hidden, weight, source, tokens, temperature, dtype
+        hidden, weight, source, tokens, temperature, dtype, cap
     )
     return logprobs, entropy
 
@@ -86,6 +142,10 @@ def _chunks(rows: int, vocabulary: int, source: torch.Tensor) -> list[tuple[slic
     return [(slice(a, b), slice(p, q)) for (a, p), (b, q) in pairwise(marks) if b > a]
 
 
-def _logits(hidden: torch.Tensor, head: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Tensor:
+def _logits(
+    hidden: torch.Tensor, head: torch.Tensor, temperature: float, dtype: torch.dtype, cap: float
+) -> torch.Tensor:
     logits = (hidden.to(dtype) @ head.T).float()
+    if cap:
+        logits = logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1.0 else logits.div_(temperature)

@@ -2,6 +2,8 @@
 
 - The model keeps its own modules and names: adapters listen at its linear layers and add to what they give.
 - B starts at zero, so the policy starts as the base; A starts at random, the same on every rank.
+- Matrices are published under the names that the files of the base give the weights, which for some families are not
+  those of transformers' modules.
 - What is published are the matrices in the policy's own type, beside a base that never changes (`protocol.adapter`); or
   else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
@@ -12,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from protocol import adapter
+from protocol.errors import ConfigInvalid
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of the Llama family, as peft names them."""
@@ -25,6 +29,28 @@ def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: fl
     return torch.add(weight.float(), learned, alpha=scale, out=learned).to(weight.dtype)
 
 
+def stored_name(model: Any, weight: str) -> str | None:
+    """Return a weight's name in the files of a policy; None if they hold it in another form."""
+    shape = model.get_parameter(weight).shape
+    stored = revert_weight_conversion(model, {weight: torch.empty(shape, device="meta")})
+    return next((name for name, part in stored.items() if part.shape == shape), None) if len(stored) == 1 else None
+
+
+def weights_by_stored_name(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights that may have an adapter, by their names in the files of a policy."""
+    found = ((stored_name(model, f"{name}.weight"), model.get_parameter(f"{name}.weight")) for name in _targets(model))
+    return {name: weight for name, weight in found if name}
+
+
+def _targets(model: Any) -> list[str]:
+    """The linear layers that get an adapter."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in TARGETS
+    ]
+
+
 class Adapters(nn.Module):
     """The adapters of one model, which is frozen."""
 
@@ -32,13 +58,15 @@ class Adapters(nn.Module):
         super().__init__()
         self._scale = alpha / rank
         self._silent = False
-        self._names = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and name.rpartition(".")[2] in TARGETS
-        ]
+        stored = {name: stored_name(model, f"{name}.weight") for name in _targets(model)}
+        self._names = [name for name in stored if stored[name]]
         if not self._names:
-            raise ValueError(f"the model has no linear layer called {', '.join(TARGETS)}")
+            raise ConfigInvalid(
+                f"Adapters cannot be added to a {model.config.model_type} model: it has no linear layer called "
+                f"{', '.join(TARGETS)}.",
+                hint="Set learner.lora_rank=0 to train all weights.",
+            )
+        self._stored = [str(stored[name]) for name in self._names]
         self._of_weight = {f"{name}.weight": index for index, name in enumerate(self._names)}
         model.requires_grad_(False)
         self.down, self.up = nn.ParameterList(), nn.ParameterList()
@@ -55,15 +83,15 @@ class Adapters(nn.Module):
         """The matrices as they are published, by their names there."""
         return {
             name: part.detach().to(dtype)
-            for weight, index in self._of_weight.items()
-            for name, part in zip(adapter.names(weight), (self.down[index], self.up[index]), strict=True)
+            for weight, *parts in zip(self._stored, self.down, self.up, strict=True)
+            for name, part in zip(adapter.names(weight), parts, strict=True)
         }
 
     def take(self, published: Mapping[str, torch.Tensor], config: bytes) -> None:
         """Go on from matrices that were published, if need be under another alpha."""
         ratio = adapter.scale(config) / self._scale
         with torch.no_grad():
-            for weight, index in self._of_weight.items():
+            for index, weight in enumerate(self._stored):
                 down, up = adapter.names(weight)
                 self.down[index].copy_(published[down])
                 self.up[index].copy_(published[up].float() * ratio)

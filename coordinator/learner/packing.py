@@ -7,6 +7,8 @@
   takes no gradient. Prompts see themselves; a sample sees its prompt and itself.
 - Samples whose lengths differ much are cut into bands, each a rectangle of its own: one sample that comes to no end
   would make all others as long as itself.
+- A layer that sees only the last places, as in every other layer of Gemma, says so with each call: what is farther away
+  is masked. So are attention's caps (Gemma 2) and sinks (GPT-OSS) computed, which torch's own function does not know.
 - A model of transformers takes all this as the argument `packing` and hands it to its attention; without it, attention
   is the usual one.
 """
@@ -21,9 +23,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from coordinator.learner.batch import Tensors
-from protocol.errors import ConfigInvalid
 
 IMPLEMENTATION = "shared_prompts"
+
+WINDOW = "window_when_packed"
+"""Left on every attention layer that asked for one: a layer that masks by other means would see too far."""
 
 PADDED_MAX = 2**13
 """Places of a rectangle that is not cut, whatever of it is padding: more calls would cost more."""
@@ -53,6 +57,11 @@ class Rectangle:
         """Packed tokens."""
         return len(self.row)
 
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each row: [R]."""
+        return (~self.padding).sum(1)
+
     def spread(self, packed: torch.Tensor) -> torch.Tensor:
         """Packed [L, …] → rectangular [R, W, …], zero at padding."""
         return packed[self.index].masked_fill_(self.padding[:, :, None, None], 0)
@@ -68,6 +77,7 @@ class Band:
 
     samples: Rectangle
     owners: torch.Tensor  # [R] the prompt of each
+    starts: torch.Tensor  # [R] the length of that prompt
     visible: torch.Tensor  # [R or 1, 1, W, P + W] bool: what a sample's places see of its prompt and of itself
 
     @property
@@ -75,8 +85,18 @@ class Band:
         """P: the longest of their prompts."""
         return self.visible.shape[3] - self.visible.shape[2]
 
+    def within(self, window: int | None) -> torch.Tensor:
+        """What is visible to layers that see no farther than the last `window` places."""
+        width = self.samples.index.shape[1]
+        if window is None or self.visible.shape[3] <= window:
+            return self.visible
+        columns = torch.arange(max(width, self.prompt_width), device=self.visible.device)
+        asked = self.starts[: len(self.visible), None] + columns[:width]  # [R or 1, W]
+        places = torch.cat([columns[: self.prompt_width].expand(len(asked), -1), asked], dim=1)  # [R or 1, P + W]
+        return self.visible & (asked[:, :, None] - places[:, None] < window)[:, None]
+
     def to(self, device: torch.device) -> "Band":
-        return Band(self.samples.to(device), self.owners.to(device), self.visible.to(device))
+        return Band(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +121,7 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
     lengths = data.lengths[chosen]
     width = int(lengths.max())
     prompts = Rectangle.of(prompt_lengths)
-    fed = [rows for rows in _similar(lengths - 1) if len(rows)]  # each of a band's samples, by its row in the piece
+    fed = [rows for rows in similar(lengths - 1) if len(rows)]  # each of a band's samples, by its row in the piece
     bands = [_band(prompts, owners[rows], lengths[rows] - 1) for rows in fed]
     nowhere = torch.zeros(0, dtype=torch.long)
     # Of every token that is fed, where it lies in the piece's rectangle [n, T].
@@ -123,7 +143,7 @@ def pack(data: Tensors, chosen: torch.Tensor, device: torch.device) -> Packing:
     )
 
 
-def _similar(lengths: torch.Tensor) -> list[torch.Tensor]:
+def similar(lengths: torch.Tensor) -> list[torch.Tensor]:
     """Those that have a length, in parts: all longer than half of the longest, until the rest's rectangle is small."""
     left = (lengths > 0).nonzero()[:, 0]
     parts = []
@@ -144,7 +164,7 @@ def _band(prompts: Rectangle, owners: torch.Tensor, lengths: torch.Tensor) -> Ba
     width = samples.index.shape[1]
     itself = torch.ones(width, width, dtype=torch.bool).tril().expand(len(prompt), -1, -1)
     visible = torch.cat([prompt[:, None].expand(-1, width, -1), itself], dim=2)
-    return Band(samples, owners, visible[:, None])
+    return Band(samples, owners, prompts.lengths[owners], visible[:, None])
 
 
 class _Spread(torch.autograd.Function):
@@ -184,19 +204,29 @@ def _gather(spread: torch.Tensor, rectangle: Rectangle) -> torch.Tensor:
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, visible: torch.Tensor | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None, scale: float, extras: Any
 ) -> torch.Tensor:
-    """[R, Q, heads, D] looking at [R, K, kv_heads, D]: → [R, Q, heads, D]."""
-    found: torch.Tensor = scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=visible,
-        is_causal=visible is None,
-        scale=scale,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
-    return found.transpose(1, 2)
+    """[R, heads, Q, D] looking at [R, kv_heads, K, D]: → [R, Q, heads, D]; without a mask, places see those before."""
+    cap, sinks = extras.get("softcap"), extras.get("s_aux")
+    grouped = query.shape[1] != key.shape[1]
+    if cap is None and sinks is None:
+        found: torch.Tensor = scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, is_causal=visible is None, scale=scale, enable_gqa=grouped
+        )
+        return found.transpose(1, 2)
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+    scores = query @ key.transpose(2, 3) * scale  # [R, heads, Q, K]
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
+    if visible is None:
+        visible = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        weights = scores.float().softmax(-1)
+    else:  # a place that every query may look at, and where nothing stands
+        sink = sinks.reshape(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], -1)
+        weights = torch.cat([scores, sink], dim=-1).float().softmax(-1)[..., :-1]
+    return (weights.to(value.dtype) @ value).transpose(1, 2)
 
 
 def _shared_prompt_attention(
@@ -212,21 +242,41 @@ def _shared_prompt_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it; the answer is [1, L, heads, D]."""
     if packing is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    if others.get("sliding_window") is not None:
-        raise ConfigInvalid("The learner cannot train a model whose attention slides.", hint="Take one that sees all.")
+        if others.get("softcap") is None and others.get("s_aux") is None:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        if attention_mask is None and query.shape[2] == 1:  # one place, after those that it sees
+            attention_mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
+        return _attend(query, key, value, attention_mask, scaling, others), None
+    if (window := others.get("sliding_window")) is not None:
+        setattr(module, WINDOW, window)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]  # each [L, heads, D]
     end = packing.prompts.size
     asked, keys, values = (_spread(part[:end], packing.prompts) for part in packed)
-    answers = [_gather(_attend(asked, keys, values, scaling, None), packing.prompts)]
+    near = _near(packing.prompts, window)
+    answers = [_gather(_rows_attend(asked, keys, values, near, scaling, others), packing.prompts)]
     for band in packing.bands:
         start, end = end, end + band.samples.size
         q, k, v = (_spread(part[start:end], band.samples) for part in packed)
         before = slice(0, band.prompt_width)
         k = torch.cat([keys[:, before].index_select(0, band.owners), k], dim=1)
         v = torch.cat([values[:, before].index_select(0, band.owners), v], dim=1)
-        answers.append(_gather(_attend(q, k, v, scaling, band.visible), band.samples))
+        answers.append(_gather(_rows_attend(q, k, v, band.within(window), scaling, others), band.samples))
     return torch.cat(answers)[None], None
+
+
+def _rows_attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None, scale: float, extras: Any
+) -> torch.Tensor:
+    """`_attend` of what lies as [R, places, heads, D]."""
+    return _attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), visible, scale, extras)
+
+
+def _near(prompts: Rectangle, window: int | None) -> torch.Tensor | None:
+    """What the places of a prompt see of it, in layers that see no farther than this; None: all before them."""
+    width = prompts.index.shape[1]
+    if window is None or width <= window:
+        return None
+    return torch.ones(width, width, dtype=torch.bool, device=prompts.index.device).tril().triu(1 - window)
 
 
 AttentionInterface.register(IMPLEMENTATION, _shared_prompt_attention)

@@ -29,11 +29,11 @@ from coordinator.learner import checkpoint
 from coordinator.learner.advantages import judged, of_batch, varied
 from coordinator.learner.batch import Tensors, collate, pieces
 from coordinator.learner.diagnostics import Metrics, mean
-from coordinator.learner.forward import completion_logprobs, prepare
+from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
-from coordinator.learner.publication import HubFiles, Published, computing_as_published
+from coordinator.learner.publication import HubFiles, Published, carried_buffers, computing_as_published, in_range
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.trajectories import factors
@@ -61,9 +61,9 @@ class Policy:
         self._folder = folder
         self._settings = settings
         self._ranks = ranks or Ranks(settings.device)
-        self._published_dtype: torch.dtype = (
-            AutoConfig.from_pretrained(folder, local_files_only=True).dtype or torch.float32
-        )
+        described = AutoConfig.from_pretrained(folder, local_files_only=True)
+        require_supported(described)
+        self._published_dtype: torch.dtype = described.dtype or torch.float32
         self.model = self._load(folder, trained=not settings.lora_rank)
         self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
@@ -111,6 +111,8 @@ class Policy:
             other = self._load(folder, trained=True)
             with torch.no_grad():
                 for here, there in zip(self.model.parameters(), other.parameters(), strict=True):
+                    here.copy_(there)
+                for here, there in zip(self.model.buffers(), other.buffers(), strict=True):
                     here.copy_(there)
 
     def start_here(self) -> None:
@@ -196,7 +198,8 @@ class Policy:
 
     def _pieces(self, data: Tensors, chosen: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
         """This rank's pieces of the chosen samples; one that is not its own is computed only to keep step."""
-        return self._ranks.deal(pieces(data, chosen, self._settings.micro_batch_tokens, hands=self._ranks.size))
+        most, packed = self._settings.micro_batch_tokens, packs(self.model)
+        return self._ranks.deal(pieces(data, chosen, most, hands=self._ranks.size, packed=packed))
 
     def _gradient(self, data: Tensors, terms: Terms, entropy: torch.Tensor | None) -> torch.Tensor:
         """Add up the gradients of all pieces: → [N, T] log π_θ. The entropy is filled in where one is wanted."""
@@ -242,13 +245,16 @@ class Policy:
 
     def _write(self, folder: Path, published: Published) -> None:
         """A folder in hub format, by rank 0, with the weights that `published` makes of ours."""
-        files = HubFiles(self.model, self._published_dtype)
+        buffers = carried_buffers(self.model)
+        files = HubFiles(self.model, self._published_dtype, buffers)
         weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
         with files.open(folder) if self._ranks.first else nullcontext() as write:
             for names in files.together:
-                gathered = [(name, self._gathered(name, weights[name], published)) for name in names]
+                trained = [name for name in names if name in weights]
+                gathered = [(name, self._gathered(name, weights[name], published)) for name in trained]
                 if write:
-                    write({name: whole for name, whole in gathered if whole is not None})
+                    whole = {name: rows for name, rows in gathered if rows is not None}
+                    write(whole | {name: buffers[name] for name in names if name in buffers})
         if not self._ranks.first:
             return
         config = copy.copy(self.model.config)
@@ -266,9 +272,9 @@ class Policy:
         rows = published(name, self._ranks.local(weight), self._ranks.rows(weight))
         return self._ranks.gather(rows, weight)
 
-    def _cast(self, _name: str, rows: torch.Tensor, _places: slice) -> torch.Tensor:
+    def _cast(self, name: str, rows: torch.Tensor, _places: slice) -> torch.Tensor:
         """Rows of a weight as they are, in the published dtype."""
-        return rows.to(self._published_dtype)
+        return in_range(name, rows.to(self._published_dtype))
 
     def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
         """Rows of a weight with what was learned in them, in the published dtype."""
@@ -277,7 +283,7 @@ class Policy:
     def _merged_by_nodes(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
         """Rows of a weight as nodes make them of the base and the adapter."""
         assert self._adapters
-        return self._adapters.as_nodes_merge(name, rows, places, self._published_dtype)
+        return in_range(name, self._adapters.as_nodes_merge(name, rows, places, self._published_dtype))
 
     def _write_canary(self, folder: Path, published: Published) -> None:
         """The canary of weights as they are published; every rank computes it, and rank 0 writes it."""

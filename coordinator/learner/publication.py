@@ -22,6 +22,8 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
+from protocol.errors import ConfigInvalid
+
 PART_SIZE = "50GB"
 """Most bytes of a file of weights: transformers' own default, which nodes have always been given."""
 
@@ -90,10 +92,28 @@ def _put_back(originals: list[Any], *_: Any) -> None:
         setattr(*originals.pop())
 
 
+def carried_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """What a version carries beside its weights, as it came: routers' corrections, for one, which no update changes."""
+    kept = model.state_dict().keys()
+    return {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in kept}
+
+
+def in_range(name: str, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of a weight as they are published, or refuse those beyond the range of float16."""
+    if rows.dtype == torch.float16 and not bool(rows.isfinite().all()):
+        raise ConfigInvalid(
+            f"The weight {name} has grown beyond 65,504, the largest number of float16, in which it is published.",
+            hint="Lower learner.learning_rate, or begin a round with a copy of the policy in bfloat16.",
+        )
+    return rows
+
+
 class HubFiles:
     """The files of weights of a policy folder, laid out but not written."""
 
-    def __init__(self, model: Any, dtype: torch.dtype, part_size: str = PART_SIZE) -> None:
+    def __init__(
+        self, model: Any, dtype: torch.dtype, buffers: Mapping[str, torch.Tensor], part_size: str = PART_SIZE
+    ) -> None:
         self._model = model
         left_out = set(model._keys_to_ignore_on_save or ())
         ours = {
@@ -101,6 +121,7 @@ class HubFiles:
             for name, weight in model.named_parameters()
             if name not in left_out
         }
+        ours |= {name: buffer.to("meta") for name, buffer in buffers.items()}
         stored = revert_weight_conversion(model, dict(ours))
         split = split_torch_state_dict_into_shards(
             stored, filename_pattern="model{suffix}.safetensors", max_shard_size=part_size

@@ -4,12 +4,14 @@
 - The round keeps a copy of its own, so that nobody changes it under a learner that restarts.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import ModelSection
-from protocol import adapter
+from protocol import adapter, architectures, limits
 from protocol.errors import ConfigInvalid
 from protocol.policy_folder import kind_of
 
@@ -65,6 +67,55 @@ def require_here(model: ModelSection) -> None:
         require(Path(model.path), f"model.path {model.path}")
 
 
+def require_usable(model: ModelSection) -> None:
+    """Refuse a policy that nobody could train or sample, by its configuration: before anything is made for it.
+
+    A configuration that cannot be read here is judged by the learner, which may run on another machine.
+    """
+    if reason := architectures.reason_to_refuse(_configuration(model)):
+        raise ConfigInvalid(
+            f"model.path {model.path} cannot be used: {reason}.",
+            hint="docs/architectures.md lists the architectures that work.",
+        )
+
+
+def warnings(model: ModelSection) -> list[str]:
+    """What is allowed of a starting policy, and should be known."""
+    config = _configuration(model)
+    if "float16" not in (config.get("dtype"), config.get("torch_dtype")):
+        return []
+    return [
+        f"model.path {model.path} is in float16: it is trained in float32, and versions are published in float16. "
+        "The learner stops if a weight grows beyond 65,504; nodes on a GPU compute in float16."
+    ]
+
+
+def _configuration(model: ModelSection) -> dict[str, Any]:
+    """What config.json says, as far as it can be read: of the hub, this one small file is fetched."""
+    if model.path == EMBEDDED:
+        return {}
+    try:
+        file = _downloaded_configuration(model) if model.path.startswith(HUB) else Path(model.path) / "config.json"
+        if file.stat().st_size > limits.POLICY_CONFIG_MAX_BYTES:
+            return {}
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError, ConfigInvalid):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _downloaded_configuration(model: ModelSection) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:  # the learner is on another machine
+        raise ConfigInvalid("The hub cannot be asked here.") from error
+    try:
+        return Path(hf_hub_download(model.path.removeprefix(HUB), "config.json", revision=model.revision or None))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise ConfigInvalid(f"{model.path} cannot be looked at.") from error
+
+
 def require(source: Path, name: str) -> None:
     """Say what a folder lacks, before anything is started on it."""
     for needed in ("config.json", "tokenizer.json"):
@@ -79,3 +130,4 @@ def require(source: Path, name: str) -> None:
         raise ConfigInvalid(
             f"{name} has no weights as safetensors.", hint="Pickled weights run code; convert them first."
         )
+    require_usable(ModelSection(path=str(source)))

@@ -17,6 +17,7 @@ from coordinator.money import escrow
 from coordinator.orders import Action
 from coordinator.people import standings
 from coordinator.store.tables import nodes, trust
+from protocol import names
 from protocol.errors import NotFound
 from protocol.ids import NodeId
 
@@ -27,12 +28,15 @@ SHORTEST = 6
 def find(connection: sa.Connection, text: str) -> NodeId:
     """The node that is meant: by its id, the beginning or end of one, or its name; else by a name without its team.
 
-    Names are the nodes' own words: nobody hides behind another's id, nor puts somebody else in the place of theirs.
+    Names are the nodes' own words: nobody hides behind another's id, nor puts somebody else in the place of theirs. Who
+    has a name alone may change, so one that is shown with ids as well names nobody.
     """
     rows = connection.execute(sa.select(nodes.c.node_id, nodes.c.name)).all()
     found = [row.node_id for row in rows if row.node_id == text]
     if not found:
-        found = [row.node_id for row in rows if row.name == text or _is_part(row.node_id, text)]
+        found = [
+            row.node_id for row in rows if text in (row.name, names.without_id(row.name)) or _is_part(row.node_id, text)
+        ]
     if not found:
         found = [row.node_id for row in rows if text and row.name.rpartition("@")[0] == text]
     if len(found) != 1:

@@ -22,7 +22,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.people import standings
+from coordinator.people import naming, standings
 from coordinator.store.tables import leases, nodes, statements
 from coordinator.work import leases as lease_table
 from ledger import store
@@ -101,7 +101,7 @@ def take(
 
 
 def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int) -> None:
-    """Claims of these nodes were posted: make entries of what their owners said of them, if these are their first."""
+    """Claims of these nodes were posted: of those whose first it is, owners' words become entries, and names count."""
     newly = sa.update(nodes).where(nodes.c.node_id.in_(working), ~nodes.c.earned).values(earned=True)
     first = connection.execute(newly.returning(nodes.c.node_id, nodes.c.owner)).all()
     if not first:
@@ -110,6 +110,8 @@ def sequence(connection: sa.Connection, working: Collection[NodeId], now_ms: int
     theirs = statements.c.owner.in_({row.owner for row in first}) & ~statements.c.sequenced & about
     waiting = sa.select(statements).where(theirs).order_by(statements.c.owner, statements.c.number)
     _enter(connection, connection.execute(waiting).all(), now_ms)
+    for row in first:
+        naming.contest_name(connection, row.node_id)
 
 
 def addresses_per_day(validated_groups: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.people import owners, standings
+from coordinator.people import naming, owners, standings
 from coordinator.people.dialable import dialable
 from coordinator.store.tables import fleet, nodes, nonces, transfers, trust
 from ledger.prepared import Prepared
@@ -88,17 +88,17 @@ def register(
             hint=f"Join with --price {max_price} or less.",
         )
     values = {
-        "name": message.name,
         "price_micros_per_mtok": message.price_micros_per_mtok,
         "addresses": dialable(message.addresses, caller),
         "shares": message.shares,
         "last_seen_ms": now_ms,
     }
     if not connection.execute(sa.update(nodes).where(nodes.c.node_id == node).values(**values)).rowcount:
-        connection.execute(sa.insert(nodes).values(node_id=node, owner=node, registered_ms=now_ms, **values))
+        connection.execute(sa.insert(nodes).values(node_id=node, owner=node, name="", registered_ms=now_ms, **values))
     require_node(connection, node)
     if message.delegation is not None:
         owners.delegate(connection, node, message.delegation, now_ms=now_ms)
+    naming.record_name(connection, node, message.name)
 
 
 def require_node(connection: sa.Connection, node: NodeId) -> None:

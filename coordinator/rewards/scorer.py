@@ -54,9 +54,17 @@ class Scorer:
     """All judging of one round; `problem` is what a group is about."""
 
     def __init__(
-        self, here: Here, spec: RewardSpec, problem: Callable[[Source], Problem], now_ms: Callable[[], int]
+        self,
+        here: Here,
+        spec: RewardSpec,
+        problem: Callable[[Source], Problem],
+        now_ms: Callable[[], int],
+        *,
+        pause_s: float = PAUSE_S,
+        given_up_max: int = GIVEN_UP_MAX,
     ) -> None:
         self._here, self._spec, self._problem, self._now_ms = here, spec, problem, now_ms
+        self._pause_s, self._given_up_max = pause_s, given_up_max
         self._pool = Pool(spec)
         self._taken: set[str] = set()
         self._given_up = 0
@@ -102,7 +110,7 @@ class Scorer:
         except Exception:  # the group waits in the store, and no failure of ours must end the coordinator
             log.exception("group=%d could not be judged", waiting.group_no)
             self._put_off.add(waiting.claim_id)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
         finally:
             self._taken.discard(waiting.claim_id)
             self._here.unscored.set()
@@ -138,9 +146,9 @@ class Scorer:
         return await self._pool.judge(job)
 
     async def _failed(self, waiting: Unscored, failure: VerifierFailed) -> None:
-        if self._given_up >= GIVEN_UP_MAX:
+        if self._given_up >= self._given_up_max:
             self._put_off.add(waiting.claim_id)
-            await self._stand_still(f"{GIVEN_UP_MAX} groups in a row could not be judged. {failure.message}")
+            await self._stand_still(f"{self._given_up_max} groups in a row could not be judged. {failure.message}")
             return
         self._given_up += 1
         log.error("group=%d given up: %s", waiting.group_no, failure.message)
@@ -151,4 +159,4 @@ class Scorer:
     async def _stand_still(self, reason: str) -> None:
         log.error("no rewards: %s", reason)
         await self._here.database.run(scoring.stand_still, reason, now_ms=self._now_ms())
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(self._pause_s)

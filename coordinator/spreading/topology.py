@@ -13,15 +13,18 @@
 - A node that cannot be dialled (a *shy* one) feeds only nodes that can: it calls them, and they ask over the connection
   that it opened. So the source and the dialable nodes alone feed the shy: with S of them `R ≤ (u_source + Σ u_dialable)
   / S`.
+- Two shy nodes that can dial each other at once (*punchable* ones) feed each other, too. If all shy nodes can,
+  everybody feeds everybody; else the other shy ones are fed by the source and the dialable nodes.
 - Nobody has more than `FAN_OUT_MAX` children in one stripe, nor more slots than that in a swarm that is larger.
-- `join` gives newcomers their parents without moving anybody; who leaves takes only its edges along, and its parents
-  have those slots again. Neither looks at others' edges: thousands may come and go in the middle of a version.
+- `join` gives newcomers their parents without moving anybody, and without a slot of anybody: a newcomer is a *leaf*
+  that feeds nobody, and thousands of them take nothing from the others until they really fetch. Who leaves takes only
+  its edges along. Neither looks at others' edges.
 
 The proof sketch is in docs/broadcast.md; how far real runs are from the bound, in docs/performance.md.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -64,6 +67,8 @@ class NodeLinks:
     up: float
     down: float
     dialable: bool = True
+    punchable: bool = False
+    """It cannot be dialled, but it and another such node can connect."""
 
 
 @dataclass
@@ -75,11 +80,14 @@ class Topology:
     source_up: float
     parents: dict[str, list[str]] = field(default_factory=dict)
     spares: dict[str, list[str]] = field(default_factory=dict)
-    slots: dict[str, int] = field(default_factory=dict)
-    """Children that each node could still take, over all stripes."""
-    room: deque[str] = field(default_factory=deque)
-    """Who has such slots and can be dialled, whose turn it is first; who has left is passed over."""
+    planned: tuple[str, ...] = ()
+    """The nodes of the plan; the others have joined it as leaves."""
+    turns: deque[str] = field(default_factory=deque)
+    """Who feeds the next leaf, in turn: the source and feeding nodes, the more often the more they have to spare."""
+    feeding: set[str] = field(default_factory=set)
+    """Nodes of the plan that anybody can dial: only these are spares of others, or feed leaves."""
     dialable: set[str] = field(default_factory=set)
+    punchable: set[str] = field(default_factory=set)
     fed: dict[str, dict[str, None]] = field(default_factory=dict)
     """Whom each node feeds, in any stripe: `parents`, seen from above."""
 
@@ -89,7 +97,7 @@ class Topology:
         for stripe, parent in enumerate(self.parents[name]):
             found.setdefault(parent, []).append(stripe)
         for spare in self.spares[name]:
-            if spare in self.dialable:  # it may have left
+            if spare in self.feeding:  # it may have left
                 found.setdefault(spare, [])
         found.setdefault(SOURCE, [])
         return found
@@ -110,8 +118,11 @@ class Topology:
 
     @property
     def help_rate(self) -> float:
-        """Bytes per second that each node may ask of the source beyond its part; 0: as it likes."""
-        count = len(self.parents)
+        """Bytes per second that each node may ask of the source beyond its part; 0: as it likes.
+
+        Leaves do not count: free keys would make that a trickle for everybody.
+        """
+        count = len(self.planned)
         return 0.0 if count <= HELP_FREELY_MAX else HELP_SHARE * self.source_up / count
 
 
@@ -120,8 +131,11 @@ def fluid_bound_s(size_bytes: float, source_up: float, nodes: Sequence[NodeLinks
     shy nodes can be fed by."""
     together = source_up + sum(node.up for node in nodes)
     for_shy = source_up + sum(node.up for node in nodes if node.dialable)
+    # Every byte reaches the punchable nodes at least once from somebody who is open.
+    hidden = sum(_is_hidden(node) for node in nodes) + any(node.punchable for node in nodes)
     shy = sum(not node.dialable for node in nodes)
-    copies_s = max(len(nodes) * size_bytes / together, shy * size_bytes / for_shy)
+    for_punchable = for_shy + sum(node.up for node in nodes if node.punchable)
+    copies_s = max(len(nodes) * size_bytes / together, hidden * size_bytes / for_shy, shy * size_bytes / for_punchable)
     return max(size_bytes / source_up, size_bytes / min(n.down for n in nodes), copies_s)
 
 
@@ -129,78 +143,85 @@ def plan(source_up: float, nodes: Sequence[NodeLinks], *, stripes: int = STRIPES
     """Plan the trees of one version."""
     rate, relays = _common_rate(source_up, nodes)
     topology = Topology(stripes, rate, source_up, dialable={node.name for node in nodes if node.dialable})
+    topology.punchable = {node.name for node in nodes if node.punchable}
+    reach = _reach(nodes)
     topology.parents = {node.name: [SOURCE] * stripes for node in nodes}
-    slots = _slots(source_up, relays, len(nodes), len(topology.dialable), stripes)
+    slots = _slots(source_up, relays, len(nodes), reach, stripes)
     source_slots = slots.pop(SOURCE)
-    shares = _share_out(slots, source_slots, len(nodes), topology.dialable, stripes)
+    shares = _share_out(slots, source_slots, len(nodes), reach, stripes)
     used: dict[str, int] = dict.fromkeys(slots, 0)
     given = _Given(slots)
     for stripe, fan_outs in enumerate(shares):
         wide = len(nodes) - sum(fan_outs.values())
-        for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, topology.dialable, given):
+        for child, parent in _tree(nodes, fan_outs, wide, stripe / stripes, reach, given):
             topology.parents[child][stripe] = parent
             given.note(parent, child)
             if parent != SOURCE:
                 used[parent] += 1
+    topology.planned = tuple(node.name for node in nodes)
+    topology.feeding = {node.name for node in nodes if node.dialable and node.up}
     whole = {node.name: min(int(stripes * node.up / rate), FAN_OUT_MAX) for node in relays}
-    topology.slots = {name: whole[name] - used[name] for name in whole}
-    with_room = (name for name in topology.dialable if topology.slots.get(name, 0) > 0)
-    topology.room.extend(sorted(with_room, key=lambda name: (-topology.slots[name], name)))
-    names = [node.name for node in nodes]
-    topology.spares = {name: _spares(topology, names, position) for position, name in enumerate(names)}
-    for name in names:
+    to_spare = {name: whole[name] - used[name] for name in whole if whole[name] and name in topology.feeding}
+    to_spare[SOURCE] = int(stripes * source_up / rate) - source_slots if rate else stripes
+    topology.turns = _turns(to_spare, stripes)
+    topology.spares = {name: _spares(topology, name, position) for position, name in enumerate(topology.planned)}
+    for name in topology.planned:
         _note_edges(topology, name)
     return topology
 
 
-def join(topology: Topology, nodes: Sequence[NodeLinks]) -> None:
-    """Give newcomers their parents: whoever has slots left, else the source."""
-    names = list(topology.parents)
+def _turns(to_spare: Mapping[str, int], stripes: int) -> deque[str]:
+    """Give each name a turn, and one more for each slot to spare, up to one for each stripe; mixed evenly."""
+    weights = {name: 1 + min(max(0, slots), stripes) for name, slots in to_spare.items()}
+    turns = (((at + 0.5) / weight, name) for name, weight in weights.items() for at in range(weight))
+    return deque(name for _, name in sorted(turns))
+
+
+def join(
+    topology: Topology, nodes: Sequence[NodeLinks], *, is_proven: Callable[[str], bool] = lambda _name: False
+) -> None:
+    """Give newcomers their parents, in turn; who is not proven has the source as one, which sees it fetch."""
     for node in nodes:
-        topology.parents[node.name] = [_take_slot(topology) for _ in range(topology.stripes)]
-        names.append(node.name)
-        topology.spares[node.name] = _spares(topology, names, len(names) - 1)
-        topology.slots[node.name] = 0
+        position = len(topology.parents)
+        parents = [_next_turn(topology) for _ in range(topology.stripes)]
+        if not is_proven(node.name):
+            parents[position % topology.stripes] = SOURCE
+        topology.parents[node.name] = parents
+        topology.spares[node.name] = _spares(topology, node.name, position)
         if node.dialable:
             topology.dialable.add(node.name)
         _note_edges(topology, node.name)
 
 
-def _take_slot(topology: Topology) -> str:
-    """A slot of whoever's turn it is, or else of the source."""
-    room, slots = topology.room, topology.slots
-    while room:
-        name = room.popleft()
-        if slots.get(name, 0) > 0:
-            slots[name] -= 1
-            if slots[name]:
-                room.append(name)
-            return name
-    return SOURCE
+def _next_turn(topology: Topology) -> str:
+    """Return whose turn it is to feed a leaf, and drop those who have left."""
+    turns = topology.turns
+    while (name := turns[0]) != SOURCE and name not in topology.feeding:
+        turns.popleft()
+    turns.rotate(-1)
+    return name
 
 
 def leave(topology: Topology, names: Iterable[str]) -> None:
     """Forget nodes: their children ask their other upstreams until the next version's plan."""
     for name in names:
         for parent in topology.parents.pop(name):
-            if parent in topology.slots:
-                if not topology.slots[parent] and parent in topology.dialable:
-                    topology.room.append(parent)
-                topology.slots[parent] += 1
             topology.fed.get(parent, {}).pop(name, None)
         for child in topology.fed.pop(name, ()):
             parents = topology.parents[child]
             parents[:] = [SOURCE if parent == name else parent for parent in parents]
         topology.spares.pop(name)
-        topology.slots.pop(name, None)
+        topology.feeding.discard(name)
         topology.dialable.discard(name)
+        topology.punchable.discard(name)
 
 
 def renew_spares(topology: Topology, name: str) -> None:
     """Others to turn to, in the place of those who have left."""
-    if not topology.dialable.issuperset(topology.spares[name]):
-        names = list(topology.parents)
-        topology.spares[name] = _spares(topology, names, names.index(name))
+    if not topology.feeding.issuperset(topology.spares[name]):
+        topology.planned = tuple(other for other in topology.planned if other in topology.parents)
+        position = topology.planned.index(name) if name in topology.planned else len(topology.spares)
+        topology.spares[name] = _spares(topology, name, position)
 
 
 def _note_edges(topology: Topology, name: str) -> None:
@@ -209,29 +230,55 @@ def _note_edges(topology: Topology, name: str) -> None:
             topology.fed.setdefault(parent, {})[name] = None
 
 
+@dataclass(frozen=True)
+class _Reach:
+    """Who feeds whom: an open node everybody, a punchable one these two kinds, and the others only open ones."""
+
+    open: Set[str]
+    punchable: Set[str]
+
+
+def _is_hidden(node: NodeLinks) -> bool:
+    return not (node.dialable or node.punchable)
+
+
+def _reach(nodes: Sequence[NodeLinks]) -> _Reach:
+    """While nobody is hidden, punchable nodes are as open as any: nobody needs a slot that they cannot give."""
+    if not any(map(_is_hidden, nodes)):
+        return _Reach({node.name for node in nodes}, frozenset())
+    return _Reach(
+        {node.name for node in nodes if node.dialable},
+        {node.name for node in nodes if node.punchable},
+    )
+
+
 def _common_rate(source_up: float, nodes: Sequence[NodeLinks]) -> tuple[float, list[NodeLinks]]:
     """R, and the nodes that receive fast enough to pass on what they receive."""
     best, relays = min([source_up / max(1, len(nodes)), *(node.down for node in nodes)]), 0
-    together = for_shy = source_up
+    together = for_shy = for_punchable = source_up
+    hidden = sum(map(_is_hidden, nodes)) + any(node.punchable for node in nodes)
     shy = sum(not node.dialable for node in nodes)
     by_down = sorted(nodes, key=lambda node: -node.down)
     for count, node in enumerate(by_down, start=1):
         together += node.up
         for_shy += node.up if node.dialable else 0.0
-        rate = min(source_up, node.down, together / len(nodes), for_shy / shy if shy else source_up)
+        for_punchable += 0.0 if _is_hidden(node) else node.up
+        rate = min(source_up, node.down, together / len(nodes))
+        rate = min(rate, for_shy / hidden if hidden else rate, for_punchable / shy if shy else rate)
         if rate >= best:
             best, relays = rate, count
     return best, by_down[:relays]
 
 
-def _slots(
-    source_up: float, relays: Sequence[NodeLinks], count: int, dialable_count: int, stripes: int
-) -> dict[str, int]:
+def _slots(source_up: float, relays: Sequence[NodeLinks], count: int, reach: _Reach, stripes: int) -> dict[str, int]:
     """As few slots as suffice for everybody, in proportion to the uplinks: so all links are used alike."""
     cap = stripes * (count - 1) if count - 1 <= FAN_OUT_MAX else FAN_OUT_MAX
     source_cap = stripes * count if count <= SOURCE_FAN_OUT_MAX else max(stripes, SOURCE_FAN_OUT_MAX)
-    for_dialable = stripes * dialable_count
-    shy = {node.name for node in relays if not node.dialable}
+    for_open = stripes * len(reach.open)
+    # The first punchable node of a tree hangs below an open one.
+    for_both = for_open + stripes * max(0, len(reach.punchable) - 1)
+    hidden = [node.name for node in relays if node.name not in reach.open and node.name not in reach.punchable]
+    punchable = [node.name for node in relays if node.name in reach.punchable]
 
     def at(rate: float) -> dict[str, int]:
         slots = {node.name: min(cap, int(stripes * node.up / rate)) for node in relays}
@@ -239,8 +286,9 @@ def _slots(
 
     def fits(rate: float) -> bool:
         slots = at(rate)
-        of_shy = sum(slots[name] for name in shy)
-        return sum(slots.values()) - of_shy + min(of_shy, for_dialable) >= count * stripes
+        of_hidden, of_punchable = (sum(slots[name] for name in names) for names in (hidden, punchable))
+        of_shy = min(min(of_hidden, for_open) + of_punchable, for_both)
+        return sum(slots.values()) - of_hidden - of_punchable + of_shy >= count * stripes
 
     low = high = (source_up + sum(node.up for node in relays)) / max(1, count)
     while not fits(low) and low > high / 1024:
@@ -252,7 +300,7 @@ def _slots(
 
 
 def _share_out(
-    slots: Mapping[str, int], source_slots: int, count: int, dialable: Set[str], stripes: int
+    slots: Mapping[str, int], source_slots: int, count: int, reach: _Reach, stripes: int
 ) -> list[dict[str, int]]:
     """For each stripe, the nodes that pass it on and to how many: as few stripes per node as possible."""
     # The source feeds as many in each tree; but where a node can feed all others alone, one in that node's trees, and
@@ -264,14 +312,15 @@ def _share_out(
     wide_first = sorted(slots, key=lambda name: -slots[name])
     # In a small swarm a narrow node feeds one other in each of its trees, so that it can be the widest every time: what
     # that one gets from others, it need not ask the source for.
-    narrow = max(slots.values(), default=0) / NARROW if count <= COMPARED and len(dialable) == count else -1
+    narrow = max(slots.values(), default=0) / NARROW if count <= COMPARED and len(reach.open) == count else -1
     fan_out_max = {name: 1 if slots[name] <= narrow else min(max(1, count - 1), FAN_OUT_MAX) for name in slots}
     left = count * stripes - source_slots
-    # Shy nodes have the least choice: in every tree they feed no more than there are nodes that can be dialled.
-    shy = {name: slots[name] for name in wide_first if name not in dialable}
-    left = _deal(shy, [min(free, len(dialable)) for free in room], shares, fan_out_max, left)
-    room = [free - sum(given.values()) for free, given in zip(room, shares, strict=True)]
-    _deal({name: slots[name] for name in wide_first if name in dialable}, room, shares, fan_out_max, left)
+    # Shy nodes have the least choice: in every tree they feed no more than there are nodes that they can reach.
+    hidden, near = slots.keys() - reach.open - reach.punchable, len(reach.open)
+    for kind, reached in ((hidden, near), (reach.punchable, near + len(reach.punchable) - 1), (reach.open, count)):
+        given = [sum(share.values()) for share in shares]
+        free = [min(most, reached) - used for most, used in zip(room, given, strict=True)]
+        left = _deal({name: slots[name] for name in wide_first if name in kind}, free, shares, fan_out_max, left)
     return shares
 
 
@@ -316,22 +365,23 @@ def _tree(
     fan_outs: Mapping[str, int],
     wide: int,
     turn: float,
-    dialable: Set[str],
+    reach: _Reach,
     given: _Given,
 ) -> Iterable[tuple[str, str]]:
     """The edges (child, parent) of one stripe, the flattest first; `turn` says with whom among equals to begin."""
     start = int(turn * len(nodes))
     widest = max(fan_outs.values(), default=0)
     # In a small swarm a hop more costs little; but where some are shy, their leaves need every slot to be open before.
-    may_wait = len(nodes) <= COMPARED and len(dialable) == len(nodes)
+    may_wait = len(nodes) <= COMPARED and len(reach.open) == len(nodes)
     narrow = [name for name in fan_outs if may_wait and NARROW * fan_outs[name] <= widest]
     leaves = [node.name for node in (*nodes[start:], *nodes[:start]) if node.name not in fan_outs]
     inner = sorted(fan_outs.keys() - narrow, key=lambda name: (-fan_outs[name], name))
-    callers = deque(name for name in inner if name not in dialable)
-    others = deque(name for name in inner if name in dialable)
-    # Shy slots are for dialable children: if there are more than dialable leaves, others must hang there, too.
-    crowded = sum(fan_outs[name] for name in callers) - sum(name in dialable for name in leaves)
-    open_slots, shy_slots = deque([SOURCE] * wide), deque[str]()
+    callers = deque(name for name in inner if name not in reach.open and name not in reach.punchable)
+    # Punchable ones come first: the open nodes that hang below them leave open slots to those who need them.
+    others = deque(name for kind in (reach.punchable, reach.open) for name in inner if name in kind)
+    # Shy slots are for open children: if there are more than open leaves, other open nodes must hang there, too.
+    crowded = sum(fan_outs[name] for name in callers) - sum(name in reach.open for name in leaves)
+    open_slots, punch_slots, shy_slots = deque([SOURCE] * wide), deque[str](), deque[str]()
 
     def next_inner() -> str:
         if not others or (callers and len(others) <= crowded and not shy_slots and open_slots):
@@ -340,17 +390,23 @@ def _tree(
 
     while callers or others:
         child = next_inner()
-        is_open = child in dialable
-        if is_open and shy_slots:
-            crowded -= 1
-            yield child, shy_slots.popleft()
+        own: deque[str]
+        fitting: Sequence[deque[str]]
+        if child in reach.open:
+            own, fitting = open_slots, (shy_slots, punch_slots, open_slots)
+        elif child in reach.punchable:
+            own, fitting = punch_slots, (punch_slots, open_slots)
         else:
-            yield child, open_slots.popleft() if open_slots else SOURCE
-        (open_slots if is_open else shy_slots).extend([child] * fan_outs[child])
-    shy_leaves = [name for name in leaves if name not in dialable]  # these choose first
-    yield from _hang(shy_leaves, fan_outs, [open_slots], given)
-    rest = [*narrow, *(name for name in leaves if name in dialable)]
-    yield from _hang(rest, fan_outs, [shy_slots, open_slots], given)
+            own, fitting = shy_slots, (open_slots,)
+        slots = next(filter(None, fitting), None)
+        crowded -= slots is shy_slots
+        yield child, slots.popleft() if slots else SOURCE
+        own.extend([child] * fan_outs[child])
+    hidden = [name for name in leaves if name not in reach.open and name not in reach.punchable]
+    yield from _hang(hidden, fan_outs, [open_slots], given)  # these have the least choice, and choose first
+    yield from _hang([name for name in leaves if name in reach.punchable], fan_outs, [punch_slots, open_slots], given)
+    rest = [*narrow, *(name for name in leaves if name in reach.open)]
+    yield from _hang(rest, fan_outs, [shy_slots, punch_slots, open_slots], given)
 
 
 def _hang(
@@ -369,14 +425,12 @@ def _hang(
         queues[-1].extend([child] * fan_outs.get(child, 0))
 
 
-def _spares(topology: Topology, names: Sequence[str], position: int) -> list[str]:
+def _spares(topology: Topology, name: str, position: int) -> list[str]:
     """Other nodes to turn to, so that everybody has some upstreams beside the source, spread evenly over the swarm."""
-    name = names[position]
+    names = topology.planned
     parents = set(topology.parents[name])
     step = max(1, len(names) // (SPARES + 1))
-    around = (names[(position + 1 + offset * step) % len(names)] for offset in range(SPARES))
+    around = (names[(position + 1 + offset * step) % len(names)] for offset in range(SPARES if names else 0))
     return [
-        other
-        for other in dict.fromkeys(around)
-        if other != name and other not in parents and other in topology.dialable
+        other for other in dict.fromkeys(around) if other != name and other not in parents and other in topology.feeding
     ]

@@ -13,10 +13,11 @@ nodes = sa.Table(
     "nodes",
     metadata,
     sa.Column("node_id", sa.String, primary_key=True),
-    sa.Column("owner", sa.String, nullable=False, index=True),  # whose node it is; the node's own id if nobody else's
+    sa.Column("owner", sa.String, nullable=False),  # whose node it is; the node's own id if nobody else's
     sa.Column("revoked_ms", sa.BigInteger, nullable=True),  # when its owner took its key out of service
     sa.Column("paused_ms", sa.BigInteger, nullable=True),  # since when the operator gives it no work
-    sa.Column("name", sa.String, nullable=False),
+    sa.Column("name", sa.String, nullable=False),  # as it is shown
+    sa.Column("skeleton", sa.String, nullable=True, index=True),  # of a name that is shown without the node's id
     sa.Column("price_micros_per_mtok", sa.BigInteger, nullable=False),
     sa.Column("addresses", sa.JSON, nullable=False),
     sa.Column("shares", sa.Boolean, nullable=False),
@@ -29,6 +30,7 @@ nodes = sa.Table(
     sa.Column("uploaded_bytes", sa.BigInteger, nullable=False, default=0),  # as receivers witnessed in receipts
     sa.Column("earned", sa.Boolean, nullable=False, default=False),  # a claim of its own was posted
 )
+sa.Index("nodes_by_owner", nodes.c.owner, nodes.c.earned)
 
 # What the operator ordered, each with its reason; nothing is ever changed or deleted here.
 orders = sa.Table(

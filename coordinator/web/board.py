@@ -9,7 +9,6 @@ from coordinator.figures.ranking import SORTS, Day, Line
 from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table
-from protocol.nicknames import nickname
 
 LINES_PER_PAGE = 100
 DAYS_SHOWN = 100
@@ -138,7 +137,7 @@ def _lines(board: Board, wish: Wish) -> tuple[Any, ...]:
 
 
 def _searched(line: Line) -> str:
-    return f"{line.name} {line.node_id} {line.owner} {nickname(line.owner)}".casefold()
+    return f"{line.name} {line.node_id} {line.owner} {words.owner(line.owner)}".casefold()
 
 
 def _sortable(name: str, column: Column, wish: Wish) -> Column:
@@ -153,7 +152,7 @@ def _cells(rank: int, line: Line, view: str) -> list[Any]:
     name: Any = node_link(line.node_id, line.name)
     if view == "owners" and (line.nodes > 1 or line.owner != line.node_id):
         members = f"/?{urlencode({'q': line.owner})}"
-        name = [el("a", nickname(line.owner), href=members, title=line.owner), f" ({line.nodes})"]
+        name = [el("a", el("bdi", words.owner(line.owner)), href=members, title=line.owner), f" ({line.nodes})"]
     if view == "teams":
         name = [el("a", el("bdi", line.team), href=f"/?{urlencode({'q': '@' + line.team})}"), f" ({line.nodes})"]
     node = f"/nodes/{line.node_id}"

@@ -109,7 +109,7 @@ def _of_appeal(entry: Appeal | Ruling | Reinstate) -> str:
 
 def _of_money(entry: OwnerAct | PayoutBatch | Payout | Paid) -> Any:
     if isinstance(entry, OwnerAct):
-        return f"owner {nickname(entry.owner)}: {entry.act}"
+        return f"owner {words.owner(entry.owner)}: {entry.act}"
     if isinstance(entry, PayoutBatch):
         return f"payout {entry.batch}: {words.whole(entry.amount_micros)} for {words.counted(entry.payees, 'payee')}"
     node = el("a", nickname(entry.node_id), href=f"/nodes/{entry.node_id}", title=entry.node_id)

@@ -66,7 +66,7 @@ def render(node: Node) -> str:
 
 def _facts(node: Node) -> Markup:
     line = node.line
-    owner: Any = nickname(line.owner) if line.owner != line.node_id else "itself"
+    owner: Any = words.owner(line.owner) if line.owner != line.node_id else "itself"
     interval = line.accept_interval
     facts = {
         "nickname": nickname(line.node_id),

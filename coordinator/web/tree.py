@@ -7,6 +7,7 @@ from coordinator.figures.curves import Branch
 from coordinator.web import words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, node_link, table
+from protocol.names import without_id
 
 ROW, COLUMN, LEFT, TOP, NAME_WIDTH = 22, 220, 70, 18, 170
 LETTER, LABEL_MAX = 8, 20
@@ -24,7 +25,7 @@ def picture(version: int, branches: Sequence[Branch]) -> Markup:
     places, rows = _places(branches)
     names = {branch.node_id: branch.name for branch in branches}
     width = LEFT + COLUMN * max(depth for depth, _ in places.values()) + NAME_WIDTH
-    labels = {branch.node_id: words.readable(branch.name, branch.node_id)[:LABEL_MAX] for branch in branches}
+    labels = {branch.node_id: _label(branch) for branch in branches}
     drawn = [_edge(places, labels.get(branch.parent, ""), branch) for branch in branches]
     drawn += [_node(place, labels.get(node_id, "")) for node_id, place in places.items()]
     deepest = max(depth for depth, _ in places.values())
@@ -83,6 +84,14 @@ def _leaves_first(children: dict[str, list[str]]) -> list[str]:
         found.append(node_id)
         waiting.extend(children[node_id])
     return found[::-1]
+
+
+def _label(branch: Branch) -> str:
+    """The beginning of a node's name, and the whole of the id that may stand behind it."""
+    shown = words.readable(branch.name, branch.node_id)
+    name = without_id(shown)
+    tail = shown[len(name) :]
+    return f"{name[: LABEL_MAX - len(tail)]}{tail}"
 
 
 def _at(place: Place) -> tuple[float, float]:

@@ -1,52 +1,35 @@
 """How the pages write names, amounts and moments.
 
-- A node's name is a stranger's text: controls, direction marks and stacked accents go, and what is left is cut to a
-  readable length. Who has no name left is called by its nickname.
+- A node's name is a stranger's text (`protocol.names`). Who has no name left is called by its nickname.
 - Amounts are millionths of the operator's unit. A dash is what is not known.
 """
 
-import unicodedata
 from datetime import UTC, datetime
 
 from coordinator.web.html import Markup, el
+from protocol.limits import NAME_MAX_CHARS
+from protocol.names import visible, with_id
 from protocol.nicknames import nickname
 from protocol.plain import plural
 
-NAME_MAX = 40
 LINE_MAX = 300
-ACCENTS_MAX = 2
-"""Marks on one letter: no language stacks more, and a hundred of them cover the lines around."""
-
-MARKS = ("Mn", "Me")
-UNREADABLE = frozenset({"Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Direction marks and the other characters that show nothing or change what stands beside them."""
-
-BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
-"""Letters, by Unicode's word, that show nothing."""
 
 DASH = "–"
 
 
 def readable(name: str, node_id: str) -> str:
     """The name to show for a node, on one line and never empty."""
-    shown = line(name, NAME_MAX)
-    is_nothing = all(unicodedata.category(character) in MARKS for character in shown)
-    return nickname(node_id) if is_nothing else shown
+    return visible(name, NAME_MAX_CHARS) or nickname(node_id)
 
 
-def line(text: str, most: int = LINE_MAX) -> str:
+def owner(owner_id: str) -> str:
+    """The name to show for an owner: a key with any given nickname can be made in minutes."""
+    return with_id(nickname(owner_id), owner_id)
+
+
+def line(text: str) -> str:
     """What a stranger wrote, on one line that reads from left to right."""
-    kept: list[str] = []
-    marks = 0
-    for character in text[: 8 * most]:
-        category = unicodedata.category(character)
-        marks = marks + 1 if category in MARKS else 0
-        if category == "Cc":
-            kept.append(" ")
-        elif category not in UNREADABLE and character not in BLANK and marks <= ACCENTS_MAX:
-            kept.append(character)
-    shown = " ".join("".join(kept).split())
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    return visible(text, LINE_MAX)
 
 
 def whole(value: int) -> str:

@@ -3,6 +3,8 @@
 - Prompts are padded on the left, so the newest token of every row stands in the last column; the mask hides the padding
   and positions count from each prompt's own first token. New rows would shift the others, so none join midway.
 - No network, and no code from the folder, whatever its configuration says.
+- Weights that the model keeps otherwise than the files do (the experts of a layer in one tensor, other names) are
+  written into views of the model's own tensors, by the names of the files: a swap needs no second model.
 - What the configuration promises is compared with the files before it takes memory: tensors that are not there, or are
   of another size, `transformers` would make up first, and complain then.
 """
@@ -14,10 +16,18 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from swarm_node.engine import weights
 from swarm_node.engine.policy_files import read_adapter, require_borne_out, without_adapter
 from swarm_node.engine.sampler import TorchLogits
+
+
+class _View(torch.Tensor):
+    """A tensor of which transformers makes views when it splits what a file holds in parts, never copies."""
+
+    def contiguous(self, *_: Any, **__: Any) -> "_View":
+        return self
 
 
 class Generic:
@@ -47,16 +57,16 @@ class Generic:
         )
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
-        self._places = {name: (tensor, tensor.shape) for name, tensor in self._model.named_parameters()}
+        self._places = self._named()
         self._ignored = frozenset(self._model.state_dict()) - self._places.keys()
-        self.parameters = sum(shape.numel() for _, shape in self._places.values())
+        self.parameters = sum(part.numel() for part in self._model.parameters())
         if read_adapter(folder) is not None and (wrong := weights.fill(self._places, folder, self._ignored)):
             raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
         self._cache: Any = None
         self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 
     def swap(self, folder: Path) -> bool:
-        return not weights.fill(self._places, folder, self._ignored)
+        return bool(self._places) and not weights.fill(self._places, folder, self._ignored)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         width = max(map(len, prompts))
@@ -73,7 +83,7 @@ class Generic:
         counts = torch.tensor(copies, device=self.device)
         owners = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
         self._cache = out.past_key_values
-        self._cache.batch_select_indices(owners)  # one row per sample from here on
+        self._cache.reorder_cache(owners)  # one row per sample from here on
         self._mask, self._positions = mask[owners], mask.sum(1)[owners]
         return TorchLogits(self._logits(out)[owners])
 
@@ -95,10 +105,21 @@ class Generic:
         kept = torch.arange(rows, device=self.device)
         kept[targets] = torch.tensor(sources, dtype=torch.long, device=self.device)
         self._mask, self._positions = self._mask[kept], self._positions[kept]
-        self._cache.batch_select_indices(kept)
+        self._cache.reorder_cache(kept)
 
     def clear(self) -> None:
         self._cache = None
+
+    def _named(self) -> weights.Places:
+        """Return what the model computes with, by the files' names; nothing if some of it are no views of its own."""
+        kept = self._model.state_dict()
+        buffers = ((name, buffer) for name, buffer in self._model.named_buffers() if name in kept)
+        ours = {name: part.detach().as_subclass(_View) for name, part in chain(self._model.named_parameters(), buffers)}
+        own = {part.untyped_storage().data_ptr() for part in ours.values()}
+        stored: dict[str, torch.Tensor] = revert_weight_conversion(self._model, ours)
+        if any(part.untyped_storage().data_ptr() not in own for part in stored.values()):
+            return {}
+        return {name: (part.as_subclass(torch.Tensor), part.shape) for name, part in stored.items()}
 
     def _logits(self, out: Any) -> torch.Tensor:
         logits: torch.Tensor = out.logits[:, -1].float()

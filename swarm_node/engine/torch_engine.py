@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from protocol import architectures
+from protocol.errors import EngineFailed
 from swarm_node.engine import qwen3_shape
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
@@ -32,13 +34,18 @@ class TorchEngine(Engine):
 
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
         """Our own decoder where it knows the architecture, else that of `transformers`."""
+        if reason := architectures.reason_to_refuse(config):
+            raise EngineFailed(
+                f"The torch engine cannot sample the policy in {folder}: {reason}.",
+                hint="docs/architectures.md lists the architectures that work.",
+            )
         dtype = self._dtype
         if dtype == "auto":
             published = config.get("dtype") or config.get("torch_dtype") or "float32"
             dtype = "float32" if self._device.type == "cpu" else published
-        exact = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(dtype)
+        exact = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
         if exact is None:
-            raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16")
+            raise ValueError(f"dtype {dtype} is neither float32 nor bfloat16 nor float16")
         if qwen3_shape.supports(config):
             from swarm_node.engine.qwen3 import Qwen3
 

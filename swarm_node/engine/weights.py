@@ -22,11 +22,11 @@ Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
 that the place repeats."""
 
 
-CANARY_TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+CANARY_TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.15}
 """Measured on sound weights: 2e-6 at worst in float32, 4e-2 in bf16. In an untrained model of two layers, a projection
 scaled by a tenth gives 8e-3, keys in the place of queries 0.16: bf16 shows only the grossest."""
 
-SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """As tolerances call them."""
 
 

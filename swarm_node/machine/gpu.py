@@ -44,12 +44,12 @@ class Seen(NamedTuple):
     """Why a card that seems to be there does not answer."""
 
 
-def look() -> Seen:
+def look(timeout_s: float = ASK_TIMEOUT_S) -> Seen:
     """All cards that a driver tells of; blocks for seconds."""
     if shutil.which("nvidia-smi"):
-        return _nvidia()
+        return _nvidia(timeout_s)
     if shutil.which("rocm-smi"):
-        return _amd()
+        return _amd(timeout_s)
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return Seen((Card("apple", f"Apple {platform.machine()}", platform.mac_ver()[0], unified_memory()),))
     for sign, name in (("/proc/driver/nvidia/version", "nvidia-smi"), ("/dev/kfd", "rocm-smi")):
@@ -99,14 +99,14 @@ def unified_memory() -> int | None:
     return int(done) if isinstance(done, str) and done.strip().isdigit() else None
 
 
-def _nvidia() -> Seen:
-    said = _run(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"])
+def _nvidia(timeout_s: float) -> Seen:
+    said = _run(["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"], timeout_s)
     return _parsed("nvidia-smi", said, parse_nvidia)
 
 
-def _amd() -> Seen:
+def _amd(timeout_s: float) -> Seen:
     wanted = ("--showproductname", "--showdriverversion", "--showmeminfo", "vram", "--showtemp", "--showpower")
-    return _parsed("rocm-smi", _run(["rocm-smi", *wanted, "--json"]), parse_amd)
+    return _parsed("rocm-smi", _run(["rocm-smi", *wanted, "--json"], timeout_s), parse_amd)
 
 
 def _parsed(program: str, said: str | OSError | None, parse: Any) -> Seen:
@@ -120,12 +120,10 @@ def _parsed(program: str, said: str | OSError | None, parse: Any) -> Seen:
     return Seen(cards, "" if cards else f"{program} names no card")
 
 
-def _run(command: Sequence[str]) -> str | OSError | None:
+def _run(command: Sequence[str], timeout_s: float = ASK_TIMEOUT_S) -> str | OSError | None:
     """What a program prints; its last words where it fails; None where it hangs."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=ASK_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
     except OSError as error:
         return error
     except subprocess.TimeoutExpired:

@@ -146,6 +146,8 @@ class Upstream:
         """As a later plan may name it elsewhere, it may change."""
         self.is_open = False
         """There is a stream to the peer, or was until the last word."""
+        self.heard_at = -math.inf
+        """When anything of the peer arrived, the last time."""
         self._host, self._blobs, self._sizes = host, blobs, sizes
         self._outcomes, self._deadlines, self._is_patient = outcomes, deadlines, patient
         self._orders_in, self._orders = trio.open_memory_channel[Want | Cancel](2 * limits.EXCHANGE_WANTS_MAX)
@@ -245,7 +247,9 @@ class Upstream:
     async def _take_answers(self, link: Link, store: Callable[[Chunk], None]) -> None:
         arriving: ChunkId | None = None
         while True:
-            for message in await link.receive():
+            messages = await link.receive()
+            self.heard_at = trio.current_time()
+            for message in messages:
                 answer = self._requester.receive(message)
                 if isinstance(answer, Bye):
                     if answer.reason is Farewell.IDLE:

@@ -6,6 +6,7 @@
   then; a connection that was there before may be slow because it is in use, and a frozen peer's ends by itself.
 - Streams go over the connection there is, whoever opened it. A peer that cannot be dialled (`Peer.calls`) is waited
   for; those whom this node is to call are called again whenever the connection is lost, until the next plan.
+- Those whom nobody can dial may be fed through holes in both sides' NATs (`punch`).
 - A connection that carried no stream for `idle_s` is cut, so frozen peers do not add up; not those to whom we call.
 - Leaving the context cuts all connections first: nothing waits for a peer to agree.
 """
@@ -30,11 +31,10 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from protocol import exchange, limits
-from protocol.errors import ConfigInvalid, PeerFault, named
+from protocol.errors import ConfigInvalid, named
 from protocol.frames import Farewell
 from protocol.ids import NodeId
 from protocol.messages import Peer
@@ -43,6 +43,8 @@ from swarm_node.addresses import allowed
 from swarm_node.p2p import workarounds
 from swarm_node.p2p.dials import Dials, race
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.noise import WrongPeer
+from swarm_node.p2p.punch import Punches
 from swarm_node.p2p.yamux import TICK_S, YamuxConnection
 from swarm_node.p2p.yamux_frames import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from swarm_node.p2p.yamux_stream import Budget, MuxLimits
@@ -58,12 +60,6 @@ CALL_AGAIN_S, CALL_AGAIN_MAX_S = 1.0, 60.0
 """After a call that was lost, and at the most; after one that failed twice the pause before, so 2 s the first time."""
 
 LinkHandler = Callable[[Link], Awaitable[None]]
-
-
-class WrongPeer(PeerFault):
-    """Somebody else than the expected peer answered at its address."""
-
-    code = "wrong_peer"
 
 
 @dataclass(frozen=True)
@@ -124,6 +120,9 @@ class Host:
         self._calls: dict[Peer, trio.CancelScope] = {}
         self._newcomers = _Newcomers()
         self._swarm.register_notifee(self._newcomers)
+        self.punches = Punches(
+            host, nursery, sources=self._places, targets=self._targets, newcomer=self._newcomers.next
+        )
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -158,12 +157,12 @@ class Host:
             raise PeerStalled(f"Peer {name} {what} for {dial_s:g} s.") from None
         except Exception as error:  # py-libp2p lets any layer's exception through
             causes = list(_causes(error))
-            if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
+            if any(isinstance(cause, WrongPeer) for cause in causes):
                 raise WrongPeer(f"Somebody else than peer {name} answers at {peer.address}.") from error
             reason = named(causes[-1])
             where = "that was to call" if peer.calls else f"at {peer.address}"
             raise PeerVanished(f"Peer {name} {where} cannot be reached ({reason}).") from error
-        if stream.muxed_conn.is_initiator:
+        if stream.muxed_conn.is_initiator and stream.muxed_conn not in self.punches.made:
             self.dials.note(name, True)
         return Link(stream, name, chunk_max_bytes=chunk_max_bytes)
 
@@ -206,7 +205,7 @@ class Host:
 
     async def _cut_those_still(self, idle: WeakSet[INetConn]) -> WeakSet[INetConn]:
         """Cut what is idle as it was before; what is idle for the first time."""
-        called = {ID.from_base58(peer.peer_id) for peer in self._calls}
+        called = {ID.from_base58(peer.peer_id) for peer in self._calls} | self.punches.peers
         now_idle = WeakSet(
             connection
             for connection in self._connections()
@@ -218,6 +217,11 @@ class Host:
 
     def _connections(self) -> list[INetConn]:
         return [connection for connections in self._swarm.connections.values() for connection in connections]
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Where it listens, as sockets name it; a listener on every IPv6 address takes IPv4 calls, too."""
+        places = [host_and_port(address) for address in self.addresses]
+        return places + [("0.0.0.0", port) for host, port in places if host == "::"]
 
     async def _reach(self, peer: Peer) -> None:
         """Return when there is a connection to the peer, whoever opened it."""
@@ -291,6 +295,7 @@ async def open_host(
     failure: Exception | None = None
     async with basic.run(places), trio.open_nursery() as nursery:
         running = Host(basic, budget, settings, nursery)
+        workarounds.answer_punches(basic, running.punches.accept)
         nursery.start_soon(running.cut_idle, settings.idle_s)
         try:
             if places and not running.addresses:

@@ -1,4 +1,4 @@
-"""The Noise session of a connection: messages in bulk, after a handshake that is py-libp2p's own.
+"""The Noise session of a connection: messages in bulk, after the handshake of `noise_xx`.
 
     length (2 bytes, big-endian) | ciphertext of at most 65519 bytes | tag (16)
 
@@ -14,24 +14,33 @@
 import math
 import os
 import socket
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import trio
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from libp2p.abc import IRawConnection, ISecureConn
+from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.connection_types import ConnectionType
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.crypto.keys import KeyPair
+from libp2p.custom_types import TProtocol
+from libp2p.io.exceptions import IOException
 from libp2p.io.trio import TrioTCPStream
+from libp2p.io.utils import read_exactly
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.base_session import BaseSession
-from libp2p.security.noise.io import NoiseTransportReadWriter
-from libp2p.security.noise.transport import Transport as Handshake
-from libp2p.security.secure_session import SecureSession
+from libp2p.security.exceptions import HandshakeFailure
 from multiaddr import Multiaddr
 
+from protocol import limits
 from protocol.errors import PeerFault
+from swarm_node.p2p.noise_identity import SIGNED_PREFIX, build_payload, verified_identity
+from swarm_node.p2p.noise_xx import NoiseBroken, Role, XxHandshake
+
+PROTOCOL_ID = TProtocol("/noise")
 
 PLAINTEXT_MAX_BYTES = 65519
 READ_BYTES = 256 * 1024
@@ -53,16 +62,16 @@ _NONCE_MAX = 2**64 - 1
 """Reserved by the specification, so one less than this is the last."""
 
 
-class NoiseBroken(PeerFault):
-    """What arrived is not what the peer encrypted next; the connection cannot be trusted any further."""
-
-    code = "noise_broken"
-
-
 class ConnectionLost(PeerFault):
     """The connection ended without a farewell."""
 
     code = "connection_lost"
+
+
+class WrongPeer(PeerFault):
+    """Somebody else than the expected peer answered at its address."""
+
+    code = "wrong_peer"
 
 
 class _Cipher:
@@ -147,18 +156,18 @@ class Pace:
 class NoiseSession(BaseSession):
     """One secured connection: by messages for the muxer, by bytes for the negotiation before it."""
 
-    def __init__(self, raw: IRawConnection, done: SecureSession) -> None:
+    def __init__(
+        self, raw: IRawConnection, key_pair: KeyPair, remote: Ed25519PublicKey, keys: tuple[bytes, bytes]
+    ) -> None:
         super().__init__(
-            local_peer=done.local_peer,
-            local_private_key=done.local_private_key,
-            remote_peer=done.remote_peer,
-            remote_permanent_pubkey=done.remote_permanent_pubkey,
-            is_initiator=done.is_initiator,
+            local_peer=ID.from_pubkey(key_pair.public_key),
+            local_private_key=key_pair.private_key,
+            remote_peer=ID.from_pubkey(remote),
+            remote_permanent_pubkey=remote,
+            is_initiator=raw.is_initiator,
         )
-        assert isinstance(done.conn, NoiseTransportReadWriter)
-        keys = done.conn.noise_state.noise_protocol
-        self._sealer = Sealer(keys.cipher_state_encrypt.k, keys.cipher_state_encrypt.n)
-        self._opener = Opener(keys.cipher_state_decrypt.k, keys.cipher_state_decrypt.n)
+        to_send, to_receive = keys
+        self._sealer, self._opener = Sealer(to_send, 0), Opener(to_receive, 0)
         self._raw, self._socket = raw, _socket_under(raw)
         self._unread = bytearray()
         self._gathered = 1
@@ -248,19 +257,57 @@ class NoiseSession(BaseSession):
         return self._raw.get_connection_type()
 
 
-class Noise(Handshake):
-    """The Noise XX handshake of py-libp2p, and a session of ours after it."""
+class Noise(ISecureTransport):
+    """The Noise XX handshake of libp2p, in either role, with one static key for all connections.
+
+    A message of the handshake is a length (2 bytes, big-endian) and the bytes; no byte behind it is read.
+    """
+
+    def __init__(self, key_pair: KeyPair) -> None:
+        self._key_pair, self._static = key_pair, X25519PrivateKey.generate()
+        signature = key_pair.private_key.sign(SIGNED_PREFIX + self._static.public_key().public_bytes_raw())
+        self._payload = build_payload(key_pair.public_key.to_bytes(), signature)
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        return _session(conn, await super().secure_inbound(conn))
+        handshake = XxHandshake(Role.RESPONDER, self._static)
+        with _reported_to_libp2p():
+            handshake.read(await _read_message(conn))
+            await _write_message(conn, handshake.write(self._payload))
+            identity = verified_identity(handshake.read(await _read_message(conn)), handshake.remote_static)
+        return NoiseSession(conn, self._key_pair, Ed25519PublicKey.from_bytes(identity), handshake.keys)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        return _session(conn, await super().secure_outbound(conn, peer_id))
+        handshake = XxHandshake(Role.INITIATOR, self._static)
+        with _reported_to_libp2p():
+            await _write_message(conn, handshake.write())
+            identity = verified_identity(handshake.read(await _read_message(conn)), handshake.remote_static)
+            remote = Ed25519PublicKey.from_bytes(identity)
+            if ID.from_pubkey(remote) != peer_id:
+                raise WrongPeer(f"Somebody else than peer {peer_id} answers: {ID.from_pubkey(remote)}.")
+            await _write_message(conn, handshake.write(self._payload))
+        return NoiseSession(conn, self._key_pair, remote, handshake.keys)
 
 
-def _session(conn: IRawConnection, done: ISecureConn) -> NoiseSession:
-    assert isinstance(done, SecureSession)
-    return NoiseSession(conn, done)
+@contextmanager
+def _reported_to_libp2p() -> Iterator[None]:
+    """Raise each failure as the one after which libp2p closes the connection and frees its slot."""
+    try:
+        yield
+    except (PeerFault, IOException) as error:
+        raise HandshakeFailure("the Noise handshake failed") from error
+
+
+async def _read_message(conn: IRawConnection) -> bytes:
+    size = int.from_bytes(await read_exactly(conn, 2))
+    if not 0 < size <= limits.HANDSHAKE_MESSAGE_MAX_BYTES:
+        raise NoiseBroken(
+            f"A handshake message of {size} bytes is announced; 1 to {limits.HANDSHAKE_MESSAGE_MAX_BYTES} are allowed."
+        )
+    return await read_exactly(conn, size)
+
+
+async def _write_message(conn: IRawConnection, message: bytes) -> None:
+    await conn.write(len(message).to_bytes(2) + message)
 
 
 def _socket_under(raw: IRawConnection) -> trio.socket.SocketType | None:

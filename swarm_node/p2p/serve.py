@@ -20,6 +20,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import trio
 
@@ -80,12 +81,26 @@ class ChunkServer:
         self.arrivals = arrivals or Arrivals()
         self.limits = limits or ServeLimits()
         self.bytes_sent = 0
+        self._served: dict[NodeId, None] = {}
+        """To whom chunks were delivered, since they were reported."""
         self.takers: dict[Link, trio.CancelScope] = {}
         """Those that something is on its way to."""
         self._cut_at = -math.inf
         self.turns = Turns[Link](self.limits.turns, self.limits.turn_s)
         self._wakes: dict[Link, Callable[[], None]] = {}
         self._streams: Counter[NodeId] = Counter()
+
+    def note_delivery(self, peer: NodeId, size_bytes: int) -> None:
+        """Record that a peer has taken a chunk."""
+        self.bytes_sent += size_bytes
+        self._served[peer] = None
+
+    def report_served(self, count: int) -> list[NodeId]:
+        """Return up to `count` peers that took chunks since they were last reported."""
+        reported = list(islice(self._served, count))
+        for peer in reported:
+            del self._served[peer]
+        return reported
 
     async def handle(self, link: Link) -> None:
         """Serve one stream to its end."""
@@ -332,7 +347,7 @@ class _Conversation:
             await self._send(self._responder.reject(chunk, Reason.BUSY))
             return
         await self._send(self._responder.chunk(chunk, data))
-        self._server.bytes_sent += len(data)
+        self._server.note_delivery(self._link.peer, len(data))
 
     def _reject(self, chunk: ChunkId, reason: Reason) -> None:
         self._forget(chunk)

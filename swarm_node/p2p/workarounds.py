@@ -4,10 +4,13 @@
 - Pinned: `install` refuses any other version, so an upgrade begins by reading this file.
 - Each function's docstring says the upstream defect first, then the cure; a test shows the cure at work.
 - Most cures are given to one host, so that a stock host in the same process stays stock.
-- What Noise session and muxer got wrong is not patched but replaced: `noise`, `yamux` (ADR 0012).
+- What Noise handshake, Noise session and muxer got wrong is not patched but replaced: `noise_xx`, `noise`, `yamux`
+  (ADR 0012, 0054).
 """
 
 import logging
+import socket
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,7 +21,6 @@ from weakref import WeakKeyDictionary
 import trio
 from libp2p.abc import IMuxedConn, INetConn, INetStream, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair
-from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
@@ -35,7 +37,6 @@ from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.rcmgr import ResourceLimits, ResourceManager
 from libp2p.rcmgr.connection_limits import ConnectionLimits
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.utils.varint import decode_uvarint_from_stream
 from multiaddr import Multiaddr
@@ -43,6 +44,7 @@ from multiaddr import Multiaddr
 from protocol import limits
 from protocol.errors import SwarmError, named
 from protocol.places import neighbourhood
+from swarm_node.p2p.noise import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from swarm_node.p2p.noise import Noise
 from swarm_node.p2p.yamux import YamuxStream
 
@@ -138,10 +140,21 @@ def free_inbound_slots(host: BasicHost, *, inbound_max: int, per_address: int) -
     swarm._do_handle_inbound_connection = serve
 
 
+def answer_punches(host: BasicHost, accept: Callable[[ReadWriteCloser], Awaitable[IMuxedConn | None]]) -> None:
+    """Whoever accepts a connection answers the handshakes on it, although of two hosts that dial each other at once
+    both may have accepted, or neither: let `accept` take over those of which something else was agreed."""
+    swarm: Any = host.get_network()
+    upgrade = swarm.upgrade_inbound_raw_conn
+
+    async def upgraded(raw_conn: RawConnection, maddr: Multiaddr) -> IMuxedConn:
+        return await accept(raw_conn.stream) or await upgrade(raw_conn, maddr)
+
+    swarm.upgrade_inbound_raw_conn = upgraded
+
+
 def noise_only(key_pair: KeyPair) -> dict[TProtocol, ISecureTransport]:
     """By default plaintext and secio are offered too, so anyone may claim any peer id: offer Noise and nothing else."""
-    static_key = create_new_x25519_key_pair().private_key
-    return {NOISE_PROTOCOL_ID: Noise(key_pair, noise_privkey=static_key)}
+    return {NOISE_PROTOCOL_ID: Noise(key_pair)}
 
 
 def use_muxer(host: BasicHost, make: Callable[[ISecureConn, ID], IMuxedConn]) -> None:
@@ -229,6 +242,15 @@ def under(stream: INetStream) -> YamuxStream:
     muxed: Any = stream
     assert isinstance(muxed.muxed_stream, YamuxStream)
     return muxed.muxed_stream
+
+
+async def abort(stream: ReadWriteCloser) -> None:
+    """A closed connection keeps its two addresses to itself for a minute: reset it, so that it can be dialled again."""
+    if isinstance(stream, TrioTCPStream):
+        with suppress(OSError):  # it is closed already
+            stream.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_PATIENCE_S):
+        await stream.close()
 
 
 async def end_of(connection: INetConn) -> None:

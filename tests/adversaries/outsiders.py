@@ -67,6 +67,19 @@ OUTSIDERS = (
         },
     ),
     Outsider(
+        "a stranger's address as one's own, or in a plan many times",
+        {
+            "tests/coordinator/test_punching.py": [
+                "test_a_node_that_reports_somebody_elses_address_as_its_own_brings_it_into_no_plan",
+                "test_a_crowd_that_was_never_sent_to_a_node_cannot_have_it_unpunchable",
+            ],
+            "tests/swarm_node/test_p2p_punch.py": [
+                "test_a_plan_that_names_a_third_partys_host_many_times_has_it_dialled_at_one_port",
+                "test_new_plans_again_and_again_do_not_have_a_third_party_dialled_more_often",
+            ],
+        },
+    ),
+    Outsider(
         "upload free-riding",
         {
             "tests/processes/test_broadcasts.py": [
@@ -188,7 +201,12 @@ OUTSIDERS = (
             "tests/coordinator/test_callers.py": [
                 "test_answers_that_nobody_reads_are_let_go",
                 "test_who_never_ends_its_first_head_is_cut_also_on_this_machine",
+                "test_who_never_ends_a_later_head_is_cut_and_who_is_idle_stays",
                 "test_an_unauthorised_upload_is_refused_and_not_read_to_its_end",
+            ],
+            "tests/coordinator/test_tls.py": [
+                "test_who_never_ends_a_tls_handshake_is_cut_and_others_are_served",
+                "test_tls_handshakes_of_one_address_count_as_its_connections",
             ],
             "tests/swarm_node/test_p2p_host.py": [
                 "test_silent_sockets_are_dropped_and_do_not_keep_others_out",
@@ -216,6 +234,37 @@ OUTSIDERS = (
             "tests/coordinator/test_newcomers.py": [
                 "TestEvaluations::"
                 "test_what_a_hoarder_was_to_measure_goes_to_another_at_once_and_the_first_answer_counts"
+            ],
+        },
+    ),
+    Outsider(
+        "a broadcast held up by free keys",
+        {
+            "tests/coordinator/test_feeders.py": [
+                "test_free_keys_that_fetch_nothing_feed_nobody_and_vouch_for_nobody",
+                "test_free_keys_of_the_first_version_are_out_of_the_second",
+                "test_a_crowd_that_fetches_and_gives_nothing_is_a_few_parents_at_a_time",
+                "test_a_node_whose_work_was_found_right_is_judged_by_such_alone",
+            ],
+            "tests/coordinator/test_topology.py": ["test_free_keys_that_join_slow_nobody_down"],
+            "tests/swarm_node/test_picker_mute.py": [
+                "test_a_parent_that_never_delivers_costs_its_first_word_however_little_the_seeder_helps",
+                "test_what_was_taken_back_from_a_parent_that_never_delivered_is_asked_of_the_other_without_its_word",
+            ],
+            "tests/processes/test_free_keys.py": [
+                "test_free_keys_that_arrive_are_asked_nothing_by_those_whom_the_swarm_knows",
+                "test_a_round_that_free_keys_join_first_is_theirs_for_one_version_at_most",
+            ],
+        },
+    ),
+    Outsider(
+        "names that imitate",
+        {
+            "tests/coordinator/test_names.py": [
+                "test_a_copy_of_anothers_name_is_shown_with_its_own_id",
+                "test_whoever_imitates_the_operator_or_a_nickname_is_shown_with_its_id",
+                "test_a_squatter_gives_way_to_whoever_has_earned",
+                "test_no_name_keeps_anybody_from_joining_and_an_owner_may_use_its_own_again",
             ],
         },
     ),
@@ -283,6 +332,16 @@ OUTSIDERS = (
                 "test_a_node_behind_a_vpn_does_not_give_its_home_address_away",
                 "test_a_mapping_of_another_machine_is_not_stolen",
             ],
+        },
+    ),
+    Outsider(
+        "a forged, cut, oversized or replayed handshake, keys of low order",
+        {
+            "tests/swarm_node/test_noise_xx.py": [
+                "test_a_wrong_message_ends_the_handshake_for_good",
+                "test_a_static_key_of_low_order_proves_nothing_and_is_refused",
+            ],
+            "tests/swarm_node/test_noise_handshake.py": ["test_a_message_above_the_bound_is_refused_at_its_length"],
         },
     ),
     Outsider(

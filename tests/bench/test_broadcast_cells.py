@@ -16,6 +16,19 @@ def test_a_cell_is_read_from_its_name() -> None:
     assert parse("8:3:mixed:0.5", worker_mbit_s=20, size_bytes=7) == replace(cell, size_bytes=MIB // 2)
 
 
+def test_a_cell_behind_nat_says_of_how_many_workers() -> None:
+    half = parse("8:3:uniform:nat", worker_mbit_s=20, size_bytes=MIB)
+    assert half.name == "8:3:uniform:nat"
+    assert [half.is_behind_nat(number) for number in range(1, 9)] == [False, True] * 4
+    more = parse("8:3:uniform:nat75:0.5", worker_mbit_s=20, size_bytes=7)
+    assert (more.name, more.size_bytes) == ("8:3:uniform:nat75", MIB // 2)
+    assert sum(map(more.is_behind_nat, range(1, 9))) == 6
+    without = parse("8:3:uniform", worker_mbit_s=20, size_bytes=MIB)
+    assert not any(map(without.is_behind_nat, range(1, 9)))
+    assert half.bound_s == without.bound_s
+    assert completion_s(half) == completion_s(without), "on paper everybody feeds everybody"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -27,6 +40,9 @@ def test_a_cell_is_read_from_its_name() -> None:
         "201:3:uniform",
         "8:0:mixed",
         "a:3:mixed",
+        "8:3:mixed:natx",
+        "8:3:mixed:nat101",
+        "8:3:mixed:32:nat",
         *(f"8:3:mixed:{mib}" for mib in ("", "0", "-1", "x", "nan", "inf", "1:1")),
     ],
 )

@@ -9,7 +9,7 @@ from tests.coordinator.world import World
 
 ON_BOTH = (
     "test_appeals", "test_batches", "test_casework", "test_continuation", "test_escrow", "test_intake", "test_leases",
-    "test_logged_roots", "test_newcomers", "test_owners", "test_parts", "test_payouts", "test_statements",
+    "test_logged_roots", "test_names", "test_newcomers", "test_owners", "test_parts", "test_payouts", "test_statements",
 )  # fmt: skip
 """Modules whose tests are run on SQLite and on PostgreSQL."""
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import BaseTestServer, TestClient
 
+from coordinator.api.bounds import Bounds
 from coordinator.app import make_runner
 from coordinator.config import load
 from coordinator.round import Round, now_ms
@@ -50,12 +51,12 @@ SETTINGS = [
 class Server(BaseTestServer):
     """The coordinator's own server on a free port."""
 
-    def __init__(self, round_: Round) -> None:
+    def __init__(self, round_: Round, bounds: Bounds | None) -> None:
         super().__init__()
-        self._round = round_
+        self._round, self._bounds = round_, bounds
 
     async def _make_runner(self, **_options: object) -> web.AppRunner:
-        return make_runner(self._round)
+        return make_runner(self._round, self._bounds)
 
 
 class Served:
@@ -128,13 +129,13 @@ class Served:
 
 
 @asynccontextmanager
-async def serve(folder: Path, *settings: str) -> AsyncIterator[Served]:
+async def serve(folder: Path, *settings: str, bounds: Bounds | None = None) -> AsyncIterator[Served]:
     store = folder / "round" / "state.db"
     if not store.exists():
         store.parent.mkdir(exist_ok=True)
         store.write_bytes(empty_store())
     round_ = Round(load(None, [f"round.directory={folder / 'round'}", *SETTINGS, *settings]))
-    client: Client = TestClient(Server(round_))
+    client: Client = TestClient(Server(round_, bounds))
     async with client:
         yield Served(round_, client)
     round_.close()

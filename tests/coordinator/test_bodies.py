@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector, web
 
-from coordinator.api import bodies, places
 from coordinator.api.bodies import BODIES
+from coordinator.api.bounds import Bounds
 from protocol import canonical, limits
 from protocol.messages import Submission
 from tests.coordinator.served import Served, serve
@@ -30,10 +30,8 @@ HALF = bytes(BODY // 2)
 
 
 @pytest_asyncio.fixture
-async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setattr(places, "OWN", ())
-    monkeypatch.setattr(bodies, "BUDGET_BYTES", BUDGET)
-    async with serve(tmp_path) as here:
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serve(tmp_path, bounds=Bounds(own_addresses=(), bodies_bytes=BUDGET)) as here:
         yield here
 
 

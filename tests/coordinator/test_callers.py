@@ -3,6 +3,7 @@
 import asyncio
 from asyncio import StreamReader, StreamWriter
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +11,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from coordinator.api import callers, http, places, watch
+from coordinator.api import callers, watch
+from coordinator.api.bounds import Bounds
 from tests.coordinator.served import Served, serve
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.fixture
-def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who calls from this machine is nobody special, and looked at often."""
-    monkeypatch.setattr(places, "OWN", ())
-    monkeypatch.setattr(callers, "LOOK_S", 0.02)
+OFTEN = Bounds(look_s=0.02)
+
+STRANGERS = replace(OFTEN, own_addresses=())
+"""Who calls from this machine is nobody special, and checked often."""
 
 
 async def connect(served: Served) -> tuple[StreamReader, StreamWriter]:
@@ -43,10 +44,9 @@ async def is_cut(reader: StreamReader) -> bool:
         return True
 
 
-@pytest.mark.usefixtures("strangers")
 @pytest.mark.asyncio
 async def test_the_newest_connections_of_a_crowded_address_are_closed(tmp_path: Path) -> None:
-    async with serve(tmp_path, "round.connections_per_address=3") as served, asyncio.timeout(120):
+    async with serve(tmp_path, "round.connections_per_address=3", bounds=STRANGERS) as served, asyncio.timeout(120):
         lines = [await connect(served) for _ in range(5)]
         assert [await is_cut(reader) for reader, _ in lines[3:]] == [True, True]
         assert [await is_answered(*line) for line in lines[:3]] == [True] * 3
@@ -55,13 +55,10 @@ async def test_the_newest_connections_of_a_crowded_address_are_closed(tmp_path: 
 
 
 @pytest.mark.asyncio
-async def test_a_proxy_on_this_machine_may_have_as_many_as_it_likes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(callers, "LOOK_S", 0.02)
-    async with serve(tmp_path, "round.connections_per_address=1") as served, asyncio.timeout(120):
+async def test_a_proxy_on_this_machine_may_have_as_many_as_it_likes(tmp_path: Path) -> None:
+    async with serve(tmp_path, "round.connections_per_address=1", bounds=OFTEN) as served, asyncio.timeout(120):
         lines = [await connect(served) for _ in range(4)]
-        several_looks_s = asyncio.get_running_loop().time() + 10 * callers.LOOK_S
+        several_looks_s = asyncio.get_running_loop().time() + 10 * OFTEN.look_s
         while asyncio.get_running_loop().time() < several_looks_s:
             assert [await is_answered(*line) for line in lines] == [True] * 4
         for _, writer in lines:
@@ -70,12 +67,9 @@ async def test_a_proxy_on_this_machine_may_have_as_many_as_it_likes(
 
 @pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["silent", "slow head"])
 @pytest.mark.asyncio
-async def test_who_never_ends_its_first_head_is_cut_also_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
-) -> None:
-    monkeypatch.setattr(callers, "LOOK_S", 0.02)
-    monkeypatch.setattr(callers, "HEAD_S", 0.5)
-    async with serve(tmp_path) as served, asyncio.timeout(60):  # less than an idle connection may last
+async def test_who_never_ends_its_first_head_is_cut_also_on_this_machine(tmp_path: Path, begun: bytes) -> None:
+    bounds = replace(OFTEN, head_s=0.5, idle_s=3600.0)
+    async with serve(tmp_path, bounds=bounds) as served:
         slow = [await connect(served) for _ in range(50)]
         honest = await connect(served)
         assert await is_answered(*honest)
@@ -85,6 +79,40 @@ async def test_who_never_ends_its_first_head_is_cut_also_on_this_machine(
         assert await is_answered(*honest)
         for _, writer in (*slow, honest):
             writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"G", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["a byte", "slow head"])
+@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.asyncio
+async def test_who_never_ends_a_later_head_is_cut_and_who_is_idle_stays(
+    tmp_path: Path, before: int, begun: bytes
+) -> None:
+    bounds = replace(OFTEN, head_s=0.5, idle_s=3600.0)
+    async with serve(tmp_path, bounds=bounds) as served:
+        slow = [await connect(served) for _ in range(20)]
+        idle = await connect(served)
+        for line in (*slow * before, idle):
+            assert await is_answered(*line)
+        for _, writer in slow:
+            writer.write(begun)
+        assert all([await is_cut(reader) for reader, _ in slow])
+        assert await is_answered(*idle)
+        for _, writer in (*slow, idle):
+            writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_head_that_drips_a_byte_at_a_time_gains_no_time(tmp_path: Path) -> None:
+    async with serve(tmp_path, bounds=replace(OFTEN, head_s=0.5, idle_s=3600.0)) as served:
+        reader, writer = await connect(served)
+        assert await is_answered(reader, writer)
+        cut = asyncio.ensure_future(is_cut(reader))
+        writer.write(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+        while not cut.done():
+            writer.write(b"x")
+            assert (await served.client.get("/healthz")).status == 200
+        assert cut.result()
+        writer.close()
 
 
 @pytest.mark.parametrize("line", [b"GET /healthz", b"GET /healthz HTTP/0.9", b"GET /healthz HTTP/2.0", b"GARBAGE"])
@@ -135,11 +163,11 @@ class Line:
         self.is_cut = True
 
 
-def cut(addresses: list[str], per_address: int) -> list[str]:
+def cut(addresses: list[str], per_address: int, connections: int = 10_000) -> list[str]:
     """Which of these connections, in the order in which they came, are closed: this machine has no IPv6 networks."""
     lines = [Line(address) for address in addresses]
-    runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines))
-    callers.Callers(runner, per_address).look(0.0)
+    runner: Any = SimpleNamespace(server=SimpleNamespace(connections=lines), handshakes={})
+    callers.Callers(runner, per_address, Bounds(connections=connections)).look(0.0)
     return [line.address for line in lines if line.is_cut]
 
 
@@ -149,25 +177,20 @@ def test_all_addresses_of_one_ipv6_network_share_its_connections() -> None:
     assert cut(["192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2", "::1", "::1"], 1) == ["::ffff:192.0.2.1"]
 
 
-def test_past_all_connections_the_largest_neighbourhood_loses_its_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "connections_max", lambda: 8)
+def test_past_all_connections_the_largest_neighbourhood_loses_its_newest() -> None:
     crowd, few = [f"2001:db8::{number}" for number in range(1, 7)], ["192.0.2.1", "192.0.2.1", "198.51.100.1"]
     for share in (0, 256):
-        assert cut([*crowd, *few], share) == crowd[5:]
-        assert cut([*few, *crowd, "127.0.0.1", "127.0.0.1"], share) == crowd[3:]
-        assert cut([*crowd, *few[1:]], share) == []
+        assert cut([*crowd, *few], share, 8) == crowd[5:]
+        assert cut([*few, *crowd, "127.0.0.1", "127.0.0.1"], share, 8) == crowd[3:]
+        assert cut([*crowd, *few[1:]], share, 8) == []
 
 
-@pytest.mark.usefixtures("strangers")
 @pytest.mark.parametrize("bound", ["time", "memory"])
 @pytest.mark.asyncio
-async def test_answers_that_nobody_reads_are_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    monkeypatch.setattr(http, "GRACE_S", 0.5 if bound == "time" else 3600.0)
-    monkeypatch.setattr(http, "RATE_BYTES_PER_S", 2**30)
-    monkeypatch.setattr(callers, "UNREAD_MAX_BYTES", 0 if bound == "memory" else 2**40)
-    async with serve(tmp_path) as served, asyncio.timeout(300):
+async def test_answers_that_nobody_reads_are_let_go(tmp_path: Path, bound: str) -> None:
+    grace_s, unread_bytes = (0.5, 2**40) if bound == "time" else (3600.0, 0)
+    bounds = replace(STRANGERS, grace_s=grace_s, bytes_per_s=2.0**30, unread_bytes=unread_bytes)
+    async with serve(tmp_path, bounds=bounds) as served, asyncio.timeout(300):
         _, writer = await connect(served)
         while not waiting(served) and not writer.is_closing():  # it may be cut before it was seen to wait
             writer.write(50 * LARGE)
@@ -179,10 +202,9 @@ async def test_answers_that_nobody_reads_are_let_go(
             await writer.wait_closed()
 
 
-@pytest.mark.usefixtures("strangers")
 @pytest.mark.asyncio
 async def test_one_address_has_its_share_of_listeners(tmp_path: Path) -> None:
-    async with serve(tmp_path, "round.listeners_per_address=2") as served, asyncio.timeout(120):
+    async with serve(tmp_path, "round.listeners_per_address=2", bounds=STRANGERS) as served, asyncio.timeout(120):
         await served.publish()
         streams = [await served.client.get("/v1/events") for _ in range(2)]
         assert [stream.status for stream in streams] == [200, 200]
@@ -194,11 +216,11 @@ async def test_one_address_has_its_share_of_listeners(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_listeners_of_one_ipv6_network_share_and_the_largest_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "LISTENERS_MAX", 3)
-    async with serve(tmp_path, "round.listeners_per_address=3") as served, AsyncExitStack() as stack:
+async def test_listeners_of_one_ipv6_network_share_and_the_largest_makes_room(tmp_path: Path) -> None:
+    async with (
+        serve(tmp_path, "round.listeners_per_address=3", bounds=Bounds(listeners=3)) as served,
+        AsyncExitStack() as stack,
+    ):
         runner = served.client.server.runner
         assert isinstance(runner, web.AppRunner)
         here, ended = runner.app[watch.WATCH], list[str]()
@@ -223,11 +245,9 @@ async def test_listeners_of_one_ipv6_network_share_and_the_largest_makes_room(
 
 
 @pytest.mark.asyncio
-async def test_this_machine_has_a_quarter_of_the_streams_and_a_proxy_on_it_names_its_callers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "LISTENERS_MAX", 8)
-    async with serve(tmp_path, "round.listeners_per_address=1") as served, asyncio.timeout(120):
+async def test_this_machine_has_a_quarter_of_the_streams_and_a_proxy_on_it_names_its_callers(tmp_path: Path) -> None:
+    bounds = Bounds(listeners=8)
+    async with serve(tmp_path, "round.listeners_per_address=1", bounds=bounds) as served, asyncio.timeout(120):
         await served.publish()
         streams = [await served.client.get("/v1/events") for _ in range(3)]
         assert [stream.status for stream in streams] == [200, 200, 503]

@@ -341,10 +341,10 @@ class TestStrangers:
         await served.call(NodeKey(b"1" * 32), "/v1/nodes", message, HeartbeatReply)
         response = await served.client.get("/v1/leaderboard")
         assert response.content_type == "application/json"
-        assert (await response.json())["nodes"][0]["name"] == name
+        assert (await response.json())["nodes"][0]["name"] == "<script>alert 1 </script>"
         page = await served.client.get("/")
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-        assert name not in await page.text()
+        assert "<script>alert" not in await page.text()
 
     async def test_rates_whose_sum_is_no_number_do_not_break_the_board_for_all(self, served: Served) -> None:
         owner = NodeKey(b"o" * 32)

@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientConnectionError
 
-from coordinator import app
-from coordinator.api import http
+from coordinator.api.bounds import Bounds
 from protocol import limits
 from tests.coordinator.served import Served, serve
 from tests.coordinator.test_http import MB, refused
@@ -72,13 +71,9 @@ async def test_an_endless_stream_is_cut_off(served: Served) -> None:
         b"POST /v1/owners HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
     ],
 )
-async def test_who_never_ends_a_request_holds_no_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
-) -> None:
-    monkeypatch.setattr(app, "IDLE_S", 0.2)
-    monkeypatch.setattr(http, "GRACE_S", 0.2)
+async def test_who_never_ends_a_request_holds_no_connection(tmp_path: Path, begun: bytes) -> None:
     (tmp_path / "other").mkdir()
-    async with serve(tmp_path / "other") as served:
+    async with serve(tmp_path / "other", bounds=Bounds(idle_s=0.2, grace_s=0.2)) as served:
         assert served.client.port is not None
         reader, writer = await asyncio.open_connection(served.client.host, served.client.port)
         writer.write(begun)

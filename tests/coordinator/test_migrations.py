@@ -21,7 +21,10 @@ from coordinator.store.schema import numbered, stamp
 from coordinator.store.state import Database, engine
 from ledger import store
 from ledger import tables as ledger_tables
+from protocol import names
 from protocol.errors import ConfigInvalid
+from protocol.nicknames import nickname
+from protocol.signing import NodeKey
 from tests.coordinator.old_stores import make_old, rows_of_the_round, schema_of, wipe
 
 AUDIT, TRUST = ("claim_id", "finding", "judged_ms", "fault"), ("owner", "banned_ms", "hard")
@@ -126,6 +129,38 @@ def test_an_upgraded_store_has_every_row_and_a_sound_ledger(old: Path | str) -> 
     assert {name: database.run_now(counted, name) for name in rows} == {name: len(rows[name]) for name in rows}
     assert database.run_now(store.rebuild) == []
     database.close()
+
+
+def test_step_14_names_old_copies_by_their_ids_and_whoever_has_earned_first(old: Path | str) -> None:
+    """Everybody is still there: the first that earned something is called as it was, its owner's other nodes, too."""
+    table = sa.table("nodes", *map(sa.column, ("node_id", "owner", "name", "skeleton", "earned", "registered_ms")))
+    keys = [NodeKey(bytes([number]) * 32).node_id for number in range(1, 6)]
+    squatter, copy, first, second, hostile = keys
+    owners = {first: "owner", second: "owner"}
+    called = {squatter: "her\u043en", copy: "HERON\u200b", first: "Heron", second: "heron", hostile: "\u202e"}
+
+    def fill(connection: sa.Connection) -> None:
+        made = sa.Table("nodes", sa.MetaData(), autoload_with=connection)
+        like = dict(connection.execute(sa.select(made)).mappings().first() or {})
+        for moment_ms, (node, name) in enumerate(called.items()):
+            own = {"node_id": node, "owner": owners.get(node, node), "name": name, "registered_ms": moment_ms}
+            connection.execute(sa.insert(made).values(**like | own))
+        claims = sa.Table("ledger_claims", sa.MetaData(), autoload_with=connection)
+        posted = dict(connection.execute(sa.select(claims).where(claims.c.state == "posted")).mappings().first() or {})
+        connection.execute(sa.insert(claims).values(**posted | {"claim_id": "c" * 32, "node_id": second}))
+
+    with closing(Database(old, any_schema=True)) as database:
+        database.run_now(fill)
+        upgrading.upgrade(database, lambda _: None)
+        chosen = sa.select(table.c.node_id, table.c.name).where(table.c.node_id.in_(keys))
+        found = dict(database.run_now(lambda connection: connection.execute(chosen).all()))
+    assert found == {
+        squatter: names.with_id("her\u043en", squatter),
+        copy: names.with_id("HERON", copy),
+        first: "Heron",
+        second: "heron",
+        hostile: nickname(hostile),
+    }
 
 
 def test_step_8_finds_old_faults_and_what_old_bans_took(old: Path | str) -> None:

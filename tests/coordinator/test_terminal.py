@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.terminal import GUTTER, block
-from coordinator.web.words import ACCENTS_MAX, UNREADABLE
+from protocol.limits import NAME_MARKS_MAX
+from protocol.names import UNREADABLE
 
 HOSTILE = {
     "clears the screen": ("\x1b[2Jgone", r"\x1b[2Jgone"),
@@ -50,4 +51,4 @@ def test_no_text_gets_anything_else_to_the_terminal(text: str, columns: int) -> 
             category = unicodedata.category(character)
             marks = marks + 1 if category in ("Mn", "Me") else 0
             assert category not in UNREADABLE | {"Cc"}
-            assert marks <= ACCENTS_MAX
+            assert marks <= NAME_MARKS_MAX

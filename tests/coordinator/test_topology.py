@@ -155,10 +155,40 @@ def test_a_newcomer_gets_every_stripe_and_moves_nobody() -> None:
     assert_is_a_tree_per_stripe(planned)
 
 
-def test_a_newcomer_is_fed_by_nodes_with_uplink_to_spare() -> None:
-    planned = plan(3 * W, uniform(1))
+def test_a_newcomer_is_fed_by_whom_the_plan_names_the_more_by_those_with_uplink_to_spare() -> None:
+    planned = plan(3 * W, uniform(20))
+    for at in range(50):
+        topology.join(planned, [NodeLinks(f"late-{at}", W, W)])
+    feeds = Counter(parent for at in range(50) for parent in planned.parents[f"late-{at}"])
+    assert all(planned.parents[f"late-{at}"].count(SOURCE) >= 1 for at in range(50))
+    assert feeds.keys() <= {SOURCE, *planned.planned}
+    assert len(feeds) > 10, "no few have to bear all"
+    wide = plan(3 * W, [*uniform(19), NodeLinks("wide", 20 * W, 20 * W)])
+    for at in range(50):
+        topology.join(wide, [NodeLinks(f"late-{at}", W, W)])
+    shares = Counter(parent for at in range(50) for parent in wide.parents[f"late-{at}"])
+    assert shares["wide"] > 2 * shares["node-00000"]
+
+
+def test_free_keys_that_join_slow_nobody_down() -> None:
+    """They register by hundreds and fetch nothing: no slot is theirs, nobody turns to them, nor is any help."""
+    planned = plan(3 * W, uniform(20))
+    help_rate = planned.help_rate
+    topology.join(planned, [NodeLinks(f"key-{at}", W, W) for at in range(400)])
     topology.join(planned, [NodeLinks("late", W, W)])
-    assert set(planned.parents["late"]) == {"node-00000"}
+    assert planned.help_rate == help_rate > 0
+    for name in [*planned.planned, "late"]:
+        assert not any(upstream.startswith("key-") for upstream in planned.upstreams(name))
+        topology.renew_spares(planned, name)
+        assert not any(upstream.startswith("key-") for upstream in planned.upstreams(name))
+
+
+def test_who_shares_nothing_feeds_no_leaf() -> None:
+    planned = plan(3 * W, [NodeLinks("selfish", 0.0, W), NodeLinks("open", W, W)])
+    for at in range(10):
+        topology.join(planned, [NodeLinks(f"late-{at}", W, W)])
+    assert not planned.children("selfish")
+    assert all("selfish" not in planned.upstreams(f"late-{at}") for at in range(10))
 
 
 def test_who_leaves_takes_only_its_edges_along() -> None:
@@ -175,19 +205,17 @@ def test_who_leaves_takes_only_its_edges_along() -> None:
 
 
 @pytest.mark.parametrize("dialable", [True, False])
-def test_a_node_that_comes_and_goes_uses_up_no_slots(dialable: bool) -> None:
+def test_a_node_that_comes_and_goes_leaves_nothing_behind(dialable: bool) -> None:
     planned = plan(3 * W, uniform(20))
-    before = dict(planned.slots)
-    assert sum(before.values()) > 0
+    before = (len(planned.turns), set(planned.feeding), set(planned.dialable), planned.planned)
     for _ in range(10):
         topology.join(planned, [NodeLinks("flapping", W, W, dialable)])
         topology.leave(planned, ["flapping"])
-    assert planned.slots == before
+    assert (len(planned.turns), planned.feeding, planned.dialable, planned.planned) == before
 
 
 def test_many_come_and_go_at_once_and_everybody_is_in_a_tree_and_knows_whom_it_feeds() -> None:
     planned = plan(3 * W, uniform(60))
-    could_feed = sum(planned.slots.values()) + sum(slots_used(planned).values()) - slots_used(planned)[SOURCE]
     gone = list(planned.parents)[::3]
     topology.leave(planned, gone)
     topology.join(planned, [NodeLinks(name, W, W, dialable=bool(at % 2)) for at, name in enumerate([*gone, "late"])])
@@ -195,9 +223,6 @@ def test_many_come_and_go_at_once_and_everybody_is_in_a_tree_and_knows_whom_it_f
     for name in planned.parents:
         assert set(planned.children(name)) == {child for child, parents in planned.parents.items() if name in parents}
         assert name not in planned.upstreams(name)
-    used = slots_used(planned)
-    assert all(free >= 0 for free in planned.slots.values())
-    assert sum(planned.slots.values()) + sum(used.values()) - used[SOURCE] <= could_feed
 
 
 @pytest.mark.parametrize("change", ["leave", "join", "join one by one"])
@@ -287,3 +312,64 @@ def test_the_fluid_bound_is_the_narrowest_of_three(
 def test_uplinks_that_cannot_reach_each_other_count_for_nothing_in_the_bound() -> None:
     shy = [NodeLinks(f"shy-{at}", 9 * W, 9 * W, dialable=False) for at in range(6)]
     assert fluid_bound_s(W, W, [*uniform(2, 1.0, 9.0), *shy]) == pytest.approx(6 / (1 + 2))
+
+
+def kinds_of(count: int, *, punchable: float, hidden: float, seed: int = 0) -> list[NodeLinks]:
+    """Equal nodes, of which these shares cannot be dialled."""
+    order = Random(count + seed).sample(range(count), count)
+    punched, lost = order[: round(count * punchable)], order[round(count * punchable) :][: round(count * hidden)]
+    return [
+        NodeLinks(f"{at:05d}", W, 4 * W, at not in punched and at not in lost, at in punched) for at in range(count)
+    ]
+
+
+@given(st.floats(min_value=0.5, max_value=50.0), swarms, st.randoms(use_true_random=False))
+def test_who_is_punchable_feeds_only_who_is_or_can_be_dialled(
+    source_up: float, links: list[tuple[float, float, bool]], rng: Random
+) -> None:
+    nodes = [
+        NodeLinks(str(at), up * W, down * W, dialable, not dialable and rng.random() < 0.5)
+        for at, (up, down, dialable) in enumerate(links)
+    ]
+    planned = plan(source_up * W, nodes)
+    assert_is_a_tree_per_stripe(planned)
+    can_meet = planned.dialable, planned.punchable
+    for child, parents in planned.parents.items():
+        for parent in parents:
+            is_open = parent == SOURCE or parent in planned.dialable or child in planned.dialable
+            assert is_open or all(name in can_meet[1] for name in (parent, child))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 100])
+@pytest.mark.parametrize("punchable", [0.5, 0.75, 1.0])
+def test_where_all_others_are_punchable_the_trees_are_those_of_nodes_that_can_be_dialled(
+    count: int, punchable: float
+) -> None:
+    nodes = kinds_of(count, punchable=punchable, hidden=0.0)
+    open_ones = [NodeLinks(node.name, node.up, node.down) for node in nodes]
+    planned = plan(3 * W, nodes)
+    assert planned.parents == plan(3 * W, open_ones).parents
+    assert fluid_bound_s(W, 3 * W, nodes) == fluid_bound_s(W, 3 * W, open_ones)
+    assert set(planned.turns) - {SOURCE} <= planned.dialable, "newcomers get no parent that they cannot reach"
+
+
+@pytest.mark.parametrize("count", [8, 16, 64, 300])
+@pytest.mark.parametrize(("punchable", "hidden"), [(0.5, 0.25), (0.25, 0.5), (0.7, 0.2)])
+def test_beside_hidden_nodes_the_punchable_ones_feed_each_other_and_the_source_carries_little_more(
+    count: int, punchable: float, hidden: float
+) -> None:
+    nodes = kinds_of(count, punchable=punchable, hidden=hidden)
+    planned = plan(3 * W, nodes)
+    used, width = slots_used(planned), planned.rate / STRIPES
+    assert used[SOURCE] * width <= 1.25 * 3 * W
+    assert all(used[node.name] * width <= node.up * 1.1 for node in nodes)
+    assert any(set(planned.children(name)) & planned.punchable for name in planned.punchable)
+    size = 2.0**30
+    assert size / planned.rate <= 1.05 * fluid_bound_s(size, 3 * W, nodes)
+
+
+def test_a_punchable_node_that_leaves_is_forgotten() -> None:
+    planned = plan(3 * W, kinds_of(8, punchable=0.5, hidden=0.0))
+    topology.leave(planned, list(planned.punchable))
+    assert not planned.punchable
+    assert_is_a_tree_per_stripe(planned)

@@ -22,7 +22,7 @@ from protocol.messages import Peer
 from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
 from swarm_node.p2p.download import fetch_chunks
-from swarm_node.p2p.host import WrongPeer
+from swarm_node.p2p.noise import WrongPeer
 from swarm_node.p2p.serve import ChunkServer
 from tests import npm
 from tests.processes.programs import PATIENCE_S, script

@@ -54,10 +54,13 @@ FIELDS: dict[type[Message], dict[str, Any]] = {
     LeaseRequest: {
         "version": 1, "groups": 1, "continues": True, "numerics": "torch/fp32/cpu", "environments": ["leduc"],
     },
-    PlanRequest: {"version": 1},
+    PlanRequest: {
+        "version": 1, "observed": ["203.0.113.5:4001"], "punched": [KEY.node_id], "unpunched": [KEY.node_id],
+    },
     Plan: {
         "stripes": 1, "peers": [PEER, CALLER], "calls": [PEER], "rate": 1e6, "hops": 2, "help_rate": 1e5, "probe": PEER,
         "dialled": True,
+        "punches": [PEER], "observers": [PEER],
     },
     Receipt: {
         "round_id": ROUND, "version": 1, "seconds": 1.0,

@@ -11,11 +11,11 @@ from swarm_node.p2p.noise import (
     PLAINTEXT_MAX_BYTES,
     UNSENT_MAX_BYTES,
     UNSENT_MIN_BYTES,
-    NoiseBroken,
     Opener,
     Pace,
     Sealer,
 )
+from swarm_node.p2p.noise_xx import NoiseBroken
 
 KEY = bytes(range(32))
 

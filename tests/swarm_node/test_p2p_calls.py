@@ -27,8 +27,9 @@ from protocol.ids import NodeId
 from protocol.messages import Peer
 from protocol.signing import NodeKey
 from swarm_node.p2p.download import NoSource
-from swarm_node.p2p.host import Host, HostSettings, WrongPeer
+from swarm_node.p2p.host import Host, HostSettings
 from swarm_node.p2p.link import PeerStalled
+from swarm_node.p2p.noise import WrongPeer
 from tests.swarm_node.p2p_world import (
     PATIENT_SECONDS,
     QUICK,

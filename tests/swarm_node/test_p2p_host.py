@@ -31,8 +31,9 @@ from protocol.frames import Bye, Farewell, Want
 from protocol.ids import ChunkId
 from protocol.signing import NodeKey
 from swarm_node.p2p import workarounds
-from swarm_node.p2p.host import Host, HostSettings, WrongPeer, open_host
+from swarm_node.p2p.host import Host, HostSettings, open_host
 from swarm_node.p2p.link import Link, PeerStalled, PeerVanished
+from swarm_node.p2p.noise import WrongPeer
 from swarm_node.p2p.yamux_frames import INITIAL_WINDOW_BYTES
 from tests.swarm_node.p2p_world import PATIENT_SECONDS, as_peer, key, node, server_process, stall, store
 

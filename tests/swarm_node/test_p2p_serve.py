@@ -324,9 +324,8 @@ async def test_what_came_a_moment_ago_is_served_without_the_disk(tmp_path: Path)
 
 
 @pytest.mark.trio
-async def test_only_so_many_bytes_of_what_came_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_node.arrivals.FRESH_BYTES", 10)
-    arrivals = Arrivals()
+async def test_only_so_many_bytes_of_what_came_last_are_kept() -> None:
+    arrivals = Arrivals(fresh_bytes_max=10)
     with arrivals.expecting(CHUNKS, ()):
         for chunk in CHUNKS[:3]:
             arrivals.arrived(chunk, b"12345")

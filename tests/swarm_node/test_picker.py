@@ -104,7 +104,8 @@ def test_lateness_is_counted_anew_from_the_first_bytes() -> None:
 
 def waiting_picker() -> tuple[Picker, float]:
     """One chunk was taken back from a parent that waits for it itself, for the other peer; and when."""
-    picker, now = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1]), RULES.ahead_s + 0.1
+    patient = replace(RULES, first_word_s=2 * RULES.confirm_s)
+    picker, now = picker_for(PEER_A, PEER_C, chunks=CHUNKS[:1], rules=patient), RULES.ahead_s + 0.1
     picker.next(0.0)
     picker.had(PEER_C.name, CHUNKS[:1], 0.0)
     assert taken_back_from(picker.next(now), PEER_A) == CHUNKS[:1]
@@ -345,7 +346,7 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
     habits = {source.name: chance.choice([*HABITS, "any"]) for source in sources}
     open_wants: dict[str, list[ChunkId]] = {source.name: [] for source in sources}
     delivered: set[ChunkId] = set()
-    now = 0.0
+    now = progress_at = 0.0
     for source in sources[:peer_count]:
         if habits[source.name] == "delivers":
             picker.had(source.name, chunks, now)
@@ -368,7 +369,9 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             assert picker.wake_at(now) > now
             now = picker.wake_at(now)
             continue
-        name = chance.choice(busy)
+        honest = [name for name in busy if habits[name] == "delivers"]
+        is_time = now >= progress_at + RULES.give_up_s / 2  # who delivers does so before anybody gives up
+        name = chance.choice(honest if honest and is_time else busy)
         habit = habits[name] if habits[name] != "any" else chance.choice(HABITS)
         now += chance.random() * chance.choice([0.01, RULES.overdue_s])
         if chance.random() < 0.3:
@@ -377,6 +380,7 @@ def test_whatever_sources_do_it_ends_with_every_chunk_or_without_hope(
             chunk = open_wants[name].pop()
             assert picker.delivered(name, chunk, now) is (chunk not in delivered)
             delivered.add(chunk)
+            progress_at = now
         elif habit in ("absent", "busy"):
             picker.refused(name, open_wants[name].pop(0), Reason[habit.upper()], now)
         else:

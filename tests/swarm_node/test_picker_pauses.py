@@ -106,7 +106,8 @@ def test_requests_of_the_origin_that_fail_in_one_outage_count_once() -> None:
 
 def test_what_was_kept_for_an_origin_that_failed_is_open_to_others() -> None:
     """Of two chunks nobody is planned to send the second; the origin gets it, and shall get the first."""
-    picker, now = picker_for(PEER_A, HTTP, chunks=CHUNKS[:2], rules=replace(RULES, strikes_max=1)), 10.0
+    rules = replace(RULES, strikes_max=1, first_word_s=60.0)
+    picker, now = picker_for(PEER_A, HTTP, chunks=CHUNKS[:2], rules=rules), 10.0
     assert picker.next(0.0) == [Ask(PEER_A.name, CHUNKS[0])]
     assert set(picker.next(now)) == {Ask(HTTP.name, CHUNKS[1]), TakeBack(PEER_A.name, CHUNKS[0])}
     picker.refused(HTTP.name, CHUNKS[1], Reason.BUSY, now)

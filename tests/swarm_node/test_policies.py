@@ -22,6 +22,7 @@ from protocol.signing import NodeKey
 from swarm_node.arrivals import Arrivals
 from swarm_node.blobs import BlobStore
 from swarm_node.p2p.host import Host
+from swarm_node.p2p.punch import Report
 from swarm_node.p2p.serve import ChunkServer
 from swarm_node.policies import REFRESH_S, RETRY_S, PolicyFollower, refresh_in_s
 from tests.swarm_node.p2p_world import (
@@ -71,6 +72,9 @@ class Round:
         self.proved_until = None
         self.own_network = True
         self.dials = SimpleNamespace(begin=lambda peer: None, tell=lambda: ([], []))
+        self.punches = SimpleNamespace(
+            follow=lambda punches, observers: None, has_news=False, report=Report, confirm=lambda report: None
+        )
 
     async def learn(self) -> None: ...
     async def fetched(self, receipt: Receipt) -> None: ...

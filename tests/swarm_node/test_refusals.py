@@ -117,7 +117,7 @@ async def test_a_coordinator_that_has_too_much_to_do_refuses_nothing(tmp_path: P
     assert list(refusals) == []
 
 
-def test_refusals_without_end_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_without_end_fill_no_disk(tmp_path: Path) -> None:
     refusals = Refusals(tmp_path / "refusals")
     for number in range(keeping.KEPT_MAX + 5):
         lease_id = f"{number:032x}"
@@ -125,7 +125,7 @@ def test_refusals_without_end_fill_no_disk(tmp_path: Path, monkeypatch: pytest.M
         _date(tmp_path, lease_id, number)
     kept = [one.lease_id for one in refusals]
     assert kept == [f"{number:032x}" for number in range(keeping.KEPT_MAX + 4, 4, -1)]
-    monkeypatch.setattr(keeping, "KEPT_MAX_BYTES", 1)
+    refusals = Refusals(tmp_path / "refusals", kept_bytes_max=1)
     refusals.keep("f" * 32, envelope("f" * 32), found(LeaseClosed("Late."), "f" * 32))
     assert [one.lease_id for one in refusals] == ["f" * 32], "the newest, however large"
 

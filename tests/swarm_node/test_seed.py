@@ -36,7 +36,7 @@ async def test_a_seeder_serves_a_chunk_that_is_published_while_it_runs(tmp_path:
 
 
 @pytest.mark.trio
-async def test_a_seeder_tells_what_left_in_its_best_second(tmp_path: Path) -> None:
+async def test_a_seeder_reports_to_whom_it_delivered_and_what_left_in_its_best_second(tmp_path: Path) -> None:
     blobs = store(tmp_path)
     for chunk, data in VERSION.chunks.items():
         blobs.write(chunk, data)
@@ -47,9 +47,11 @@ async def test_a_seeder_tells_what_left_in_its_best_second(tmp_path: Path) -> No
                 await link.send(Want(chunk), stall_s=5.0)
                 while not await link.receive():
                     pass
+            name = me.node_id
         assert process.stdout is not None
-        said = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-        assert 0 < said["bytes_per_s"] <= sum(map(len, VERSION.chunks.values()))
+        reports = [json.loads(await trio.to_thread.run_sync(process.stdout.readline)) for _ in range(2)]
+        assert reports[0] == {"served": [name]}
+        assert 0 < reports[1]["bytes_per_s"] <= sum(map(len, VERSION.chunks.values()))
 
 
 def end_of_stdin(process: subprocess.Popen[str]) -> None:

@@ -18,6 +18,14 @@ TWO_SCREENS_LINES = 100
 LONG_FUNCTIONS: dict[str, str] = {}
 """`path:function` → why it reads better in one piece."""
 
+PATCHED_CONSTANTS = {
+    "BODY_TOKENS_MAX": "of the auditor's model: how its work is cut, which must not change what it finds",
+    "CHUNK_BYTES": "of the learner's head, as above; it would have to pass through three functions for a test alone",
+    "HEAD_LOGITS_MAX": "as BODY_TOKENS_MAX",
+    "PADDED_MAX": "of the learner's packing, as CHUNK_BYTES",
+}
+"""Constants of ours that tests set, and why they are no arguments."""
+
 IMPURE_CALLS = ("open", "input", "print", "datetime.now", "datetime.utcnow", "datetime.today", "date.today")
 SEEDED_GENERATORS = {"Generator", "Philox", "SeedSequence"}
 
@@ -101,10 +109,42 @@ def test_tests_wait_for_events_and_not_for_time_to_pass() -> None:
     report([f"{p}:{line}: {name}" for p in python_files("tests") for line, name in calls(p) if name in banned])
 
 
+def test_tests_pass_bounds_as_arguments_and_patch_no_constant_of_ours() -> None:
+    problems = []
+    for path in python_files("tests"):
+        ours = {name.rpartition(".")[2] for _, name in imports(path) if name.partition(".")[0] in ROOMS} | set(ROOMS)
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr":
+                whole = patched(node)
+                first, last = whole.partition(".")[0], whole.rpartition(".")[2]
+                if last.isupper() and last not in PATCHED_CONSTANTS and first in ours:
+                    problems.append(f"{path}:{node.lineno}: {whole}")
+    report(problems)
+
+
+def patched(call: ast.Call) -> str:
+    """Return what `monkeypatch.setattr` sets, dotted; of a module given as an object, from its name in the test on."""
+    parts = [part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in call.args[:2]]
+    return ".".join(map(str, parts)) if not isinstance(call.args[0], ast.Constant) else str(parts[0])
+
+
 def test_tests_use_fakes_and_not_patches() -> None:
     patches = ("unittest.mock", "mock.", "pytest_mock")
     found = [(path, line, name) for path in python_files("tests") for line, name in imports(path)]
     report([f"{path}:{line}: {name}" for path, line, name in found if name.startswith(patches)])
+
+
+def test_the_handshake_rests_on_no_unmaintained_library() -> None:
+    """libp2p requires noiseprotocol and brings a handshake on top of it: our programs import neither (ADR 0054)."""
+    forbidden = ("noise", "libp2p.security.noise")
+    report(
+        [
+            f"{path}:{line}: {name}"
+            for path in python_files(*ROOMS)
+            for line, name in imports(path)
+            if any(name == module or name.startswith(f"{module}.") for module in forbidden)
+        ]
+    )
 
 
 def pure_modules() -> list[Path]:

@@ -17,6 +17,7 @@ from coordinator.web import charts, tree, words
 from coordinator.web.board import Wish
 from coordinator.web.html import Markup, el
 from coordinator.work.scores import wilson
+from protocol.limits import NAME_MAX_CHARS
 from tests.coordinator.world import HONEST_TOKENS, World
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))
@@ -147,7 +148,7 @@ class TestWords:
     @given(ANY_TEXT)
     def test_any_name_becomes_a_short_line_that_turns_nothing_around(self, name: str) -> None:
         shown = words.readable(name, "id")
-        assert 0 < len(shown) <= words.NAME_MAX
+        assert 0 < len(shown) <= NAME_MAX_CHARS
         assert shown == shown.strip()
         assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\n\r\0")
         shown.encode()

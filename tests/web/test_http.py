@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from coordinator.api.bounds import Bounds
 from coordinator.api.snapshot import Snapshot
 from coordinator.api.stats import number
-from coordinator.api.watch import LISTENERS_MAX, WATCH, Watch
+from coordinator.api.watch import WATCH, Watch
 from protocol.signing import NodeKey
 from tests.coordinator.served import Served, serve
 from tests.web.rounds import HOSTILE, furnished, hostile_id
@@ -158,7 +159,7 @@ class TestEvents:
         async with asyncio.timeout(60):
             while watch.listeners:
                 await served.client.get("/healthz")
-        watch.listeners["elsewhere"] = LISTENERS_MAX
+        watch.listeners["elsewhere"] = Bounds().listeners
         response = await served.client.get("/v1/events")
         watch.listeners.clear()
         assert response.status == 503

@@ -67,7 +67,7 @@ def test_no_tensor_holds_samples_times_tokens_times_vocabulary(policy: Path, mon
     """The largest input of the head is a slice, however many tokens there are."""
     monkeypatch.setattr(module, "HEAD_LOGITS_MAX", 4 * 320)
     scorer, seen = Scorer(policy), list[int]()
-    scorer._head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
+    scorer._head.output.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numel()))
     scorer.score(prefills())
     assert 0 < max(seen) <= 4 * 320
 

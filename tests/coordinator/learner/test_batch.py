@@ -28,17 +28,20 @@ def test_a_single_token_is_a_batch() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
     st.integers(0, 40),
+    st.booleans(),
 )
-def test_pieces_hold_every_sample_once_within_their_budget(shape: list[tuple[int, list[int]]], budget: int) -> None:
+def test_pieces_hold_every_sample_once_within_their_budget(
+    shape: list[tuple[int, list[int]]], budget: int, packed: bool
+) -> None:
     groups = [
         group(number, [1] * prompt, [([2] * length, [-1.0] * length, 0.0) for length in lengths])
         for number, (prompt, lengths) in enumerate(shape)
     ]
     data = collate(groups)
-    found = list(pieces(data, torch.arange(len(data.mask)), budget))
+    found = list(pieces(data, torch.arange(len(data.mask)), budget, packed=packed))
     assert sorted(torch.cat(found).tolist()) == list(range(len(data.mask)))
     for piece in found:
-        prompts = sum(len(data.prompts[owner]) for owner in set(data.owners[piece].tolist()))
+        prompts = sum(len(data.prompts[owner]) for owner in (set if packed else list)(data.owners[piece].tolist()))
         cost = int(data.lengths[piece].sum()) + prompts
         assert len(piece) == 1 or not budget or cost <= budget
     assert len(found) == 1 or budget

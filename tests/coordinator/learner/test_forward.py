@@ -1,18 +1,20 @@
 """Packed samples say what they would say apart: on every family, at every cut, with their gradients."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, CohereConfig, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coordinator.learner.batch import Tensors, collate
-from coordinator.learner.forward import completion_logprobs, prepare
-from coordinator.learner.head import CHUNK_BYTES, selected_logprobs
+from coordinator.learner.forward import completion_logprobs, packs, prepare
+from coordinator.learner.head import CHUNK_BYTES, body_of, selected_logprobs
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
+from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL, group
 
 PLAIN = TrainSettings(learning_rate=0.0)
@@ -113,18 +115,66 @@ SIZES: dict[str, Any] = {
 }
 
 
-def test_a_model_whose_attention_slides_is_refused() -> None:
-    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
-    config = Qwen2Config(**sizes, use_sliding_window=True, sliding_window=4096, max_window_layers=0)
-    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
-    with pytest.raises(ConfigInvalid, match="slides"):
-        prepare(model, PLAIN)
+STATEFUL = ("Qwen3-Next", "Qwen3.5", "LFM2", "Falcon-H1", "Granite 4 (hybrid)")
+SLIDING = ("Mistral (window)", "Qwen2 (window)", "Gemma 2", "Gemma 3", "OLMo 3", "GPT-OSS", "Command A")
+SHAPED = ("Phi-2", "Granite", "Command R", "StableLM")
+LONG = tuple(
+    group(
+        number,
+        range(first, first + width),
+        [(list(range(9, 9 + length)), [-1.0] * length, 1.0) for length in lengths],
+    )
+    for number, (first, width, lengths) in enumerate([(40, 9, [5, 1, 12]), (80, 3, [8, 2, 7]), (120, 14, [3, 9, 4])])
+)
+"""Prompts and completions that are longer than a window of four tokens, in no order of their lengths."""
 
 
-def test_a_model_whose_logits_are_not_a_plain_product_is_refused() -> None:
-    config = CohereConfig(**SIZES, logit_scale=0.25)
-    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
-    with pytest.raises(ConfigInvalid, match="cannot train a cohere"):
+@pytest.mark.parametrize("name", [*STATEFUL, *SLIDING, *SHAPED])
+def test_no_sample_changes_another_whatever_the_architecture(name: str, tmp_path: Path) -> None:
+    """Layers that carry a state from place to place mix samples that are packed: 4 nats in these policies."""
+    model: Any = AutoModelForCausalLM.from_pretrained(zoo.make(name, tmp_path), dtype=torch.float32)
+    exact: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    prepare(model, PLAIN)
+    assert packs(model) is (name not in (*STATEFUL, "StableLM"))
+    data = collate(LONG)
+    everything = torch.arange(len(data.mask))
+    packed, _ = completion_logprobs(model, data, everything, PLAIN)
+    weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0)) * data.mask
+    (packed * weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    for row in everything.tolist():
+        expected = apart(exact, data, row)
+        assert (packed[row, : len(expected)] - expected).abs().max() < 1e-4
+        assert torch.all(packed[row, len(expected) :] == 0)
+        (expected * weights[row, : len(expected)]).sum().backward()  # type: ignore[no-untyped-call]  # as above
+    theirs = dict(exact.named_parameters())
+    for key, weight in model.named_parameters():
+        found, wanted = (torch.zeros(()) if one.grad is None else one.grad for one in (weight, theirs[key]))
+        assert (found - wanted).abs().max() <= 1e-3 * wanted.abs().max() + 1e-5, key
+
+
+@pytest.mark.parametrize("name", ["OPT", "Phi-3.5-MoE", "Qwen3-Next"])
+def test_layers_that_are_computed_twice_drop_nothing_and_add_no_noise(name: str, tmp_path: Path) -> None:
+    """Dropout and routers' noise are for training from scratch: no node samples with them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(zoo.make(name, tmp_path), dtype=torch.float32)
+    exact: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    prepare(model, replace(PLAIN, gradient_checkpointing=True))
+    data, seen = collate(LONG), []
+    layer = body_of(model).layers[0]
+    inner = next(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+    inner.register_forward_hook(lambda *_: seen.append(1))
+    found, _ = completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN)
+    computed = len(seen)
+    found.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    assert len(seen) == 2 * computed
+    for row in range(len(data.mask)):
+        expected = apart(exact, data, row)
+        assert (found[row, : len(expected)] - expected).abs().max() < 1e-4
+
+
+def test_a_model_whose_logits_are_not_a_plain_product_is_refused(tmp_path: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(zoo.make("Llama 3", tmp_path), dtype=torch.float32)
+    model.register_forward_hook(lambda _model, _inputs, output: replace(output, logits=0.5 * output.logits))
+    with pytest.raises(ConfigInvalid, match="cannot train a llama"):
         prepare(model, PLAIN)
 
 

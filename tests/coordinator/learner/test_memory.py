@@ -147,7 +147,7 @@ def test_weights_in_several_files_have_the_bytes_that_transformers_would_write(f
     config, dtype = FAMILIES[family]
     policy = Policy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
-    files = HubFiles(policy.model, dtype, part_size="20KB")
+    files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     with files.open(tmp_path / "parts") as write:
         for names in files.together:
             write({name: weights[name] for name in names})
@@ -162,7 +162,7 @@ def test_experts_in_several_files_are_loaded_as_they_were(tmp_path: Path) -> Non
     """Transformers keeps all experts of a layer in one file; each goes where there is room, and that is as good."""
     config, dtype = FAMILIES["experts"]
     policy = Policy(make_other_policy(tmp_path / "start", config, dtype=dtype), SETTINGS)
-    files = HubFiles(policy.model, dtype, part_size="20KB")
+    files = HubFiles(policy.model, dtype, {}, part_size="20KB")
     weights = {name: weight.to(dtype) for name, weight in masters(policy).items()}
     policy.save_hub(tmp_path / "version")
     (tmp_path / "version" / "model.safetensors").unlink()

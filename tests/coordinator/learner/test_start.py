@@ -9,12 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
-from coordinator.config import ModelSection
+from coordinator.config import ModelSection, parse
 from coordinator.learner.loading import load_model
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
-from coordinator.learner.start import place
+from coordinator.learner.start import place, require_here, warnings
+from coordinator.round import Round
 from protocol.errors import ConfigInvalid
+from tests.architectures import zoo
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.tiny_policy import make_other_policy
 
@@ -113,3 +115,55 @@ def test_a_folder_that_lacks_something_is_refused(policy_folder: Path, tmp_path:
     (tmp_path / "source" / missing).unlink()
     with pytest.raises(ConfigInvalid, match=said):
         place(ModelSection(path=str(tmp_path / "source")), tmp_path / "start", seed=0)
+
+
+def test_an_architecture_that_nobody_can_sample_is_refused_before_a_key_is_made(tmp_path: Path) -> None:
+    source = zoo.make("Mamba 2", tmp_path / "source")
+    config = parse({"round": {"directory": str(tmp_path / "round")}, "model": {"path": str(source)}})
+    with pytest.raises(ConfigInvalid, match="mamba2 is not supported"):
+        Round(config)
+    assert not (tmp_path / "round").exists()
+
+
+def test_an_architecture_on_the_hub_is_judged_by_its_configuration_alone(hub_cache: Path, tmp_path: Path) -> None:
+    (snapshot,) = (hub_cache / "snapshots").iterdir()
+    (snapshot / "config.json").write_text('{"model_type": "mamba2"}')
+    (snapshot / "model.safetensors").unlink()
+    config = parse({"round": {"directory": str(tmp_path / "round")}, "model": {"path": "hf://someone/tiny"}})
+    with pytest.raises(ConfigInvalid, match="mamba2 is not supported"):
+        Round(config)
+    assert not (tmp_path / "round").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized .mxfp4."),
+        ({"is_encoder_decoder": True}, "has an encoder"),
+    ],
+)
+def test_weights_that_cannot_be_trained_are_refused_by_name(
+    policy_folder: Path, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "source")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ConfigInvalid, match=said):
+        require_here(ModelSection(path=str(folder)))
+    with pytest.raises(ConfigInvalid, match=said):
+        Policy(folder, TrainSettings(learning_rate=1e-3))
+
+
+def test_a_policy_in_float16_is_trained_and_its_range_is_said_at_launch(policy_folder: Path, tmp_path: Path) -> None:
+    source = zoo.make("Llama 3", tmp_path / "source", dtype=torch.float16)
+    assert not warnings(ModelSection(path=str(policy_folder)))
+    (line,) = warnings(ModelSection(path=str(source)))
+    assert "65,504" in line
+    policy = Policy(source, TrainSettings(learning_rate=1e-3))
+    policy.train_step(UNEQUAL)
+    policy.save_hub(tmp_path / "version")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.float16
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = 70_000
+    with pytest.raises(ConfigInvalid, match=r"model.norm.weight has grown beyond 65,504"):
+        policy.save_hub(tmp_path / "too large")

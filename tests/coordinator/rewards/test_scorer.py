@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from coordinator.data.policy_text import PolicyText
 from coordinator.rewards import scorer
 from coordinator.rewards.scorer import Scorer
@@ -59,6 +57,8 @@ def judged(
     prompts: list[str],
     until: Callable[[dict[int, str]], bool],
     problem: Callable[[Source], Problem] | None = None,
+    *,
+    given_up_max: int = scorer.GIVEN_UP_MAX,
 ) -> dict[int, str]:
     """Let one node answer a group for each prompt, and the scorer work until the states are so."""
     world.judge = replace(world.judge, reward=None)
@@ -70,9 +70,9 @@ def judged(
     spec = RewardSpec(((f"{folder}/mine.py:fn", 2.0),), timeout_s=60.0, processes=1)
 
     async def work() -> None:
-        running = asyncio.create_task(
-            Scorer(here, spec, problem or (lambda source: Problem(prompts[source.number])), lambda: world.now_ms).run()
-        )
+        about = problem or (lambda source: Problem(prompts[source.number]))
+        scoring_all = Scorer(here, spec, about, lambda: world.now_ms, pause_s=0.2, given_up_max=given_up_max)
+        running = asyncio.create_task(scoring_all.run())
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not until(states(world)):
@@ -113,9 +113,8 @@ def test_what_a_reward_says_of_learning_comes_to_the_learner(world: World, tmp_p
 
 
 def test_a_reward_that_is_broken_for_all_gives_few_groups_up_and_goes_on_when_mended(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(scorer, "PAUSE_S", 0.2)
     seen: list[str] = []
 
     def mended(found: dict[int, str]) -> bool:
@@ -132,24 +131,17 @@ def test_a_reward_that_is_broken_for_all_gives_few_groups_up_and_goes_on_when_me
     assert world.run(scoring.trouble)["down"] is False
 
 
-def test_completions_that_crash_every_reward_do_not_hold_up_those_behind_them(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scorer, "PAUSE_S", 0.2)
-    monkeypatch.setattr(scorer, "GIVEN_UP_MAX", 1)
+def test_completions_that_crash_every_reward_do_not_hold_up_those_behind_them(world: World, tmp_path: Path) -> None:
 
     def the_last_is_judged(found: dict[int, str]) -> bool:
         return found[4] == "buffered"
 
-    found = judged(world, tmp_path, ["crash"] * 4 + ["fine"], the_last_is_judged)
+    found = judged(world, tmp_path, ["crash"] * 4 + ["fine"], the_last_is_judged, given_up_max=1)
     assert set(found.values()) <= {"verifier_error", "unscored", "buffered"}
     assert list(found.values()).count("buffered") == 1
 
 
-def test_a_failure_of_ours_is_tried_again_and_does_not_end_the_coordinator(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scorer, "PAUSE_S", 0.2)
+def test_a_failure_of_ours_is_tried_again_and_does_not_end_the_coordinator(world: World, tmp_path: Path) -> None:
     failures = [OSError("the disk with the problems is away")]
 
     def problem(_source: Source) -> Problem:

@@ -16,6 +16,7 @@ from protocol.rollout import unpack_tokens
 from swarm_node.engine import qwen3_shape
 from swarm_node.engine.messages import GroupDone, GroupFailed
 from swarm_node.engine.torch_engine import TorchEngine
+from tests.architectures import zoo
 from tests.swarm_node.engine.asking import PROMPTS, SIZES, asked, sample
 
 
@@ -258,3 +259,27 @@ def test_a_foreign_policy_that_lacks_a_tensor_is_refused_not_made_up(foreign: Pa
     (folder / "canary.json").unlink()
     with pytest.raises(EngineFailed, match="cannot be loaded"):
         TorchEngine().load(folder, 1)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma 3"])
+def test_a_policy_in_float16_is_sampled_in_float16(name: str, tmp_path: Path) -> None:
+    engine = TorchEngine(dtype="float16")
+    assert engine.load(zoo.make(name, tmp_path, dtype=torch.float16), 1).numerics == "torch/fp16/cpu"
+    assert sample(engine, asked(PROMPTS[1]))
+
+
+def test_an_architecture_that_cannot_be_sampled_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match="mamba2 is not supported"):
+        TorchEngine().load(zoo.make("Mamba 2", tmp_path), 1)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "GPT-NeoX and Pythia", "DeepSeek-V3"])
+def test_a_version_whose_files_hold_weights_otherwise_is_written_over_the_one_before(name: str, tmp_path: Path) -> None:
+    """Buffers, too: a router's correction that stayed from the version before would send tokens to other experts."""
+    first, second = (zoo.make(name, tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    engine, fresh = TorchEngine(), TorchEngine()
+    engine.load(first, 1)
+    assert not engine.load(second, 2).rebuilt
+    fresh.load(second, 2)
+    wanted = asked(PROMPTS[1], version=2)
+    assert sample(engine, wanted) == sample(fresh, wanted)

@@ -1,0 +1,1 @@
+"""Tests of every architecture through every part that computes with a policy."""

@@ -43,7 +43,7 @@ class Cell:
     worker_mbit_s: float
     size_bytes: int
     nat_percent: int = 0
-    """Of the workers, those that nobody can dial."""
+    """Workers that nobody can dial."""
 
     @property
     def name(self) -> str:

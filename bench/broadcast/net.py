@@ -95,7 +95,7 @@ class Net:
         return party not in self._nat
 
     def listen_host(self, party: str) -> str:
-        """What a party's programs listen on; behind a router they do not know the address outside."""
+        """The address that a party's programs listen on; behind a router they do not know the one outside."""
         return self.address(party) if self.is_dialable(party) else "0.0.0.0"
 
     def command(self, party: str, command: Sequence[str]) -> list[str]:

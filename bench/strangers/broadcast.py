@@ -32,7 +32,7 @@ SIZE_BYTES = 4 * MIB
 HONEST = (1, 4, 16)
 COUNTS = (40, 400)
 BEATS_PER_S = 20.0
-"""Of all keys together: the machine is to be held up by what they do to broadcasts, not by their requests."""
+"""Heartbeats of all keys together: the machine is to be held up by their broadcasts, not by their requests."""
 
 UNDISTURBED, AFTER = 5, 3
 """Versions."""
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[tuple[Mode, ...], int]] = {
     for count in COUNTS
     for name, modes in (*((mode, (mode,)) for mode in MODES), ("mixed", MODES))
 }
-"""What keys do, and how many there are."""
+"""Kinds of attack by name: the modes of the keys, and how many keys there are."""
 
 SETTINGS: Settings = {
     "round": {"max_updates": 1000},
@@ -127,7 +127,7 @@ def play(kind: str, honest: int) -> Times:
     with _swarm() as swarm:
         round_ = Round(swarm, honest)
         round_.broadcast()  # nobody was proven before the first
-        time.sleep(SETTLE_S)
+        time.sleep(SETTLE_S)  # the seeder reports every second whom it served, to nobody whom a bench could ask
         times.undisturbed = [round_.broadcast() for _ in range(UNDISTURBED)]
         times.newcomer_undisturbed = round_.newcomer("newcomer-0")
         round_.broadcast()  # the newcomer has left, and was still planned

@@ -23,12 +23,12 @@ def connections_max() -> int:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What callers may take: time, connections and memory."""
+    """Bounds on the time, connections and memory of callers."""
 
     own_addresses: tuple[str, ...] = ("127.", "::1", "::ffff:127.")
-    """How the addresses of this machine begin."""
+    """Beginnings of the addresses of this machine."""
     look_s: float = 2.0
-    """How often all connections are checked."""
+    """Seconds between two checks of all connections."""
     connections: int = field(default_factory=connections_max)
     handshake_s: float = 10.0
     """For TLS, from the connection to its first request: two round trips, sent again a few times on a bad line."""

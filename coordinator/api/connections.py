@@ -51,7 +51,7 @@ class Handshake(asyncio.Protocol):
     def __init__(self, runner: "Runner", secure: SSLContext, handshake_s: float) -> None:
         self._runner, self._secure, self._handshake_s = runner, secure, handshake_s
         self._early = b""
-        """What came in the moment between the handshake and the HTTP connection."""
+        """Bytes that came between the handshake and the HTTP connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -95,7 +95,7 @@ class Runner(web.AppRunner):
     def __init__(self, app: web.Application, **options: Any) -> None:
         super().__init__(app, **options)
         self.handshakes: dict[Handshake, asyncio.Transport] = {}
-        """Those under way, the oldest first."""
+        """Handshakes under way, the oldest first."""
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()

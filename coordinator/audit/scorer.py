@@ -48,10 +48,10 @@ CHECKED = (((3, 1, 2), (2, 4)), ((5,), (1, 2)))
 """Tokens of prompts and completions that both ways are tried on, as (prompt, lengths of completions)."""
 
 CHECKED_NATS = {torch.float32: 1e-3}
-"""How far two ways through the same weights may differ."""
+"""Largest difference of two ways through the same weights."""
 
 CHECKED_ROUNDED_NATS = 0.1
-"""The same in lower precisions."""
+"""Largest difference in lower precisions."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Scorer:
 
 
 def _alone(model: Any, claim: Prefill, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """What a model says of one completion."""
+    """Log-probabilities that a model gives one completion."""
     text = torch.from_numpy(np.concatenate([claim.prompt, tokens]).astype(np.int64))
     logits = model(input_ids=text[None], use_cache=False).logits[0, len(claim.prompt) - 1 : -1].float()
     found: NDArray[np.float64] = (

@@ -8,6 +8,7 @@
   is refused.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -125,7 +126,9 @@ def _describes_all(model: Any) -> bool:
 def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
     """Return True if the model, as it stands, says of a batch what it says of each sample alone."""
     everything, plain = torch.arange(len(data.mask)), TrainSettings(learning_rate=0.0)
-    found, _ = completion_logprobs(model, data, everything, plain)
+    # The model's own method, where it has one, gathers weights that lie in shards.
+    compute = getattr(model, completion_logprobs.__name__, partial(completion_logprobs, model))
+    found, _ = compute(data, everything, plain)
     wanted = pad_sequence(expected, True)
     return bool(torch.allclose(found.cpu(), wanted, rtol=0.0, atol=TOLERANCE_NATS))
 
@@ -135,7 +138,8 @@ def completion_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'] each, 0 at padding."""
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+    # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
         found = (_packed if packs(model) else _in_rows)(model, data, chosen)
         logprobs, entropy = Head.of(model).selected_logprobs(
             found.states, found.source, found.targets, temperature=settings.temperature, dtype=dtype

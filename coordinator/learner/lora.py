@@ -25,7 +25,8 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
     """W' = W + scale · B A, as `protocol.adapter` defines it: in float32, then in the weight's own type."""
-    return torch.add(weight.float(), up.float() @ down.float(), alpha=scale).to(weight.dtype)
+    learned = up.float() @ down.float()
+    return torch.add(weight.float(), learned, alpha=scale, out=learned).to(weight.dtype)
 
 
 def stored_name(model: Any, weight: str) -> str | None:

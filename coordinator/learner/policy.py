@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from coordinator.files import sync
 from coordinator.learner import checkpoint
@@ -30,6 +30,7 @@ from coordinator.learner.advantages import judged, of_batch, varied
 from coordinator.learner.batch import Tensors, collate, pieces
 from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
+from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
 from coordinator.learner.publication import HubFiles, Published, carried_buffers, computing_as_published, in_range
@@ -63,8 +64,8 @@ class Policy:
         described = AutoConfig.from_pretrained(folder, local_files_only=True)
         require_supported(described)
         self._published_dtype: torch.dtype = described.dtype or torch.float32
-        self.model = self._load()
-        self._reference = self._load().requires_grad_(False) if settings.algorithm.beta else None
+        self.model = self._load(folder, trained=not settings.lora_rank)
+        self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
         self._trained = dict((self._adapters or self.model).named_parameters())
         self._optimizer = torch.optim.AdamW(
@@ -87,13 +88,15 @@ class Policy:
         """Those that the optimizer remembers."""
         return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
 
-    def _load(self, folder: Path | None = None) -> Any:
-        source = folder or self._folder
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True)
-        model.to(self._ranks.device)
-        prepare(model, self._settings)
-        self._ranks.shard(model)
+    def _load(self, folder: Path, *, trained: bool) -> Any:
+        def lay_out(model: Any) -> None:
+            if not trained:
+                keep_as_published(model, self._published_dtype)
+            self._ranks.shard(model)
+
+        model = load_model(folder, lay_out).to(self._ranks.device)
         self._ranks.forward(model, completion_logprobs)
+        prepare(model, self._settings)
         return model
 
     def take(self, folder: Path) -> None:
@@ -101,16 +104,16 @@ class Policy:
 
         What the optimizer remembers was measured on the way that is left, and goes with it: its steps are small again.
         """
+        self._optimizer.state.clear()
         if self._adapters:
             self._adapters.take(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
         else:
-            other = self._load(folder)
+            other = self._load(folder, trained=True)
             with torch.no_grad():
                 for here, there in zip(self.model.parameters(), other.parameters(), strict=True):
                     here.copy_(there)
                 for here, there in zip(self.model.buffers(), other.buffers(), strict=True):
                     here.copy_(there)
-        self._optimizer.state.clear()
 
     def start_here(self) -> None:
         """Have the policy as it stands be the one that it started from, and stays near: after a resume, too."""
@@ -127,7 +130,7 @@ class Policy:
             sync(self._folder.parent)
         self._ranks.meet()
         if self._reference is not None:
-            self._reference = self._load().requires_grad_(False)
+            self._reference = self._load(self._folder, trained=False)
 
     def train_step(self, groups: Sequence[TrainingGroup]) -> Step:
         """One update on these groups."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from coordinator.learner import checkpoint
 from coordinator.learner.batch import collate, pieces
@@ -18,7 +19,7 @@ from coordinator.learner.policy import Policy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.watchdog import Watchdog
 from protocol import canary
-from tests.coordinator.learner import two_ranks
+from tests.coordinator.learner import loading_rank, two_ranks
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.coordinator.learner.two_ranks import BATCHES, SCENARIOS, UPDATES, train
 
@@ -28,10 +29,10 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.processes
 
 
-def torchrun(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A program as two ranks."""
+def torchrun(*words: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """A program as several ranks."""
     command = [
-        Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        Path(sys.executable).with_name("torchrun"), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", *words,
     ]  # fmt: skip
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -130,6 +131,41 @@ def test_every_hand_gets_as_many_pieces_of_about_the_same_size(budget: int) -> N
         ]
         assert max(sizes) <= (budget or max(sizes))
         assert max(sizes) < 2 * sum(sizes) / len(sizes)
+
+
+@pytest.fixture(scope="module")
+def hundred_million(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bf16 policy of 97 million parameters, large enough for its weights to outweigh everything else."""
+    config = Qwen3Config(
+        vocab_size=8192,
+        hidden_size=1024,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=128,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path_factory.mktemp("hundred million")
+    with torch.random.fork_rng(), torch.device("meta"):
+        model: Any = Qwen3ForCausalLM(config)
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("purpose", "each"), [("trained", 4), ("frozen", 2)])
+def test_a_rank_loads_its_share_of_the_weights_and_no_more(
+    policy_folder: Path, hundred_million: Path, ranks: int, purpose: str, each: int, tmp_path: Path
+) -> None:
+    ended = torchrun(str(loading_rank.__file__), policy_folder, hundred_million, purpose, tmp_path, ranks=ranks)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(ranks):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) <= each / ranks + 0.5
 
 
 HANGS = """

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from coordinator.config import ModelSection, parse
+from coordinator.learner.loading import load_model
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.start import place, require_here, warnings
@@ -45,6 +47,31 @@ def test_a_sharded_llama_starts_trains_and_is_published(tmp_path: Path) -> None:
     policy.save_hub(tmp_path / "version")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "version").dtype == torch.bfloat16
     assert "auto_map" not in (tmp_path / "version" / "config.json").read_text()  # nodes refuse it
+
+
+def test_weights_are_found_under_the_names_that_an_architecture_gives_them_in_its_files(tmp_path: Path) -> None:
+    """GPT-NeoX stores its head as `embed_out`; a head that is not found would be random numbers."""
+    config = GPTNeoXConfig(
+        vocab_size=320,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        tie_word_embeddings=False,
+    )
+    make_other_policy(tmp_path / "source", config, dtype=torch.float32)
+    stored = load_file(tmp_path / "source" / "model.safetensors")
+    model = load_model(tmp_path / "source", lambda _: None)
+    assert torch.equal(model.get_output_embeddings().weight, stored["embed_out.weight"])
+
+
+def test_a_policy_that_lacks_a_weight_is_refused(policy_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigInvalid, match=r"model\.norm\.weight is missing"):
+        Policy(folder, TrainSettings(learning_rate=1e-3))
 
 
 @pytest.fixture

@@ -1,0 +1,102 @@
+"""A model from a policy folder, in no more memory than this rank's share of it.
+
+    laid out on the meta device → types and shards → filled: of every tensor in the files, the rows that lie here
+
+- transformers fills a model whose weights are in shards already: it reads only the rows of each, and no rank ever holds
+  the whole. It asks its class to lay the model out, so the class here does that.
+- Weights in training are float32. Matrices that nobody trains (the base of adapters, the policy that the trained one
+  stays near) keep the type in which they were published, and are widened one at a time while they are used: the numbers
+  are the same, in half the memory.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from protocol.errors import ConfigInvalid
+
+
+def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
+    """The model of a folder in float32, but for what `lay_out` makes of it while there is no number in it yet."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        plain: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError as error:
+        raise ConfigInvalid(f"{folder} holds a {config.model_type} model, which writes no text.") from error
+    if plain.config_class == config.sub_configs.get("text_config"):
+        config = config.get_text_config()
+
+    def maybe_distribute_model(_: Any, model: Any, *__: Any) -> Any:
+        lay_out(model)
+        return model
+
+    # The class keeps its name, which is published as the architecture, and its module: by both transformers knows how
+    # the files of an architecture name their weights, and which buffers it must compute.
+    members = {"__module__": plain.__module__, "maybe_distribute_model": classmethod(maybe_distribute_model)}
+    ours: Any = type(plain.__name__, (plain,), members)
+    model, found = ours.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        distributed_config=DistributedConfig(),
+        output_loading_info=True,
+    )
+    if missing := sorted(found["missing_keys"]):  # transformers fills in random numbers
+        raise ConfigInvalid(
+            f"The weights in {folder} are not complete: {missing[0]} is missing, one of {len(missing)}.",
+            hint="Copy or convert the policy again.",
+        )
+    del model.config.distributed_config  # it would be published
+    return model
+
+
+def keep_as_published(model: Any, dtype: torch.dtype) -> None:
+    """Have the matrices of a laid-out model stay in this type, and compute as if they were float32."""
+    narrow: dict[nn.Parameter, nn.Parameter] = {}
+    model.requires_grad_(False)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(_linear, module)  # type: ignore[method-assign]  # of this one alone
+        elif type(module) is nn.Embedding:
+            module.forward = partial(_embedding, module)  # type: ignore[method-assign]  # of this one alone
+        else:
+            continue
+        weight = module.weight
+        if weight not in narrow:  # else it is tied to one that came before
+            narrow[weight] = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+        module.weight = narrow[weight]
+
+
+def _linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    if torch.is_autocast_enabled(inputs.device.type) or inputs.dtype == module.weight.dtype:
+        return linear(inputs, module.weight, module.bias)
+    found: torch.Tensor = _Widened.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        inputs, module.weight, module.bias
+    )
+    return found
+
+
+def _embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.Embedding.forward(module, tokens).float()
+
+
+class _Widened(torch.autograd.Function):
+    """A linear layer whose weight takes no gradient, and is remembered for the way back as narrow as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return linear(inputs, weight.to(inputs.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        return gradient @ weight.to(gradient.dtype), None, None

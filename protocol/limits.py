@@ -44,6 +44,9 @@ STRING_MAX_BYTES = 4 * KIB
 SAMPLES_MAX = 64
 """Samples in one group; papers use 8 to 16."""
 
+CANARY_TOKENS_MAX = 256
+"""Tokens of a version's canary: scored at every swap, so they must cost less than a second."""
+
 EVALUATIONS_TOLD_MAX = 8
 """Those that a learner is told of whenever it asks; it asks more often than they end."""
 

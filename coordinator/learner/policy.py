@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 from coordinator.files import sync
@@ -41,6 +42,7 @@ from protocol import adapter, canary
 from protocol.learning import TrainingGroup
 
 RANDOM = "random"
+GGUF_MAGIC = b"GGUF"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW remembers of each weight."""
 
@@ -78,6 +80,7 @@ class Policy:
         ends = self.model.generation_config.eos_token_id
         if ends is None:  # and not 0, which is a token like any other
             ends = self.model.config.eos_token_id
+        self._canary_text = _canary_text(folder, self.model.config.get_text_config())
         self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
         """Tokens that end a completion."""
         self.update = 0
@@ -264,7 +267,7 @@ class Policy:
         config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
         for source in self._folder.iterdir():
-            if source.name.startswith(("tokenizer", "special_tokens", "chat_template")):
+            if source.name.startswith(("tokenizer", "special_tokens", "chat_template")) and not _is_gguf(source):
                 shutil.copyfile(source, folder / source.name)
 
     def _gathered(self, name: str, weight: torch.Tensor, published: Published) -> torch.Tensor | None:
@@ -294,12 +297,21 @@ class Policy:
             (folder / canary.FILE_NAME).write_text(json.dumps(said.model_dump()))
 
     def _canary(self) -> canary.Canary:
-        """What the weights say to the canary's text, whatever their dtype, in the arithmetic of float32."""
-        text = canary.text(self.model.config.get_text_config().vocab_size)
-        tokens = torch.tensor(text, device=self.model.device)
-        logits = self.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        """Score the canary's text by the weights as they are: in float32, and as lower precisions compute it."""
+        return canary.Canary(
+            tokens=self._canary_text,
+            logprobs=self._scores(None),
+            bfloat16=self._scores(torch.bfloat16),
+            float16=self._scores(torch.float16),
+        )
+
+    def _scores(self, dtype: torch.dtype | None) -> tuple[float, ...]:
+        """Return the log-probability of each token of the canary's text but the first."""
+        tokens = torch.tensor(self._canary_text, device=self.model.device)
+        with torch.autocast(self.model.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
+            logits = self.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
         scores = torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])
-        return canary.Canary(tokens=text, logprobs=tuple(scores[:, 0].tolist()))
+        return tuple(scores[:, 0].tolist())
 
     def save(self, folder: Path, **beside: Any) -> None:
         """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""
@@ -329,6 +341,23 @@ class Policy:
             state = self._optimizer.state.get(weight, {})
             found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
         return found | {RANDOM: torch.get_rng_state()}
+
+
+def _is_gguf(file: Path) -> bool:
+    """Return True for a GGUF file, of which transformers leaves a copy under the name of a tokenizer."""
+    with file.open("rb") as opened:
+        return opened.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+
+
+def _canary_text(folder: Path, config: Any) -> tuple[int, ...]:
+    """Return the canary's text as the policy's tokenizer writes it; spread tokens, if that cannot write it."""
+    count = min(canary.TOKENS, int(getattr(config, "max_position_embeddings", canary.TOKENS)))
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokens = tokenizer.encode(canary.TEXT, add_special_tokens=False).ids[: canary.TOKENS]
+        if count == canary.TOKENS and canary.is_written(tokens, tokenizer.decode(tokens)):
+            return tuple(tokens)
+    return canary.spread(config.vocab_size, count)
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:

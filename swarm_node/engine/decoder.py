@@ -34,8 +34,6 @@ class Decoder(Protocol):
     """Whether prompts may be let in while other rows are decoded."""
     numerics: str
     """What it computes with: engine/dtype/device, as in `coordinator/audit/tolerances.json`."""
-    canary_tolerance_nats: float
-    """How far sound weights may stray from the canary in this precision, on the mean."""
 
     def swap(self, folder: Path) -> bool:
         """Copy the weights of another version over these; False, and nothing copied, if its tensors are others.

@@ -87,7 +87,7 @@ class Engine(ABC):
                 folder,
                 partial(canary.score, decoder),
                 vocab_size=decoder.vocab_size,
-                tolerance_nats=decoder.canary_tolerance_nats,
+                numerics=decoder.numerics,
             )
         except EngineFailed:
             raise

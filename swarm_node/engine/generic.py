@@ -51,10 +51,7 @@ class Generic:
             raise ValueError(f"it lacks tensors: {', '.join(sorted(missing)[:5])}")
         self._model = model.to(device).eval().requires_grad_(False)
         self.device, self.dtype = device, dtype
-        self.numerics, self.canary_tolerance_nats = (
-            weights.numerics(device, dtype),
-            weights.CANARY_TOLERANCE_NATS[dtype],
-        )
+        self.numerics = weights.numerics(device, dtype)
         config = self._model.config.get_text_config()
         self.vocab_size, self.positions_max = int(config.vocab_size), int(config.max_position_embeddings)
         self._places = self._named()
@@ -66,7 +63,7 @@ class Generic:
         self._mask = self._positions = torch.zeros(0, dtype=torch.long, device=device)
 
     def swap(self, folder: Path) -> bool:
-        return bool(self._places) and not weights.fill(self._places, folder, self._ignored)
+        return bool(self._places) and weights.swap(self._places, folder, self._ignored, used=self._named)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         width = max(map(len, prompts))

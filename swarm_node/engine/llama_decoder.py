@@ -19,9 +19,6 @@ from swarm_node.engine.llama_ggml import Type
 from swarm_node.engine.llama_model import LlamaModel
 from swarm_node.engine.llama_sampler import NumpyLogits
 
-CANARY_TOLERANCE_NATS = {Type.F32: 1e-3, Type.F16: 0.02, Type.BF16: 0.08, Type.Q8_0: 0.15}
-"""Measured on sound weights of trained models, up to five million parameters: 2e-7, 2e-3, 2e-2 and 3e-2 at worst."""
-
 _SHORT = {Type.F32: "fp32", Type.F16: "fp16", Type.BF16: "bf16", Type.Q8_0: "q8_0"}
 
 
@@ -37,7 +34,7 @@ class LlamaDecoder:
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
         self.parameters = self._model.parameters
         device = "gpu" if gpu_layers and llama_cpp.llama_supports_gpu_offload() else "cpu"
-        self.numerics, self.canary_tolerance_nats = f"llama/{_SHORT[kind]}/{device}", CANARY_TOLERANCE_NATS[kind]
+        self.numerics = f"llama/{_SHORT[kind]}/{device}"
         self._context: LlamaContext | None = None
         self._rows: list[list[int]] = []
         """The tokens of each row."""

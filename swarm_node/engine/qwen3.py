@@ -45,10 +45,7 @@ class Qwen3:
     def __init__(self, folder: Path, config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self._shape = shape = Shape.of(config)
         self.device, self.dtype = device, dtype
-        self.numerics, self.canary_tolerance_nats = (
-            weights.numerics(device, dtype),
-            weights.CANARY_TOLERANCE_NATS[dtype],
-        )
+        self.numerics = weights.numerics(device, dtype)
         self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
         # Input by input in memory, as products read it.
         self._head = self._empty(shape.hidden, shape.vocabulary, dtype=torch.float32).t()
@@ -69,7 +66,7 @@ class Qwen3:
             raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
 
     def swap(self, folder: Path) -> bool:
-        return not weights.fill(self._places, folder, self._ignored)
+        return weights.swap(self._places, folder, self._ignored, used=self._named)
 
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> TorchLogits:
         longest = max(map(len, prompts))

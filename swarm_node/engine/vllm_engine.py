@@ -89,7 +89,7 @@ class VllmEngine:
                 if model is not None:
                     model.close()  # before the next is made: two may not fit
                 model = VllmModel(folder, self._dtype, rows=self._rows, vram_share=self._vram_share)
-            canary.check(folder, model.score, vocab_size=model.vocab_size, tolerance_nats=model.canary_tolerance_nats)
+            canary.check(folder, model.score, vocab_size=model.vocab_size, numerics=model.numerics)
         except Exception as error:  # nobody can list what garbage in a folder does to those who read it
             if model is not None:
                 model.close()

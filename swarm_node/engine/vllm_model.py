@@ -21,10 +21,11 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from swarm_node.engine.canary import count_ahead
 from swarm_node.engine.messages import Request
 from swarm_node.engine.policy_files import read_adapter, read_config, without_adapter
 from swarm_node.engine.vllm_sampling import SeedBound
-from swarm_node.engine.weights import CANARY_TOLERANCE_NATS, SHORT_NAMES, mapped_tensors
+from swarm_node.engine.weights import SHORT_NAMES, mapped_tensors
 
 ROWS_MAX = 256
 """Samples in one batch; vLLM itself lets fewer in where its cache does not suffice."""
@@ -62,7 +63,6 @@ class VllmModel:
         self.vocab_size = int(config.get_vocab_size())
         self.positions_max = int(config.max_model_len)
         self.numerics = f"vllm/{SHORT_NAMES[config.dtype]}/{current_platform.device_type}"
-        self.canary_tolerance_nats = CANARY_TOLERANCE_NATS[config.dtype]
         (self.parameters,) = self._engine.collective_rpc("count_parameters")
 
     @property
@@ -96,11 +96,12 @@ class VllmModel:
         self._engine.abort_request(list(sample_ids))
 
     def score(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float64]:
-        """The canary's `Scores`: each prefix is a prompt, after which the next two tokens are taken."""
+        """The canary's `Scores`: each prefix is a prompt, after which the next tokens are forced."""
+        ahead = count_ahead(tokens, lengths)
         for length in lengths:
-            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "forced": list(tokens[length : length + 2])}
-            self._add(f"{CANARY}/{length}", list(tokens[:length]), 2, (), wanted, stream=False)
-        scores = np.full((2, len(lengths)), np.nan)
+            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "forced": list(tokens[length : length + ahead])}
+            self._add(f"{CANARY}/{length}", list(tokens[:length]), ahead, (), wanted, stream=False)
+        scores = np.full((ahead, len(lengths)), np.nan)
         while self.busy:
             for drawn in self.step():
                 length = int(drawn.sample_id.removeprefix(f"{CANARY}/"))

@@ -2,11 +2,14 @@
 
 - Nothing here needs `transformers`, whose import takes seconds of every start.
 - What a file says of itself (names, shapes, length) is checked before the first byte of a tensor is read.
+- After a swap the model's own tensors are compared with the files, bit for bit: a layer, a head or a half that stayed
+  from the version before is too near to the new one for the canary to find it in bf16.
 - An adapter is added to the base's own tensors, from the disk, one at a time on their way to their places: there is
   never a second model in memory, and nothing of the version before in the next.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,15 +19,15 @@ from safetensors import safe_open
 from protocol import adapter
 from swarm_node.engine.policy_files import read_adapter, tensor_files
 
+log = logging.getLogger(__name__)
+
 Tensors = dict[str, torch.Tensor]
 Places = Mapping[str, tuple[torch.Tensor, torch.Size]]
 """Where a tensor of this name belongs, and the shape that it must have: the place's own, or of as many values, or one
 that the place repeats."""
 
-
-CANARY_TOLERANCE_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.15}
-"""Measured on sound weights: 2e-6 at worst in float32, 4e-2 in bf16. In an untrained model of two layers, a projection
-scaled by a tenth gives 8e-3, keys in the place of queries 0.16: bf16 shows only the grossest."""
+PIECE_VALUES = 2**24
+"""Values that are compared at once, so that no second copy of a large tensor is made on a full device."""
 
 SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """As tolerances call them."""
@@ -95,3 +98,33 @@ def fill(places: Places, folder: Path, ignored: frozenset[str]) -> list[str]:
                 given = tensors.on(name, place.device)
                 place.copy_(given.view(place.shape) if given.numel() == place.numel() else given)
         return sorted(wrong)
+
+
+def swap(places: Places, folder: Path, ignored: frozenset[str], *, used: Callable[[], Places]) -> bool:
+    """Write a folder's tensors over those that are there.
+
+    Return False if the folder has other tensors, and nothing is written then, or if the model does not use what was
+    written: `used` returns its tensors as they are afterwards. The model must be built anew in both cases.
+    """
+    if fill(places, folder, ignored):
+        return False
+    if stale := differing(used(), folder):
+        log.warning("%d tensors are not those of %s after a swap: %s", len(stale), folder, ", ".join(stale[:5]))
+    return not stale
+
+
+def differing(places: Places, folder: Path) -> list[str]:
+    """Return the names of the tensors that are not the same, bit for bit, as those of a folder."""
+    with mapped_tensors(folder) as tensors:
+        return [name for name, (place, _) in places.items() if not _is_same(place, tensors.on(name, place.device))]
+
+
+def _is_same(place: torch.Tensor, given: torch.Tensor) -> bool:
+    given = given.view(place.shape) if given.numel() == place.numel() else given.expand(place.shape)
+    if not place.dim():
+        return torch.equal(place, given.to(place.device, place.dtype))
+    rows = max(1, PIECE_VALUES * len(place) // max(1, place.numel()))
+    return all(
+        torch.equal(place[first : first + rows], given[first : first + rows].to(place.device, place.dtype))
+        for first in range(0, len(place), rows)
+    )

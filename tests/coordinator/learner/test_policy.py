@@ -391,3 +391,26 @@ def test_lora_resumes_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
     assert resumed.train_step(groups) == expected
     with pytest.raises(ConfigInvalid, match="no checkpoint of this policy"):
         Policy(policy_folder, SETTINGS).restore(tmp_path / "000000001")
+
+
+def test_a_copy_of_a_gguf_file_that_calls_itself_a_tokenizer_is_not_published(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    """transformers writes one, of 98 MB for SmolLM2, when it converts a GGUF file."""
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    (folder / "tokenizer.model").write_bytes(b"GGUF" + bytes(1000))
+    (folder / "special_tokens_map.json").write_text("{}")
+    Policy(folder, SETTINGS).save_hub(tmp_path / "version")
+    names = {file.name for file in (tmp_path / "version").iterdir()}
+    assert "special_tokens_map.json" in names
+    assert "tokenizer.model" not in names
+
+
+def test_a_canary_is_text_where_the_tokenizer_writes_it(policy_folder: Path, tmp_path: Path) -> None:
+    policy = Policy(policy_folder, SETTINGS)
+    policy.save_hub(tmp_path / "version")
+    said = canary.Canary.from_value(json.loads((tmp_path / "version" / canary.FILE_NAME).read_text()))
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy_folder)
+    assert len(said.tokens) == len(said.logprobs) + 1 == len(said.bfloat16) + 1 == len(said.float16) + 1
+    written = canary.is_written(said.tokens, tokenizer.decode(list(said.tokens)))
+    assert written or said.tokens == canary.spread(policy.model.config.vocab_size)

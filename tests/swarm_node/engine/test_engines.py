@@ -20,14 +20,17 @@ from protocol.errors import EngineFailed
 from protocol.rollout import unpack_tokens
 from protocol.sampling import pick, uniform_table, uniforms
 from swarm_node.engine import engine as sampling_loop
+from swarm_node.engine import weights
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.qwen3 import Qwen3
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import END, PROMPTS, asked, sample
 from tests.swarm_node.engine.conftest import Make
 from tests.tiny_policy import with_canary
 
 DEADLINE_S = 120.0
+NORM = "model.norm.weight"
 
 
 @cache
@@ -220,6 +223,42 @@ def test_a_new_version_is_swapped_in_place_and_samples_as_if_built_anew(
     fresh.load(other, 2)
     after = sample(swapped, asked(PROMPTS[2], version=2))
     assert after == sample(fresh, asked(PROMPTS[2], version=2)) != before
+
+
+@pytest.mark.parametrize("model", ["policy", "foreign"])
+def test_a_layer_that_stays_from_the_version_before_is_found(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The canary cannot find it in bf16 where versions are near; a swap compares every tensor with the files."""
+    folder: Path = request.getfixturevalue(model)
+    other = shutil.copytree(folder, tmp_path / "other")
+    file = other / "model.safetensors"
+    near = {name: tensor * 1.01 for name, tensor in load_file(file).items()}
+    save_file(near, file, metadata={"format": "pt"})
+    with_canary(other)
+    engine, fresh = TorchEngine(dtype="bfloat16"), TorchEngine(dtype="bfloat16")
+    engine.load(folder, 1)
+    keep_copy_of_a_layer(engine._loaded())
+    assert engine.load(other, 2).rebuilt, "weights that a swap does not reach are loaded anew"
+    fresh.load(other, 2)
+    assert sample(engine, asked(PROMPTS[2], version=2)) == sample(fresh, asked(PROMPTS[2], version=2))
+
+
+def keep_copy_of_a_layer(decoder: Any) -> None:
+    """Have the decoder compute with a copy of a weight, as a kernel that packs its weights does."""
+    if isinstance(decoder, Qwen3):
+        decoder._layers[1] = decoder._layers[1]._replace(mlp_norm=decoder._layers[1].mlp_norm.clone())
+    else:
+        norm = decoder._model.model.layers[1].post_attention_layernorm
+        norm.weight = torch.nn.Parameter(norm.weight.clone(), requires_grad=False)
+
+
+def test_a_tensor_that_differs_anywhere_is_named(policy: Path) -> None:
+    (place,) = (tensor for name, tensor in load_file(policy / "model.safetensors").items() if name == NORM)
+    places = {NORM: (place, place.shape)}
+    assert not weights.differing(places, policy)
+    place[-1] = -place[-1]
+    assert weights.differing(places, policy) == [NORM]
 
 
 def test_another_configuration_is_built_anew(make: Make, policy: Path, grouped: Path) -> None:

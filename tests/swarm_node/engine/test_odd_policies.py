@@ -161,7 +161,9 @@ def test_a_canary_that_is_none_is_refused(policy: Path, tmp_path: Path, canary: 
 
 def test_a_canary_beyond_the_vocabulary_is_refused_before_it_reaches_the_device(policy: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(policy, tmp_path / "policy")
-    (folder / "canary.json").write_text('{"tokens": [1, 320, 3], "logprobs": [-1.0, -1.0]}')
+    values = [-1.0] * 4
+    said = {"tokens": [1, 320, 3, 4, 5], "logprobs": values, "bfloat16": values, "float16": values}
+    (folder / "canary.json").write_text(json.dumps(said))
     with pytest.raises(EngineFailed, match="token 320, the vocabulary only 320"):
         TorchEngine().load(folder, 1)
 

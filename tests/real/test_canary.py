@@ -1,0 +1,127 @@
+"""The canary on a trained model: sound weights pass in every precision, and unsound ones are found."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from protocol.canary import FILE_NAME, TOKENS, Canary
+from protocol.errors import EngineFailed
+from swarm_node.engine import canary
+from swarm_node.engine.generic import Generic
+from tests.real.smollm2 import COPY_OF_THE_GGUF
+
+ALL = bool(os.environ.get("ALL"))
+LAYERS = 30
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EVERY = [(layer, name) for layer in range(LAYERS) for name in PROJECTIONS]
+WEAKEST = [(5, "v_proj"), (5, "o_proj"), (29, "q_proj"), (29, "k_proj")]
+"""Those of 210 that show least when they are scaled by a tenth."""
+
+SABOTAGED = [*WEAKEST, *EVERY[::30]]
+"""Some of every part of the model; `make test-real ALL=1` damages every one."""
+
+PRECISIONS = ("bf16", "fp16", "q8_0")
+
+
+@pytest.fixture(scope="module")
+def version(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Publish the model as the learner does."""
+    folder = tmp_path_factory.mktemp("smollm2") / "version"
+    Policy(smollm2_folder, TrainSettings(learning_rate=1e-5)).save_hub(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(version: Path) -> Canary:
+    return Canary.from_value(json.loads((version / FILE_NAME).read_bytes()))
+
+
+@pytest.fixture(scope="module", params=PRECISIONS)
+def model(version: Path, request: pytest.FixtureRequest) -> Any:
+    """A model that computes in a lower precision; of q8_0, which only llama.cpp computes in, the weights alone."""
+    dtype = torch.bfloat16 if request.param == "bf16" else torch.float32
+    made: Any = Generic(version, torch.device("cpu"), dtype)
+    made.numerics = f"torch/{request.param}/cpu"
+    if request.param == "fp16":
+        made._model.half()
+    if request.param == "q8_0":
+        for tensor in made._model.parameters():
+            if tensor.dim() > 1:
+                stored = quantize(tensor.numpy(), GGMLQuantizationType.Q8_0)
+                tensor.copy_(torch.from_numpy(dequantize(stored, GGMLQuantizationType.Q8_0)))
+    return made
+
+
+def check(folder: Path, model: Any) -> None:
+    canary.check(folder, partial(canary.score, model), vocab_size=model.vocab_size, numerics=model.numerics)
+
+
+def test_the_canary_is_ordinary_text_and_its_noise_is_published(said: Canary) -> None:
+    assert len(said.tokens) == TOKENS
+    assert sum(said.logprobs) / len(said.logprobs) > -5, "the model predicts the text"
+    assert 0.03 < said.tolerance_nats("bf16") < 0.09
+    assert 0.003 < said.tolerance_nats("fp16") < 0.03
+
+
+def test_sound_weights_pass_in_float32(version: Path) -> None:
+    check(version, Generic(version, torch.device("cpu"), torch.float32))
+
+
+def test_sound_weights_pass_in_a_lower_precision(version: Path, model: Any) -> None:
+    """In bf16 the canary of meaningless text was 0.76 nats off where 0.15 were allowed."""
+    check(version, model)
+
+
+def is_found(version: Path, model: Any, weight: torch.Tensor, damage: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Damage a weight in place, and return True if the canary finds it; the weight is as before afterwards."""
+    before = weight.clone()
+    weight.copy_(damage(weight))
+    try:
+        check(version, model)
+    except EngineFailed:
+        return True
+    finally:
+        weight.copy_(before)
+    return False
+
+
+def test_one_projection_scaled_by_a_tenth_is_found(version: Path, model: Any) -> None:
+    weights = dict(model._model.named_parameters())
+    missed = []
+    for layer, name in EVERY if ALL else SABOTAGED if "bf16" in model.numerics else WEAKEST[:2]:
+        part = "mlp" if name in PROJECTIONS[4:] else "self_attn"
+        weight = weights[f"model.layers.{layer}.{part}.{name}.weight"]
+        if not is_found(version, model, weight, lambda tensor: tensor * 0.1):
+            missed.append((layer, name))
+    assert not missed
+    check(version, model)
+
+
+def test_keys_in_the_place_of_queries_are_found(version: Path, model: Any) -> None:
+    weights = dict(model._model.named_parameters())
+    missed = []
+    for layer in range(LAYERS) if ALL else (0, 29):
+        keys = weights[f"model.layers.{layer}.self_attn.k_proj.weight"].repeat(3, 1)
+        queries = weights[f"model.layers.{layer}.self_attn.q_proj.weight"]
+        if not is_found(version, model, queries, partial(_replaced, keys)):
+            missed.append(layer)
+    assert not missed
+
+
+def _replaced(by: torch.Tensor, _tensor: torch.Tensor) -> torch.Tensor:
+    return by
+
+
+def test_the_folder_has_no_copy_of_the_gguf(smollm2_folder: Path) -> None:
+    assert not (smollm2_folder / COPY_OF_THE_GGUF).exists()
+    assert sum(path.stat().st_size for path in smollm2_folder.iterdir()) < 280e6

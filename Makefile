@@ -26,7 +26,7 @@ TRL    := .venv-trl/.installed
 REAL   := .venv-real
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test adversaries test-vllm test-trl test-real test-install check lint lock clean screenshots recording accessibility
+.PHONY: help setup demo demo-real test adversaries test-vllm test-trl test-real test-install check lint lock clean screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ setup: $(LLAMA)  ## make .venv and install everything into it (the others do it 
 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
+
+demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on three engines, 15 minutes
+	@$(BIN)/python -m tests.real.demo $(REAL)/smollm2 $(ARGS)
 
 # Hundreds of programs start here: none is to compile our modules again, where PYTHONDONTWRITEBYTECODE is set.
 test: lint $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS go to pytest

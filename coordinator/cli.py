@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shlex
 import socket
 import sys
 from dataclasses import asdict
@@ -239,23 +240,35 @@ def demo(
     settings: Settings,
     seed: Annotated[int, typer.Option(help="Decides model, prompts and their order.")] = 0,
     nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes to start.")] = 3,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="OPTIONS", help="One node, with these options of join; repeatable."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file, too.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Keep everything up at the end, until Ctrl-C.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Keep the round's files here.")] = None,
 ) -> None:
-    """Train the embedded model on a whole swarm of real processes on this machine, then print what happened."""
+    """Train a model on a whole swarm of real processes on this machine, then print what happened."""
     from coordinator import demo as demonstration
 
     options = demonstration.Options(
         config_file=config_file,
         seed=seed,
-        nodes=nodes,
+        nodes=tuple(_words(options) for options in node or ()) or ((),) * nodes,
         settings=tuple(settings),
         json_file=json_file,
         stay=stay,
         directory=directory,
     )
     raise typer.Exit(asyncio.run(demonstration.run(options)))
+
+
+def _words(options: str) -> tuple[str, ...]:
+    """Split a node's options as a shell does."""
+    try:
+        return tuple(shlex.split(options))
+    except ValueError as error:
+        raise ConfigInvalid(f"--node {options!r}: {error}.", hint='Write --node "--engine llama".') from error
 
 
 app.command(

@@ -44,7 +44,8 @@ class Options:
 
     config_file: Path
     seed: int
-    nodes: int
+    nodes: tuple[tuple[str, ...], ...]
+    """Of each node, the options of `swarm-node join` that are its own."""
     settings: tuple[str, ...]
     json_file: Path | None
     stay: bool
@@ -74,12 +75,12 @@ class Demo:
                 return line.rpartition(" ")[2].strip()
         raise SwarmError("The coordinator did not start.", hint=_last_words(self._log("coordinator")))
 
-    async def start_node(self, number: int, join_string: str) -> None:
-        """One of several on this machine, with a thread of its own."""
+    async def start_node(self, number: int, join_string: str, options: Sequence[str] = ()) -> None:
+        """Start one of several nodes on this machine, with a thread of its own."""
         home = self._folder / f"node-{number + 1}"
         command = [script("swarm-node"), "join", join_string, "--home", str(home), "--name", f"demo-{number + 1}"]
         price = PRICES[number % len(PRICES)]
-        await self._start(f"node-{number + 1}", [*command, "--price", str(price), "--threads", "1"])
+        await self._start(f"node-{number + 1}", [*command, "--price", str(price), "--threads", "1", *options])
 
     def check_alive(self) -> None:
         """Raise if the coordinator or every node is gone before the round has finished."""
@@ -157,9 +158,9 @@ async def run(options: Options) -> int:
 
 async def _play(demo: Demo, options: Options, console: Console, started: float) -> None:
     join_string = await demo.start_coordinator()
-    console.print(f"Coordinator at {demo.url}; starting {counted(options.nodes, 'node')}.")
-    for number in range(options.nodes):
-        await demo.start_node(number, join_string)
+    console.print(f"Coordinator at {demo.url}; starting {counted(len(options.nodes), 'node')}.")
+    for number, own in enumerate(options.nodes):
+        await demo.start_node(number, join_string, own)
     async with httpx.AsyncClient(base_url=demo.url, timeout=30) as client:
         await _watch(demo, client, console)
         await asyncio.wait_for(demo.nodes_ended(), timeout=60)

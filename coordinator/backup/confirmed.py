@@ -64,7 +64,7 @@ def current(folder: Path) -> Confirmed | None:
 def wait_for(folder: Path, version: int) -> None:
     """Wait until the copy has a signed version; no longer than it is worth waiting for the copy."""
     while (found := current(folder)) and found.version < version:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)  # the follower is another process, which tells its progress by a file alone
 
 
 def write(folder: Path, confirmed: Confirmed) -> None:

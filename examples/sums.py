@@ -1,4 +1,4 @@
-"""Sums of two digits, answered as an equation and nothing else: `9 + 8 = ?` wants `9 + 8 = 17`."""
+"""Sums of small numbers, answered as an equation and nothing else: `9 + 8 = ?` wants `9 + 8 = 17`."""
 
 import random
 import re
@@ -11,13 +11,13 @@ def problems(split, seed):
     """Yield a question to the assistant, and its answer."""
     chance = random.Random(f"{split} {seed}")
     for _ in range(SIZES[split]):
-        a, b = chance.randrange(1, 10), chance.randrange(1, 10)
+        a, b = chance.randrange(2, 12), chance.randrange(2, 12)
         question = [{"role": "user", "content": f"{a} + {b} = ?"}]
         yield {"prompt": question, "answer": f"{a} + {b} = {a + b}"}
 
 
 def reward(problem, completion):
-    """Give 1 for the right equation alone, and less for what comes near to it, so that there is something to learn from."""
+    """Give 1 for the right equation alone, and less for what comes near to it: else there is little to learn from."""
     reply, total = completion.strip().removesuffix("."), problem.answer.split()[-1]
     if reply == problem.answer:
         return 1.0

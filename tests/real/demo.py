@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sums.toml"
 TASK = ROOT / "examples" / "sums.py"
 NODES = ("--engine torch --dtype float32", "--engine torch --dtype bfloat16", "--engine llama --dtype q8_0")
-NEW_TOKENS, SHOWN = 16, 5
+NEW_TOKENS, SHOWN = 12, 5
 BEFORE_MAX, AFTER_MIN = 0.1, 0.6
 
 
@@ -80,10 +80,10 @@ def play(model: Path, folder: Path, nodes: Sequence[str], settings: Sequence[str
     chosen = [part for one in (f"model.path={model}", *settings) for part in ("--set", one)]
     own = [part for one in nodes for part in ("--node", one)]
     demo = [script("swarm-coordinator"), "demo", str(EXAMPLE), "--directory", str(folder), *chosen, *own]
-    subprocess.run(demo, check=True)
+    subprocess.run(demo, check=True, cwd=ROOT)
     placed = ("--set", f"round.directory={folder / 'round'}")
     export = [script("swarm-coordinator"), "export", str(EXAMPLE), str(folder / "policy"), *chosen, *placed]
-    subprocess.run(export, check=True)
+    subprocess.run(export, check=True, cwd=ROOT)
     return folder / "policy"
 
 

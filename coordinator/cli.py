@@ -113,6 +113,7 @@ def launch(
     auditor: Annotated[bool, typer.Option(help="Start an auditor here, too.")] = True,
     quiet: Quiet = False,
     plain: Annotated[bool, typer.Option("--plain", help="Log lines only, on a terminal, too.")] = False,
+    preflight: Annotated[bool, typer.Option(help="Refuse a new round whose learner does not fit here.")] = True,
 ) -> None:
     """Run a round until Ctrl-C; launching again continues where it stopped.
 
@@ -123,12 +124,15 @@ def launch(
     from coordinator.config import manual
     from coordinator.figures import screen
     from coordinator.learner import start
+    from coordinator.learner.preflight import require_fits
 
     logs.to_stderr(quiet)
     private_from_now_on()
     config = load(config_file, settings)
     for line in [*manual.warnings(config), *start.warnings(config.model)]:
         typer.echo(f"warning: {line}", err=True)
+    if learner and preflight and not (config.round.directory / "resolved.json").exists():
+        require_fits(config, auditor=auditor)
     show = None if plain or quiet or logs.are_objects() else screen.for_launch()
     asyncio.run(coordinator.run(config, with_learner=learner, with_auditor=auditor, announce=typer.echo, show=show))
 

@@ -19,6 +19,16 @@ ConfigFile = Annotated[
     Path,
     typer.Argument(metavar="ROUND.toml", help="The round's TOML file: S, kappa and groups per update are its own."),
 ]
+ConfigFileOrNone = Annotated[
+    Path | None, typer.Argument(metavar="ROUND.toml", help="The same; with --gpu it may be left out, for the defaults.")
+]
+Gpu = Annotated[
+    str, typer.Option(metavar="CARD:COUNT", help="Print the memory that the learner needs on h100:1 or 24GiB:2.")
+]
+Model = Annotated[
+    str, typer.Option(help="With --gpu: a folder with config.json, or hf://owner/name, in place of model.path.")
+]
+PromptTokens = Annotated[int, typer.Option(min=1, help="With --gpu: tokens of a prompt.")]
 
 
 def _finite(value: float | None) -> float | None:
@@ -46,8 +56,11 @@ LearnerPrice = Annotated[float, _number("What the learner costs an hour.")]
 
 
 def plan(
-    config_file: ConfigFile,
     settings: Settings,
+    config_file: ConfigFileOrNone = None,
+    gpu: Gpu = "",
+    model: Model = "",
+    prompt_tokens: PromptTokens = 512,
     live: Annotated[bool, typer.Option("--live", help="Plan by what the running round has measured.")] = False,
     train_s: Annotated[float | None, _number("Seconds of one update.", least=1e-3)] = None,
     group_s: Annotated[float | None, _number("Seconds in which a node samples a group.", least=1e-6)] = None,
@@ -80,9 +93,16 @@ def plan(
     whose nodes wait while a version is under way. Below come the same for other S, and with one input changed.
 
     With `--live` nothing need be given: the running round is asked what its updates, broadcasts and nodes take.
+
+    With `--gpu` it prints instead the memory that the learner needs on such cards, from the model's config.json alone.
     """
     from coordinator.fleet import planning
 
+    if gpu:
+        _plan_memory(config_file, settings, gpu, model, prompt_tokens, as_json=as_json)
+        return
+    if config_file is None:
+        raise typer.BadParameter("ROUND.toml is needed, or --gpu for the memory of the learner alone")
     config = load(config_file, settings)
     if live:
         _plan_live(config, gamma, learner_price, as_json=as_json)
@@ -110,6 +130,19 @@ def plan(
         nodes,
     )
     typer.echo(json.dumps(found, indent=2) if as_json else planning.text(found))
+
+
+def _plan_memory(
+    config_file: Path | None, settings: list[str], gpu: str, model: str, prompt_tokens: int, *, as_json: bool
+) -> None:
+    """Print what the learner needs on cards; exit code 2 if it does not fit."""
+    from coordinator.learner import cards, memory_plan
+
+    named = [f"model.path={json.dumps(model.removesuffix('/config.json'))}"] if model else []
+    found = memory_plan.report(load(config_file, [*settings, *named]), cards.parse(gpu), prompt_tokens)
+    typer.echo(json.dumps(found, indent=2) if as_json else memory_plan.text(found))
+    if not found["plan"]["fits"]:
+        raise typer.Exit(2)
 
 
 def _plan_live(config: Config, gamma: float, learner_price: float, *, as_json: bool) -> None:

@@ -49,15 +49,14 @@ def require_supported(config: Any) -> None:
 def prepare(model: Any, settings: TrainSettings) -> None:
     """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
     if settings.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-        _compute_layers_twice(model)
+        compute_layers_twice(model)
     usual = model.config._attn_implementation
-    data = _checked(model.config.get_text_config().vocab_size)
+    data = checked_batch(model.config.get_text_config().vocab_size)
     with torch.no_grad():
         expected = [_alone(model, data, row) for row in range(len(data.mask))]
         try:
             model.set_attn_implementation(IMPLEMENTATION)
-            if _is_right(model, data, expected) and _describes_all(model):
+            if _is_right(model, data, expected) and describes_all(model):
                 return
         except Exception:  # nobody can list how models fail that are fed what they do not know
             pass
@@ -74,8 +73,9 @@ def prepare(model: Any, settings: TrainSettings) -> None:
     )
 
 
-def _compute_layers_twice(model: Any) -> None:
-    """Have each layer be as in training, and nothing else: dropout and routers' noise belong to no policy."""
+def compute_layers_twice(model: Any) -> None:
+    """Recompute activations on the way back; of training itself, nothing: dropout and noise belong to no policy."""
+    model.activation_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         module.training = isinstance(module, GradientCheckpointingLayer)
         for name, value in vars(module).items():
@@ -88,7 +88,7 @@ def packs(model: Any) -> bool:
     return bool(model.config._attn_implementation == IMPLEMENTATION)
 
 
-def _checked(vocabulary: int) -> Tensors:
+def checked_batch(vocabulary: int) -> Tensors:
     """A batch to compare by."""
     tokens = (torch.arange(1, 129) * STRIDE % vocabulary).view(8, 16)
     lengths = [length for lengths in CHECKED_COMPLETIONS for length in lengths]
@@ -115,7 +115,7 @@ def _alone(model: Any, data: Tensors, row: int) -> torch.Tensor:
     return found
 
 
-def _describes_all(model: Any) -> bool:
+def describes_all(model: Any) -> bool:
     """Return True if a packing says of every layer what it sees: short texts do not reach the end of a window."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())

@@ -23,15 +23,20 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from protocol.errors import ConfigInvalid
 
 
-def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
-    """The model of a folder in float32, but for what `lay_out` makes of it while there is no number in it yet."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+def class_of(config: Any, name: str) -> tuple[Any, Any]:
+    """Return transformers' class for the text model of a configuration, and the configuration of that."""
     try:
         plain: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError as error:
-        raise ConfigInvalid(f"{folder} holds a {config.model_type} model, which writes no text.") from error
+        raise ConfigInvalid(f"{name} holds a {config.model_type} model, which writes no text.") from error
     if plain.config_class == config.sub_configs.get("text_config"):
         config = config.get_text_config()
+    return plain, config
+
+
+def load_model(folder: Path, lay_out: Callable[[Any], None]) -> Any:
+    """The model of a folder in float32, but for what `lay_out` makes of it while there is no number in it yet."""
+    plain, config = class_of(AutoConfig.from_pretrained(folder, local_files_only=True), str(folder))
 
     def maybe_distribute_model(_: Any, model: Any, *__: Any) -> Any:
         lay_out(model)

@@ -34,7 +34,14 @@ from coordinator.learner.forward import completion_logprobs, packs, prepare, req
 from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
-from coordinator.learner.publication import HubFiles, Published, carried_buffers, computing_as_published, in_range
+from coordinator.learner.publication import (
+    HubFiles,
+    Published,
+    carried_buffers,
+    computing_as_published,
+    in_range,
+    scores,
+)
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.trajectories import factors
@@ -307,11 +314,7 @@ class Policy:
 
     def _scores(self, dtype: torch.dtype | None) -> tuple[float, ...]:
         """Return the log-probability of each token of the canary's text but the first."""
-        tokens = torch.tensor(self._canary_text, device=self.model.device)
-        with torch.autocast(self.model.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
-            logits = self.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
-        scores = torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])
-        return tuple(scores[:, 0].tolist())
+        return tuple(scores(self.model, torch.tensor(self._canary_text, device=self.model.device), dtype).tolist())
 
     def save(self, folder: Path, **beside: Any) -> None:
         """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""

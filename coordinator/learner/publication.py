@@ -61,6 +61,13 @@ def computing_as_published(model: Any, published: Published) -> Iterator[None]:
         yield
 
 
+def scores(model: Any, tokens: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return the log-probability of each token but the first, as this type computes it; None: float32."""
+    with torch.autocast(model.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])[:, 0]
+
+
 Place = tuple[nn.Module, str, str]
 """A module, what it calls one of its weights, and what the model calls it."""
 

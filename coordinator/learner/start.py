@@ -90,15 +90,21 @@ def warnings(model: ModelSection) -> list[str]:
     ]
 
 
-def _configuration(model: ModelSection) -> dict[str, Any]:
-    """What config.json says, as far as it can be read: of the hub, this one small file is fetched."""
+def configuration_file(model: ModelSection) -> Path | None:
+    """Return the config.json of a policy that is not embedded: of the hub, this one small file is fetched."""
     if model.path == EMBEDDED:
-        return {}
+        return None
+    file = _downloaded_configuration(model) if model.path.startswith(HUB) else Path(model.path) / "config.json"
+    if not file.is_file() or file.stat().st_size > limits.POLICY_CONFIG_MAX_BYTES:
+        raise ConfigInvalid(f"model.path {model.path} has no config.json that can be read.")
+    return file
+
+
+def _configuration(model: ModelSection) -> dict[str, Any]:
+    """What config.json says, as far as it can be read."""
     try:
-        file = _downloaded_configuration(model) if model.path.startswith(HUB) else Path(model.path) / "config.json"
-        if file.stat().st_size > limits.POLICY_CONFIG_MAX_BYTES:
-            return {}
-        found = json.loads(file.read_bytes())
+        file = configuration_file(model)
+        found = json.loads(file.read_bytes()) if file else {}
     except (OSError, ValueError, RecursionError, ConfigInvalid):
         return {}
     return found if isinstance(found, dict) else {}

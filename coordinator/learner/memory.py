@@ -1,0 +1,222 @@
+"""Memory that a learner needs, from a configuration alone: by phase on each card, on the host, and on the disk.
+
+    load                   the weights, and what loading holds besides
+    self-check             many samples at once compared with each alone, once
+    forward and backward   weights, moments, gradients, and the activations of the fullest piece
+    optimizer step         weights, moments, gradients
+    publication            one weight at a time in the type in which it is published
+    canary                 one layer at a time as it is published, and the logits of the canary's text
+
+- Weights and activations are measured on a model of fake tensors (see `simulated`); the rest is counted here.
+- Where ranks share the weights (FSDP2), each holds its part of weights, moments and gradients, and besides, for a
+  while, what it gathers: what lies outside of the layers, and two or three layers.
+- What an allocator loses is not here: see `cards`.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from coordinator.config import Config
+from coordinator.learner import start
+from coordinator.learner.batch import Tensors
+from coordinator.learner.forward import require_supported
+from coordinator.learner.simulated import SimulatedPolicy
+from coordinator.learner.settings import TrainSettings, train_settings
+from protocol.errors import ConfigInvalid
+
+PROMPT_TOKENS = 512
+"""Assumed of each prompt. It matters little: `micro_batch_tokens` bounds prompts and completions together."""
+
+PROCESS_BYTES = {"cpu": 700 * 2**20, "cuda": 3 * 2**30}
+"""Memory of a process with torch and transformers, without any tensor; CUDA's libraries take more."""
+
+WIDEST = 4
+"""Bytes of a float32 number: as auditors hold weights, and as the learner does all that it trains."""
+
+MEASURED_LAYERS = (6, 3)
+"""Of a model whose layers are alike: the difference is what three of them hold."""
+
+CHECKPOINTS_AT_ONCE = 2
+"""The last, and the next while it is written."""
+
+
+def described(config: Config) -> Any:
+    """Return what config.json of the round's policy says."""
+    file = start.configuration_file(config.model)
+    if file is None:
+        raise ConfigInvalid("The embedded policy fits anywhere.", hint="Name another: model.path, or plan's --model.")
+    found = AutoConfig.from_pretrained(file, local_files_only=True)
+    require_supported(found)
+    return found
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How much text an update is made of, at most."""
+
+    groups: int
+    samples: int
+    prompt: int = PROMPT_TOKENS
+
+    @staticmethod
+    def of(config: Config, prompt: int = PROMPT_TOKENS) -> "Batch":
+        return Batch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
+
+    def fullest_piece(self, settings: TrainSettings) -> Tensors:
+        """As many samples of the greatest length as a piece may have; their prompts differ in length by one."""
+        length, room = settings.max_completion_length, settings.micro_batch_tokens or self.tokens(settings)
+        owners: list[int] = []
+        for group in range(self.groups):
+            for number in range(self.samples):
+                room -= length + (0 if number else self.prompt)
+                if owners and room < 0:
+                    break
+                owners.append(group)
+        mask = torch.ones(len(owners), length)
+        return Tensors(
+            prompts=tuple(torch.zeros(max(1, self.prompt - group % 2), dtype=torch.long) for group in set(owners)),
+            owners=torch.tensor(owners),
+            tokens=mask.long(),
+            mask=mask,
+            behaviour=mask,
+            rewards=mask[:, 0],
+            weights=mask[:, 0],
+            taught=mask,
+        )
+
+    def tokens(self, settings: TrainSettings) -> int:
+        """Tokens of the whole batch."""
+        return self.groups * (self.prompt + self.samples * settings.max_completion_length)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that one way to train needs."""
+
+    ranks: int
+    parameters: int
+    trained: int
+    """Numbers that the optimizer changes."""
+    phases: dict[str, int]
+    """On each card."""
+    host_bytes: int
+    """Of the machine's memory, by all ranks; on the CPU, this is where they compute."""
+    auditor_bytes: int
+    """The same, by an auditor."""
+    disk_bytes: int
+
+    @property
+    def worst(self) -> str:
+        """The phase that needs the most."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.phases[self.worst]
+
+
+def _activations(policy: SimulatedPolicy, piece: Tensors) -> tuple[int, int]:
+    """Return the bytes of activations of a piece, and how many of them are one layer's.
+
+    Where all layers are alike, they grow by as much with each: a few layers are enough to measure.
+    """
+    layers = len(policy.layers)
+    most, few = MEASURED_LAYERS
+    if not policy.is_uniform() or layers <= most:
+        found = policy.learned(piece)
+        return found, found // layers
+    policy.cut(most)
+    higher = policy.learned(piece)
+    policy.cut(few)
+    each = (higher - policy.learned(piece)) // (most - few)
+    return higher + (layers - most) * each, each
+
+
+class Estimate:
+    """One model and one way to train it; what depends on the number of ranks is counted for each number."""
+
+    def __init__(self, model: Any, settings: TrainSettings, batch: Batch, *, publishes_adapters: bool = True) -> None:
+        self._settings = settings
+        self._merged = bool(settings.lora_rank) and not publishes_adapters
+        policy = SimulatedPolicy(model, settings)
+        self.parameters = policy.parameters
+        self.published_bytes = self.parameters * (model.dtype or torch.float32).itemsize
+        self._weights_bytes, self._trained_bytes = policy.weights_bytes, policy.trained_bytes
+        self._layer, self._outside = max(policy.layer_bytes), policy.weights_bytes - sum(policy.layer_bytes)
+        self._largest = max(weight.nbytes for weight in policy.model.parameters())
+        self._several = batch.tokens(settings) > (settings.micro_batch_tokens or batch.tokens(settings))
+        self._activations, self._of_layer = _activations(policy, batch.fullest_piece(settings))
+        self._check, self._canary = policy.self_check(), policy.canary()
+        self._written = policy.published(merged=self._merged)
+
+    @property
+    def _learned(self) -> int:
+        """Peak of gradients and activations.
+
+        Activations are freed while gradients come. After a first piece, all gradients are there from the start.
+        """
+        if self._several:
+            return self._trained_bytes + self._activations
+        return max(self._activations, self._trained_bytes + self._of_layer + self._largest)
+
+    def footprint(self, ranks: int, *, device: str, versions: int = 1) -> Footprint:
+        """Count the bytes of this many ranks; `versions`: whole versions that the round keeps."""
+        lora, trained = bool(self._settings.lora_rank), self._trained_bytes
+        shard = ceil(self._weights_bytes / ranks)
+        own = trained if lora else ceil(trained / ranks)  # adapters lie everywhere
+        weights = shard + (own if lora else 0)
+        reference = ceil(self.published_bytes / ranks) if self._settings.algorithm.beta else 0
+        gathered = self._gathered(ranks)
+        held = weights + reference + 2 * own
+        learned = self._learned if ranks == 1 else own + self._activations + gathered["learning"]
+        phases = {
+            "load": weights + reference + (0 if lora else self._largest) + gathered["computing"],
+            "self-check": weights + reference + self._check + gathered["computing"],
+            "forward and backward": held + learned,
+            "optimizer step": held + own,
+            "publication": held + self._written * (1 if ranks == 1 else 2),
+            "canary": held + self._canary + gathered["computing"],
+        }
+        return Footprint(
+            ranks=ranks,
+            parameters=self.parameters,
+            trained=trained // WIDEST,
+            phases=phases,
+            host_bytes=ranks * PROCESS_BYTES[device.partition(":")[0]] + self._host(ranks, device, phases),
+            auditor_bytes=PROCESS_BYTES["cpu"] + self.parameters * WIDEST,
+            disk_bytes=self._disk(versions),
+        )
+
+    def _gathered(self, ranks: int) -> dict[str, int]:
+        """Bytes that a rank holds besides its own part while a layer is computed, by what is done."""
+        if ranks == 1:
+            return {"computing": 0, "learning": 0}
+        layer, outside = self._layer, self._outside
+        learned = 0 if self._settings.lora_rank else outside
+        return {"computing": outside + 3 * layer, "learning": outside + learned + 4 * layer}
+
+    def _host(self, ranks: int, device: str, phases: dict[str, int]) -> int:
+        """Bytes of tensors in the machine's memory; what goes to cards passes through it while it is loaded."""
+        if device == "cpu":
+            return ranks * max(phases.values())
+        return 0 if self._settings.lora_rank else self._weights_bytes
+
+    def _disk(self, versions: int) -> int:
+        """Bytes of the starting policy, checkpoints, the version that is written and those that are kept."""
+        whole = 3 + (0 if self._settings.lora_rank and not self._merged else versions)
+        return whole * self.published_bytes + CHECKPOINTS_AT_ONCE * 3 * self._trained_bytes
+
+
+def estimate(config: Config, model: Any, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:
+    """Return the estimate of a round's learner, with some settings of `[learner]` as they are given."""
+    settings = replace(train_settings(config), **changes)
+    return Estimate(model, settings, Batch.of(config, prompt), publishes_adapters=config.learner.publish_adapters)
+
+
+def kept_versions(config: Config) -> int:
+    """Return how many versions a round keeps whole: for rollouts within S, for rollback, and one that is new."""
+    return config.staleness.max_updates // config.staleness.kappa + config.publish.keep + 2

@@ -1,0 +1,119 @@
+"""The memory that a learner needs on named cards, as `swarm-coordinator plan --gpu` prints it.
+
+The settings of the file come first, phase by phase; then all weights and adapters beside each other, with layers
+computed once and twice, on 1 card to as many as there are.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from coordinator.config import Config
+from coordinator.learner.cards import GIB, Cards
+from coordinator.learner.settings import TrainSettings, train_settings
+
+if TYPE_CHECKING:
+    from coordinator.learner.memory import Estimate, Footprint
+
+LORA_RANK = 32
+"""Of adapters that are shown where the file trains all weights."""
+
+RANKS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of cards that are shown."""
+
+SHOWN = ("lora_rank", "dtype", "gradient_checkpointing", "micro_batch_tokens")
+"""Settings of the learner that decide what it needs."""
+
+
+def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
+    """Return what the file's settings need on these cards, and what other ways to train would."""
+    from coordinator.learner import memory
+
+    model = memory.described(config)
+    rank = config.learner.lora_rank or LORA_RANK
+    device = "cuda" if config.learner.device == "cpu" else config.learner.device
+    versions = memory.kept_versions(config)
+    estimates: dict[TrainSettings, memory.Estimate] = {}
+
+    def estimate(**changes: Any) -> memory.Estimate:
+        settings = replace(train_settings(config), **changes)
+        if settings not in estimates:
+            estimates[settings] = memory.estimate(config, model, prompt=prompt, **changes)
+        return estimates[settings]
+
+    here = estimate().footprint(cards.count, device=device, versions=versions)
+    return {
+        "model": config.model.path,
+        "card": {
+            "name": cards.name,
+            "count": cards.count,
+            "gib": _gib(cards.size_bytes),
+            "usable_gib": _gib(cards.usable_bytes),
+        },
+        "settings": {name: getattr(config.learner, name) for name in SHOWN},
+        "plan": _figures(here, cards),
+        "ways": [{**way, **_figures(found, cards)} for way, found in _ways(estimate, cards.count, rank, device)],
+    }
+
+
+def _figures(found: "Footprint", cards: Cards) -> dict[str, Any]:
+    return {
+        "cards": found.ranks,
+        "parameters": found.parameters,
+        "trained": found.trained,
+        "phases_gib": {name: _gib(size) for name, size in found.phases.items()},
+        "peak_gib": _gib(found.peak_bytes),
+        "host_gib": _gib(found.host_bytes),
+        "disk_gib": _gib(found.disk_bytes),
+        "fits": found.peak_bytes <= cards.usable_bytes,
+    }
+
+
+def _ways(
+    estimate: Callable[..., "Estimate"], most: int, rank: int, device: str
+) -> Iterator[tuple[dict[str, Any], "Footprint"]]:
+    """All weights and adapters, with layers computed once and twice, on 1 to `most` cards."""
+    for lora_rank in (0, rank):
+        for twice in (False, True):
+            way = {"lora_rank": lora_rank, "gradient_checkpointing": twice}
+            for ranks in sorted({most, *(count for count in RANKS if count <= most)}):
+                yield way, estimate(**way).footprint(ranks, device=device)
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, 2)
+
+
+def text(found: dict[str, Any]) -> str:
+    """The same in words."""
+    plan, card, settings = found["plan"], found["card"], found["settings"]
+    trained = f"LoRA of rank {settings['lora_rank']}" if settings["lora_rank"] else "all weights"
+    lines = [
+        f"{found['model']}: {plan['parameters'] / 1e9:.2f} billion parameters; {trained} trained "
+        f"({plan['trained'] / 1e9:.2f} billion), products in {settings['dtype']}, "
+        f"{settings['micro_batch_tokens'] or 'all'} tokens at once"
+        f"{', layers computed twice' if settings['gradient_checkpointing'] else ''}",
+        f"{card['count']} x {card['name']}: {card['gib']:.1f} GiB each, of which tensors can have "
+        f"{card['usable_gib']:.1f}",
+        "",
+        f"{'phase':<22} {'GiB on each card':>16}",
+        *(f"{name:<22} {size:>16.1f}" for name, size in plan["phases_gib"].items()),
+        "",
+        f"{'memory of the host':<22} {plan['host_gib']:>16.1f}",
+        f"{'disk':<22} {plan['disk_gib']:>16.1f}",
+        "",
+    ]
+    counts = sorted({way["cards"] for way in found["ways"]})
+    lines.append(f"{'most on each of':<34} {' '.join(f'{count:>3} cards' for count in counts)}")
+    for number in range(0, len(found["ways"]), len(counts)):
+        row = found["ways"][number : number + len(counts)]
+        cells = (f"{way['peak_gib']:>8.1f}{' ' if way['fits'] else '!'}" for way in row)
+        lines.append(f"{_way(row[0]):<34} {''.join(cells)}".rstrip())
+    worst = max(plan["phases_gib"], key=plan["phases_gib"].get)
+    verdict = "It fits" if plan["fits"] else f"It does not fit: {worst} needs {plan['peak_gib']:.1f} GiB"
+    return "\n".join([*lines, "", f"{verdict}. An exclamation mark: more than a card has."])
+
+
+def _way(row: dict[str, Any]) -> str:
+    name = f"LoRA of rank {row['lora_rank']}" if row["lora_rank"] else "all weights"
+    return f"{name}, layers computed twice" if row["gradient_checkpointing"] else name

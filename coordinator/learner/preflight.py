@@ -1,0 +1,172 @@
+"""Does the learner fit into this machine? Asked by `launch` before a key is made and before anything is downloaded.
+
+- The answer comes from a process of its own: the coordinator serves without torch, and who asks a card for its memory
+  takes some of it. If that process fails, the round is launched: nobody is refused by guesswork.
+- A refusal names the phase, what it needs, what is there, and settings under which the learner fits.
+- What is free counts, not what is built in: other programs stay where they are.
+"""
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.config import Config
+from coordinator.learner import start
+from coordinator.learner.cards import GIB, Cards
+from protocol.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from coordinator.learner.memory import Footprint
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 900.0
+"""A model of 64 layers takes half a minute on a slow machine, and a refusal tries several ways."""
+
+REFUSED = 2
+"""Exit code of the process that is asked, where the learner does not fit."""
+
+LORA_RANK = 32
+"""Of adapters that are tried where all weights do not fit."""
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says how much memory a container may have."""
+
+
+def require_fits(config: Config, *, auditor: bool) -> None:
+    """Refuse a round whose learner, and auditor, would run out of memory or disk on this machine."""
+    if config.model.path == start.EMBEDDED:
+        return
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "coordinator.learner.preflight", *(["auditor"] if auditor else [])],
+        input=config.model_dump_json(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode == REFUSED:
+        refused = json.loads(done.stdout.strip().rpartition("\n")[2])
+        raise ConfigInvalid(refused["message"], hint=refused["hint"])
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        log.warning("The memory that the learner needs could not be computed: %s", reason)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are free on a machine."""
+
+    memory: int
+    disk: int
+    card: int | None = None
+    """On each card; None where the learner computes on the CPU."""
+    auditor: bool = True
+    """Whether an auditor is started here, too."""
+
+    def lack(self, needed: "Footprint") -> tuple[str, int, int] | None:
+        """Return what does not fit, the bytes that it needs and those that are free."""
+        phase = needed.worst
+        memory = needed.host_bytes + (needed.auditor_bytes if self.auditor else 0)
+        wanted = [
+            (f"{phase} on each card", needed.peak_bytes, needed.peak_bytes if self.card is None else self.card),
+            (f"{phase if self.card is None else 'load'} in the memory of this machine", memory, self.memory),
+            ("what the round keeps on the disk", needed.disk_bytes, self.disk),
+        ]
+        return next((want for want in wanted if want[1] > want[2]), None)
+
+
+def refusal(config: Config, room: Room) -> ConfigInvalid | None:
+    """Return the error of a learner that does not fit."""
+    from coordinator.learner import memory
+
+    model, versions = memory.described(config), memory.kept_versions(config)
+    device, ranks = config.learner.device, config.learner.processes
+
+    def lack(ranks: int, **changes: Any) -> tuple[str, int, int] | None:
+        found = memory.estimate(config, model, **changes)
+        return room.lack(found.footprint(ranks, device=device, versions=versions))
+
+    if not (missing := lack(ranks)):
+        return None
+    what, needed, there = missing
+    helpful = [
+        ", ".join(f"learner.{name}={json.dumps(value)}" for name, value in change.items())
+        for change in _changes(config)
+        if not lack(change.get("processes", ranks), **{k: v for k, v in change.items() if k != "processes"})
+    ]
+    return ConfigInvalid(
+        f"The learner does not fit: {what} needs {needed / GIB:.1f} GiB, and {there / GIB:.1f} GiB are free.",
+        hint=f"Each of these alone fits: {'; '.join(helpful)}."
+        if helpful
+        else "No setting that was tried fits. `swarm-coordinator plan --gpu NAME:COUNT` shows what other cards hold.",
+    )
+
+
+def _changes(config: Config) -> Iterator[dict[str, Any]]:
+    """Settings that need less, the mildest first."""
+    from coordinator.learner.memory import PROMPT_TOKENS
+
+    now, one = config.learner, PROMPT_TOKENS + config.sampling.max_new_tokens
+    less = {"micro_batch_tokens": one} if not now.micro_batch_tokens or now.micro_batch_tokens > one else {}
+    twice = {} if now.gradient_checkpointing else {"gradient_checkpointing": True}
+    adapters = {} if now.lora_rank else {"lora_rank": LORA_RANK}
+    ranks = ({"processes": count} for count in (2, 4, 8) if count > now.processes and now.device != "cpu")
+    for change in (twice, less, twice | less, *ranks, adapters, adapters | twice | less):
+        if change:
+            yield change
+
+
+def this_machine(config: Config, *, auditor: bool) -> Room:
+    """Return what is free here."""
+    folder = config.round.directory.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    disk = shutil.disk_usage(folder).free
+    return Room(_free_memory(), disk, _free_on_cards(config.learner.device, config.learner.processes), auditor)
+
+
+def _free_memory() -> int:
+    """Bytes that this machine, or the container that we are in, has left."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = int(found[1]) * 1024 if found else sys.maxsize
+    bound, used = CGROUP / "memory.max", CGROUP / "memory.current"
+    if bound.is_file() and (written := bound.read_text().strip()).isdigit():
+        free = min(free, int(written) - int(used.read_text()))
+    return free
+
+
+def _free_on_cards(device: str, ranks: int) -> int | None:
+    """Bytes for tensors on the fullest of the cards that the ranks get; None on the CPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    there = torch.cuda.device_count()
+    if ranks > there:
+        raise ConfigInvalid(f"learner.processes is {ranks}, and this machine has {there} cards.")
+    chosen = range(ranks) if ranks > 1 else [torch.device(device).index or 0]
+    free = min(torch.cuda.mem_get_info(number)[0] for number in chosen)
+    return Cards(device, free, ranks).usable_bytes
+
+
+def main() -> int:
+    config = Config.model_validate_json(sys.stdin.read())
+    try:
+        refused = refusal(config, this_machine(config, auditor="auditor" in sys.argv[1:]))
+    except ConfigInvalid as error:
+        refused = error
+    if refused:
+        print(json.dumps({"message": refused.message, "hint": refused.hint}))
+    return REFUSED if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""A policy without numbers, to measure what computing with it would hold in memory.
+
+    configuration → model of fake tensors → the learner's own code computes with it → bytes of live tensors
+
+- A fake tensor has a type, a shape and a storage whose size is known, and no memory behind it: a model of 32 billion
+  parameters is made in seconds. Shapes are those of the CPU's kernels.
+- Nothing is imitated: `forward` and `publication` compute with the fake model, and a dispatch mode counts storages as
+  they are made and freed. Temporary memory inside a kernel is not seen.
+- Numbers cannot be read, so nothing here depends on one: whether packing is right for a model is for the learner to
+  check.
+"""
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from coordinator.learner.batch import Tensors
+from coordinator.learner.forward import checked_batch, completion_logprobs, compute_layers_twice, describes_all
+from coordinator.learner.loading import class_of, keep_as_published
+from coordinator.learner.lora import Adapters
+from coordinator.learner.packing import IMPLEMENTATION
+from coordinator.learner.publication import computing_as_published, scores
+from coordinator.learner.settings import TrainSettings
+from protocol import canary
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages that are made while it is active, fake or real."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._known = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in known})
+        self._live = 0
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()) not in self._known:
+                self._known[storage] = True
+                self._live += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.peak = max(self.peak, self._live)
+        return made
+
+    def _free(self, count: int) -> None:
+        self._live -= count
+
+
+class SimulatedPolicy:
+    """A model as `Policy` lays it out, of fake tensors."""
+
+    def __init__(self, described: Any, settings: TrainSettings) -> None:
+        self._settings = settings
+        self._published: torch.dtype = described.dtype or torch.float32
+        plain, config = class_of(copy.deepcopy(described), "The configuration")
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            self.model: Any = plain._from_config(config, dtype=torch.float32)
+            if settings.lora_rank:
+                keep_as_published(self.model, self._published)
+            self.adapters = (
+                Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
+            )
+        self.layers: Any = self.model.get_decoder().layers
+        self.parameters = self.model.num_parameters()
+        self.weights_bytes = sum(weight.nbytes for weight in self.model.parameters())
+        self.trained_bytes = sum(weight.nbytes for weight in self.trained)
+        self.layer_bytes = [sum(weight.nbytes for weight in layer.parameters()) for layer in self.layers]
+        self.model.eval()
+        if settings.gradient_checkpointing:
+            compute_layers_twice(self.model)
+        self._text = self.model.config.get_text_config()
+        self._choose_attention()
+
+    def _choose_attention(self) -> None:
+        """Pack where the model can be fed a packing."""
+        usual = self.model.config._attn_implementation
+        try:
+            self.model.set_attn_implementation(IMPLEMENTATION)
+            self.self_check()
+            if describes_all(self.model):
+                return
+        except Exception:  # nobody can list how models fail that are fed what they do not know
+            pass
+        self.model.set_attn_implementation(usual)
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """What the optimizer changes."""
+        return list((self.adapters or self.model).parameters())
+
+    def is_uniform(self) -> bool:
+        """Return True if all layers are alike: then what some of them hold says what all would."""
+        kinds = {
+            (type(layer), getattr(layer, "attention_type", None), tuple(weight.shape for weight in layer.parameters()))
+            for layer in self.layers
+        }
+        return len(kinds) == 1
+
+    def cut(self, count: int) -> None:
+        """Leave the first layers only."""
+        self.layers = self.layers[:count]
+        self.model.get_decoder().layers = self.layers
+        self._text.num_hidden_layers = count
+
+    def self_check(self) -> int:
+        """Peak of computing what packing is compared on."""
+        return self.scored(checked_batch(self._text.vocab_size))
+
+    def scored(self, data: Tensors) -> int:
+        """Peak of computing a piece without a gradient."""
+        with torch.no_grad():
+            return self._peak(lambda: self._logprobs(data))
+
+    def learned(self, data: Tensors) -> int:
+        """Peak of computing a piece forward and backward, beside the gradients of an earlier one."""
+        reached = [weight for weight in self.trained if weight.grad is None]
+        for weight in reached:
+            weight.grad = torch.empty_like(weight)
+        return self._peak(lambda: self._logprobs(data).sum().backward())  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    def published(self, *, merged: bool) -> int:
+        """Peak of writing the largest weight; `merged`: with its adapter in it."""
+        whole = slice(None)
+
+        def made(name: str, weight: torch.Tensor) -> torch.Tensor:
+            rows = self.adapters.merged(name, weight, whole) if self.adapters and merged else weight
+            return rows.to(self._published)
+
+        weights = [(name, weight.detach()) for name, weight in self.model.named_parameters()]
+        return max(self._peak(lambda name=name, weight=weight: made(name, weight)) for name, weight in weights)  # type: ignore[misc]  # of mypy: defaults of a lambda
+
+    def canary(self) -> int:
+        """Peak of scoring the canary's text by the weights as they are published."""
+
+        def made(name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
+            if self.adapters:
+                return self.adapters.as_nodes_merge(name, rows, places, self._published)
+            return rows.to(self._published)
+
+        tokens = torch.arange(min(canary.TOKENS, getattr(self._text, "max_position_embeddings", canary.TOKENS)))
+
+        def work() -> None:
+            silent = self.adapters.silent() if self.adapters else nullcontext()
+            with silent, computing_as_published(self.model, made):
+                scores(self.model, tokens, None)
+                scores(self.model, tokens, torch.bfloat16)
+
+        return self._peak(work)
+
+    def _logprobs(self, data: Tensors) -> torch.Tensor:
+        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), self._settings)[0]
+
+    def _peak(self, work: Callable[[], object]) -> int:
+        """Bytes above those of weights, adapters and gradients."""
+        held = [*self.model.parameters(), *self.model.buffers(), *self.trained]
+        held += [weight.grad for weight in self.trained if weight.grad is not None]
+        with LiveBytes(held) as live:
+            work()
+        return live.peak

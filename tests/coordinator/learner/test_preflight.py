@@ -1,0 +1,200 @@
+"""What a learner needs is predicted from config.json alone, and who cannot have it is refused before anything is made."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from typer.testing import CliRunner
+
+from coordinator.children import script
+from coordinator.cli import app
+from coordinator.config import Config, parse
+from coordinator.learner.cards import GIB, parse as parse_cards
+from coordinator.learner.memory import Batch, Estimate
+from coordinator.learner.policy import Policy
+from coordinator.learner.preflight import Room, refusal
+from coordinator.learner.settings import TrainSettings
+from protocol.errors import ConfigInvalid
+from tests.coordinator.learner.groups import group
+from tests.live_bytes import live_bytes
+from tests.tiny_policy import make_other_policy
+
+HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 2}
+SHAPES: dict[str, PreTrainedConfig] = {
+    "wide layers": Qwen3Config(
+        vocab_size=1024,
+        hidden_size=512,
+        num_hidden_layers=4,
+        intermediate_size=2048,
+        head_dim=128,
+        tie_word_embeddings=True,
+        **HEADS,
+    ),
+    "many words": LlamaConfig(
+        vocab_size=16000,
+        hidden_size=128,
+        num_hidden_layers=2,
+        intermediate_size=256,
+        tie_word_embeddings=False,
+        **HEADS,
+    ),
+    "many layers": Qwen3Config(
+        vocab_size=512,
+        hidden_size=64,
+        num_hidden_layers=16,
+        intermediate_size=192,
+        head_dim=16,
+        tie_word_embeddings=True,
+        **HEADS,
+    ),
+}
+
+PLAIN = TrainSettings(learning_rate=1e-3, warmup_updates=1, max_completion_length=48, micro_batch_tokens=650)
+WAYS = {
+    "all weights": PLAIN,
+    "all weights, bf16, layers twice": replace(PLAIN, dtype="bfloat16", gradient_checkpointing=True),
+    "all weights, one piece": replace(PLAIN, micro_batch_tokens=0),
+    "LoRA, bf16": replace(PLAIN, lora_rank=8, dtype="bfloat16"),
+}
+BATCH = Batch(groups=3, samples=8, prompt=24)
+GROUPS = tuple(
+    group(
+        number,
+        list(range(3, 3 + BATCH.prompt - number % 2)),
+        [([5 + row] * PLAIN.max_completion_length, [-1.0] * PLAIN.max_completion_length, row % 2) for row in range(8)],
+    )
+    for number in range(BATCH.groups)
+)
+"""Every sample as long as it may be: what a prediction assumes."""
+
+
+def tensor_bytes(policy: Policy) -> int:
+    """Weights, adapters and moments; gradients are gone between updates."""
+    moments = [value for state in policy._optimizer.state.values() for value in state.values()]
+    held = [*{*policy.model.parameters(), *policy._trained.values()}, *moments]
+    return sum(tensor.nbytes for tensor in held)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_path: Path) -> None:
+    settings = WAYS[way]
+    policy = Policy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), settings)
+    policy.train_step(GROUPS)  # before it, there are no moments
+    held = tensor_bytes(policy)
+    with live_bytes() as update:
+        policy.train_step(GROUPS)
+    with live_bytes() as publication:
+        (policy.save_adapter if settings.lora_rank else policy.save_hub)(tmp_path / "version")
+    described = type(SHAPES[shape]).from_pretrained(tmp_path / "start")
+    found = Estimate(described, settings, BATCH).footprint(1, device="cpu").phases
+    assert found["forward and backward"] == pytest.approx(held + update.peak, rel=0.1)
+    assert max(found["publication"], found["canary"]) == pytest.approx(held + publication.peak, rel=0.1)
+
+
+QWEN3_8B: dict[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def eight_billion(tmp_path: Path) -> Path:
+    """A folder with nothing but the configuration of Qwen3-8B."""
+    folder = tmp_path / "qwen3-8b"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+    return folder
+
+
+def round_of(model: Path, directory: Path, **learner: Any) -> Config:
+    return parse(
+        {
+            "round": {"directory": str(directory)},
+            "model": {"path": str(model)},
+            "sampling": {"max_new_tokens": 1024, "samples_per_group": 8},
+            "learner": {"dtype": "bfloat16", "device": "cuda", **learner},
+        }
+    )
+
+
+def test_a_refusal_names_the_phase_and_settings_that_fit(eight_billion: Path, tmp_path: Path) -> None:
+    room = Room(memory=512 * GIB, disk=512 * GIB, card=parse_cards("h100").usable_bytes)
+    refused = refusal(round_of(eight_billion, tmp_path / "round"), room)
+    assert refused is not None
+    assert "forward and backward on each card needs" in refused.message
+    assert "74.7 GiB are free" in refused.message
+    assert "learner.lora_rank=32, learner.gradient_checkpointing=true" in refused.hint
+    assert "learner.gradient_checkpointing=true;" not in refused.hint.partition("lora_rank")[0]  # 16 bytes each are 122 GiB
+    helped = round_of(eight_billion, tmp_path / "round", lora_rank=32, gradient_checkpointing=True)
+    assert refusal(helped, room) is None
+
+
+def test_a_disk_or_a_machine_without_room_is_named(eight_billion: Path, tmp_path: Path) -> None:
+    fits = round_of(eight_billion, tmp_path / "round", lora_rank=32, gradient_checkpointing=True)
+    full = refusal(fits, Room(memory=512 * GIB, disk=GIB, card=79 * GIB))
+    small = refusal(fits, Room(memory=8 * GIB, disk=512 * GIB, card=79 * GIB))
+    alone = refusal(fits, Room(memory=8 * GIB, disk=512 * GIB, card=79 * GIB, auditor=False))
+    assert "on the disk needs" in (full.message if full else "")
+    assert "memory of this machine needs" in (small.message if small else "")
+    assert alone is None
+
+
+@pytest.mark.processes
+def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Path, tmp_path: Path) -> None:
+    """Of a folder that has no weights: what is refused was not read, let alone downloaded."""
+    toml = tmp_path / "round.toml"
+    toml.write_text(
+        f'[round]\ndirectory = "{tmp_path / "round"}"\n[model]\npath = "{eight_billion}"\n'
+        "[sampling]\nmax_new_tokens = 8192\n[learner]\nmicro_batch_tokens = 0\n"
+    )
+    command = [script("swarm-coordinator"), "launch", str(toml)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "The learner does not fit: forward and backward in the memory of this machine needs" in ended.stderr
+    assert not (tmp_path / "round").exists()
+
+
+def test_plan_prints_gib_by_phase_and_says_what_does_not_fit(eight_billion: Path) -> None:
+    words = ["plan", "--gpu", "h100:2", "--model", str(eight_billion), "--set", "learner.dtype=bfloat16"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 2
+    for name in ("load", "self-check", "forward and backward", "optimizer step", "publication", "canary", "disk"):
+        assert any(line.startswith(name) for line in said.output.splitlines()), name
+    assert "LoRA of rank 32, layers computed twice" in said.output
+    assert "does not fit" in said.output
+    found = json.loads(CliRunner().invoke(app, [*words, "--json", "--set", "learner.lora_rank=16"]).output)
+    assert found["plan"]["fits"]
+    assert found["plan"]["parameters"] == 8_190_735_360
+    assert {way["cards"] for way in found["ways"]} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("written", "gib", "count"),
+    [("h100", 79.6, 1), ("H200:8", 140.4, 8), ("24GiB:2", 24.0, 2), ("80GB", 74.5, 1), ("mi300x:64", 192.0, 64)],
+)
+def test_cards_have_names_or_sizes(written: str, gib: float, count: int) -> None:
+    cards = parse_cards(written)
+    assert cards.size_bytes / GIB == pytest.approx(gib, abs=0.01)
+    assert cards.count == count
+
+
+@pytest.mark.parametrize("written", ["h1000", "h100:0", "h100:65", "h100:two", "24", ":2"])
+def test_cards_that_nobody_knows_are_refused(written: str) -> None:
+    with pytest.raises(ConfigInvalid, match="no card"):
+        parse_cards(written)

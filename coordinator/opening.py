@@ -51,6 +51,8 @@ FIXED = (
     "data.revision",
     "data.columns",
     "data.chat",
+    "data.system_prompt",
+    "data.template_arguments",
     "data.suffix",
     "data.shuffle",
     "data.size",

@@ -25,6 +25,7 @@ from coordinator.audit import calibration, lottery
 from coordinator.audit.calibration import Calibration
 from coordinator.backup import confirmed
 from coordinator.config import Config
+from coordinator.data.chat import Chat
 from coordinator.data.kinds import shown
 from coordinator.data.policy_text import PolicyText
 from coordinator.data.task import open_task
@@ -214,6 +215,7 @@ class Round:
                 lambda name: self.publisher.read_file(version, name),
                 self.task,
                 self.config.sampling.max_new_tokens,
+                Chat.of(self.config.data),
             )
         return self._text
 

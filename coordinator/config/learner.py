@@ -25,7 +25,7 @@ class LearnerSection(Section):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
-    num_iterations: int = Field(1, ge=1, description="optimizer steps on one batch")
+    num_iterations: int = Field(1, ge=1, description="passes over one batch, each of objective.minibatches steps")
     micro_batch_tokens: int = Field(
         16384, ge=0, description="most tokens computed at once, prompts included; 0 is no limit"
     )
@@ -66,6 +66,9 @@ class ObjectiveSection(Section):
     epsilon: float | None = Field(None, ge=0, le=1, description="how far a ratio may fall")
     epsilon_high: float | None = Field(None, ge=0, description="how far it may rise; cispo: the largest weight")
     delta: float | None = Field(None, ge=0, description="largest ratio where the advantage is negative; 0 is no bound")
+    minibatches: int | None = Field(
+        None, ge=1, le=512, description="optimizer steps that the groups of a batch are split into"
+    )
     loss_aggregation: Literal["sequence", "token", "constant"] | None = Field(
         None, description="sequence, token or constant: what the loss is a mean of"
     )

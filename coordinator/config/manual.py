@@ -198,8 +198,8 @@ def written(value: Any) -> str:
     """A value as TOML writes it."""
     if value is None:
         return "not set"
-    if isinstance(value, tuple):
-        return json.dumps(list(value))
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(written, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(str(name))} = {written(one)}" for name, one in value.items()) + "}"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from coordinator.config.section import Section
 
@@ -26,9 +26,20 @@ class DataSection(Section):
         {}, description="prompt and answer → the columns they stand in, like a.b if within another"
     )
     chat: bool = Field(False, description="say text prompts as a user, by the policy's chat template")
+    system_prompt: str = Field("", description="first message, of the system, where chat messages have none")
+    template_arguments: dict[str, JsonValue] = Field(
+        {}, description='for the chat template: {enable_thinking = false}, {tools = […]}, {date_string = "1 Jan 2026"}'
+    )
     suffix: str | None = Field(None, description="text after each prompt; math asks for steps and \\boxed{}")
     shuffle: bool = Field(True, description="another order in each pass over the problems; round.seed decides")
     size: int = Field(0, ge=0, description="most problems taken; 0 is all of a file, and 10000 of a generator")
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _leave_the_messages(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := arguments.keys() & {"messages", "add_generation_prompt"}:
+            raise ValueError(f"{min(taken)} comes from the round, not from template_arguments")
+        return arguments
 
     @field_validator("columns")
     @classmethod

@@ -58,6 +58,15 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_a_group_for_each_minibatch(self) -> "Config":
+        if (self.objective.minibatches or 1) > self.learner.groups_per_update:
+            raise ValueError(
+                f"objective.minibatches is {self.objective.minibatches}, but an update has only "
+                f"{self.learner.groups_per_update} groups (learner.groups_per_update)"
+            )
+        return self
+
     @property
     def state(self) -> Path | str:
         """What `coordinator.store.state.Database` opens."""

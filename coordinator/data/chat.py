@@ -6,42 +6,67 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.config import DataSection
 from protocol.errors import ConfigInvalid, ManifestInvalid
 from protocol.tasks import ChatMessage
 
-SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a round adds to the messages of its prompts."""
+
+    system_prompt: str = ""
+    """The first message, of the system, where the messages have none."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Values for the template, such as `enable_thinking` or `tools`."""
+
+    @classmethod
+    def of(cls, data: DataSection) -> "Chat":
+        """Return what the operator's file says."""
+        return cls(data.system_prompt, data.template_arguments)
+
+
+PLAIN_CHAT = Chat()
 
 
 class ChatTemplate:
     """A policy's template; read when the first messages are to be rendered."""
 
-    def __init__(self, read_file: Callable[[str], bytes]) -> None:
+    def __init__(self, read_file: Callable[[str], bytes], chat: Chat = PLAIN_CHAT) -> None:
         self._read_file = read_file
+        self._chat = chat
         self._compiled: Any = None
         self._special: dict[str, str] = {}
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        from jinja2 import TemplateError
-
+        """Return the messages as text that ends where the policy's answer begins."""
         if self._compiled is None:
             self._compile()
-        told = [message._asdict() for message in messages]
+        if self._chat.system_prompt and messages[0].role != "system":
+            messages = (ChatMessage("system", self._chat.system_prompt), *messages)
+        given = {"tools": None, "documents": None, **self._special, **self._chat.arguments}
         try:
-            text: str = self._compiled.render(messages=told, add_generation_prompt=True, **self._special)
-        except (TemplateError, ArithmeticError, TypeError, ValueError) as error:
+            text: str = self._compiled.render(
+                messages=[message._asdict() for message in messages], add_generation_prompt=True, **given
+            )
+        except Exception as error:  # a template is somebody else's program, and may fail in any way
             raise ConfigInvalid(
                 f"The policy's chat template refuses these messages: {str(error)[:200]}.",
-                hint="Do their roles alternate as it wants?",
+                hint="Do their roles alternate as it wants? Some templates accept no system prompt.",
             ) from error
         return text
 
     def _compile(self) -> None:
         try:
             from jinja2 import TemplateSyntaxError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+            from coordinator.data.jinja_environment import compiled
         except ModuleNotFoundError:
             raise ConfigInvalid("Chat prompts need jinja2.", hint="pip install 'echo-swarm[data]'") from None
         settings = self._settings()
@@ -53,11 +78,8 @@ class ChatTemplate:
                 hint="Take an instruct model, or prompts that are plain text.",
             )
         self._special = {name: _token(settings[name]) for name in SPECIAL if settings.get(name)}
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        environment.globals["raise_exception"] = _refuse
         try:
-            self._compiled = environment.from_string(template)
+            self._compiled = compiled(template)
         except TemplateSyntaxError as error:
             raise ConfigInvalid(f"The policy's chat template is no Jinja: {error}.") from error
 
@@ -81,7 +103,3 @@ def _named(template: Any) -> str:
 
 def _token(value: Any) -> str:
     return str(value["content"] if isinstance(value, dict) else value)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)

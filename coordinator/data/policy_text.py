@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from coordinator.data.chat import ChatTemplate
+from coordinator.data.chat import PLAIN_CHAT, Chat, ChatTemplate
 from coordinator.work.prompts import TRAIN, Source, problem_of
 from protocol.codec import PolicyCodec
 from protocol.episode import PLAIN, Episode, Framing
@@ -26,9 +26,9 @@ PROBLEMS_KEPT = 64
 class Coder:
     """Between text and a policy's tokens."""
 
-    def __init__(self, read_file: ReadFile) -> None:
+    def __init__(self, read_file: ReadFile, chat: Chat = PLAIN_CHAT) -> None:
         self.codec = PolicyCodec(read_file("tokenizer.json").decode())
-        self._template = ChatTemplate(read_file)
+        self._template = ChatTemplate(read_file, chat)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text as it is, messages as the policy's template has them; no tokens are added."""
@@ -41,8 +41,8 @@ class Coder:
 class PolicyText(Coder):
     """The problems of one round in the tokens of its policy."""
 
-    def __init__(self, read_file: ReadFile, task: Task, max_new_tokens: int) -> None:
-        super().__init__(read_file)
+    def __init__(self, read_file: ReadFile, task: Task, max_new_tokens: int, chat: Chat = PLAIN_CHAT) -> None:
+        super().__init__(read_file, chat)
         self._task = task
         # Asked once: Python takes longer to look whether a task judges than that takes to judge.
         self._judging = task if isinstance(task, Judging) else None

@@ -16,6 +16,7 @@ from typing import Literal
 
 from coordinator.config import Config
 from coordinator.data import importing
+from coordinator.data.chat import PLAIN_CHAT, Chat
 from coordinator.data.child import prepare
 from coordinator.data.kinds import MATH, functions_of, reward_spec
 from coordinator.data.policy_text import Coder
@@ -90,9 +91,15 @@ def _lengths(config: Config, task: Task) -> Iterator[Finding]:
     model = Path(config.model.path)
     if not (model / "tokenizer.json").is_file():
         return
-    coder = Coder(lambda name: (model / name).read_bytes())
+    coder = Coder(lambda name: (model / name).read_bytes(), Chat.of(config.data))
     positions = int(json.loads((model / "config.json").read_text()).get("max_position_embeddings", 0))
     room = positions - config.sampling.max_new_tokens
+    if isinstance(task.problem(0).prompt, str) and Chat.of(config.data) != PLAIN_CHAT:
+        yield Finding(
+            "no_chat", "error", "[data]",
+            "The prompts are plain text, so data.system_prompt and data.template_arguments change nothing.",
+            "Set data.chat = true, or leave them out.",
+        )  # fmt: skip
     for number in range(PROMPTS_LOOKED_AT if positions else 0):
         prompt = task.problem(number).prompt
         try:

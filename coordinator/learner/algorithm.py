@@ -48,6 +48,8 @@ class Algorithm:
     """`ppo` keeps the ratio in [1 - epsilon, 1 + epsilon_high]; `cispo` truncates its weight at epsilon_high."""
     delta: float = inf
     """Bound of the ratio where the advantage is negative: dual clip."""
+    minibatches: int = 1
+    """Optimizer steps that a batch's groups are split into; the clip acts from the second step on."""
     loss_aggregation: Aggregation = "sequence"
     """Mean over samples of their means; over all tokens; or a sum divided by the longest possible length."""
     beta: float = 0.0
@@ -72,6 +74,7 @@ PRESETS: dict[str, Algorithm] = {
     "grpo": GRPO,
     "dapo": replace(
         GRPO,
+        minibatches=4,
         loss_aggregation="token",
         filter_zero_variance=True,
         mask_truncated_completions=True,
@@ -85,8 +88,8 @@ PRESETS: dict[str, Algorithm] = {
         epsilon_high=0.2,
     ),
     "reinforce_pp": replace(GRPO, baseline="batch", scale_rewards="batch", loss_aggregation="token", epsilon_high=0.2),
-    "gspo": replace(GRPO, importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
-    "cispo": replace(GRPO, clip="cispo", epsilon_high=5.0, loss_aggregation="token"),
+    "gspo": replace(GRPO, importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, minibatches=4),
+    "cispo": replace(GRPO, clip="cispo", epsilon_high=5.0, loss_aggregation="token", minibatches=4),
     "echo2": replace(GRPO, epsilon_high=0.2, correction=Correction(sequence_low=0.0, sequence_high=inf, veto=0.0)),
 }
 """`echo2` is the paper's own: GRPO times min(π_learner/π_sampler, C), whatever the sample's distance."""

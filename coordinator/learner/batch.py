@@ -61,6 +61,15 @@ def collate(groups: Sequence[TrainingGroup]) -> Tensors:
     )
 
 
+def minibatches(data: Tensors, count: int) -> list[torch.Tensor]:
+    """Split the groups into `count` parts, or one for each group: → whether a sample belongs to each, [N] bool.
+
+    Neighbours go to different parts: groups come in the order in which they were finished, the short ones first.
+    """
+    count = min(count, len(data.prompts))
+    return [data.owners % count == part for part in range(count)]
+
+
 def pieces(
     data: Tensors, chosen: torch.Tensor, tokens_max: int, *, hands: int = 1, packed: bool = True
 ) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from coordinator.config import Config
+from coordinator.data.chat import Chat
 from coordinator.data.policy_text import Coder, PolicyText
 from coordinator.data.task import task_here
 from coordinator.files import sync
@@ -58,11 +59,13 @@ class Crew:
             self.policy = Policy(start, train_settings(config), ranks)
             self.resumed = self.policy.restore(last) if last else None
             """What the checkpoint says besides."""
-        self._coder = Coder(lambda name: (start / name).read_bytes())
+        chat = Chat.of(config.data)
+        self._coder = Coder(lambda name: (start / name).read_bytes(), chat)
         self._frame: Episode | None = None
         """Any episode, for how the policy is spoken to, where the task is to play."""
         if isinstance(self._task, Episodes):
-            text = PolicyText(lambda name: (start / name).read_bytes(), self._task, config.sampling.max_new_tokens)
+            most = config.sampling.max_new_tokens
+            text = PolicyText(lambda name: (start / name).read_bytes(), self._task, most, chat)
             self._frame = text.framed(self._task.game(0))
 
     @property

@@ -78,7 +78,7 @@ def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tu
     weight = _weights(distance, correction)
     log_ratio = _at_level(current - proximal, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1]
     gain, clipped = _gain(log_ratio, current, terms.advantages[:, None], algorithm)
-    keep = torch.ones_like(mask[:, :1]) if correction.mode == "none" else _kept(distance, mask, correction)
+    keep = torch.ones_like(mask[:, :1]) if correction.mode == "none" else kept(distance, mask, correction)
 
     loss = -(terms.shares * keep * weight * gain).sum()
     metrics = diagnostics.of_distance(distance, mask, weight, keep)
@@ -124,7 +124,7 @@ def _gain(
     return torch.minimum(free * advantage, bounded * advantage), ratio * advantage > bounded * advantage
 
 
-def _kept(distance: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
+def kept(distance: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
     """1.0 for samples that are near enough to learn from: [N, T] → [N, 1]."""
     geometric = (distance.sum(1) / mask.sum(1).clamp(min=1)).exp()
     near = (geometric >= correction.sequence_low) & (geometric <= correction.sequence_high)

@@ -2,7 +2,9 @@
 
 - The weights in training are float32, whatever the policy came in; it is published in what it came in. So an update too
   small for a bf16 weight is not lost, but shows once enough of them have come together.
-- An update is computed in pieces whose gradients add up to that of the whole. Samples that teach nothing, since their
+- An update is one optimizer step, or several on parts of the batch (`objective.minibatches`). What the policy said of
+  the whole batch is known before the first of them.
+- A step is computed in pieces whose gradients add up to that of the whole. Samples that teach nothing, since their
   advantage is zero, are scored without a gradient.
 - A step whose gradient is not finite is not made: one absurd reward must not turn every weight into NaN.
 - After a restore the next update is bit for bit the one that would have followed.
@@ -28,7 +30,7 @@ from transformers import AutoConfig
 from coordinator.files import sync
 from coordinator.learner import checkpoint
 from coordinator.learner.advantages import judged, of_batch, varied
-from coordinator.learner.batch import Tensors, collate, pieces
+from coordinator.learner.batch import Tensors, collate, minibatches, pieces
 from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.learner.loading import keep_as_published, load_model
@@ -81,6 +83,7 @@ class Policy:
             self._trained.values(),
             lr=settings.learning_rate,
             betas=settings.betas,
+            eps=settings.eps,
             weight_decay=settings.weight_decay,
             fused=True,
         )
@@ -147,15 +150,19 @@ class Policy:
         data = collate(groups)
         terms = self._terms(data)
         entropy = torch.zeros_like(data.mask)
-        before = table = torch.zeros_like(data.mask)  # [N, T] log π_old, log π_θ
+        parts = minibatches(data, self._settings.algorithm.minibatches)
+        if len(parts) > 1:  # else the first pass says it
+            terms = replace(terms, old=self.logprobs(data, entropy))
+        before = table = torch.zeros_like(data.mask) if terms.old is None else terms.old.clone()  # log π_old, log π_θ
         rate = self._settings.rate(self.update, self._steps)
         norm, skipped = 0.0, 0
-        for iteration in range(self._settings.num_iterations):
+        for part in parts * self._settings.num_iterations:
             self._optimizer.zero_grad()
-            table = self._gradient(data, terms, entropy if iteration == 0 else None)
-            if iteration == 0:
-                before = table
-                terms = replace(terms, old=before)
+            found = self._gradient(data, self._of_minibatch(terms, part), part, entropy)
+            if terms.old is None:
+                terms = replace(terms, old=found)
+                before = found
+            table = torch.where(part[:, None], found, table)
             norm = self._ranks.clip(list(self._trained.values()), self._settings.max_grad_norm)
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
@@ -195,15 +202,30 @@ class Policy:
             reference=self._of_reference(data),
         )
 
+    def _of_minibatch(self, terms: Terms, part: torch.Tensor) -> Terms:
+        """Return the terms of some samples as those of a whole batch: the shares of these samples add up to one."""
+        settings = self._settings
+        mask = terms.mask * part[:, None]
+        return replace(terms, shares=shares(mask, settings.algorithm, longest=settings.max_completion_length))
+
     def _of_reference(self, data: Tensors) -> torch.Tensor | None:
-        if self._reference is None:
-            return None
+        return None if self._reference is None else self._scored(self._reference, data)
+
+    def logprobs(self, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
+        """Score all samples by the policy as it stands: → [N, T]. The entropy is filled in where one is wanted."""
+        return self._scored(self.model, data, entropy)
+
+    def _scored(self, model: Any, data: Tensors, entropy: torch.Tensor | None = None) -> torch.Tensor:
         table = torch.zeros_like(data.mask)
         with torch.no_grad():
             for piece, ours in self._pieces(data, torch.arange(len(data.mask))):
-                logprobs, _ = self._reference.completion_logprobs(data, piece, self._settings)
+                logprobs, spread = model.completion_logprobs(data, piece, self._settings)
                 if ours:
                     table[piece, : logprobs.shape[1]] = logprobs.cpu()
+                    if entropy is not None:
+                        entropy[piece, : logprobs.shape[1]] = spread.cpu()
+        if entropy is not None:
+            self._ranks.total(entropy)
         return self._ranks.total(table)
 
     def _pieces(self, data: Tensors, chosen: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -211,11 +233,16 @@ class Policy:
         most, packed = self._settings.micro_batch_tokens, packs(self.model)
         return self._ranks.deal(pieces(data, chosen, most, hands=self._ranks.size, packed=packed))
 
-    def _gradient(self, data: Tensors, terms: Terms, entropy: torch.Tensor | None) -> torch.Tensor:
-        """Add up the gradients of all pieces: → [N, T] log π_θ. The entropy is filled in where one is wanted."""
-        settings, table = self._settings, torch.zeros_like(data.mask)
+    def _gradient(self, data: Tensors, terms: Terms, part: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        """Add up the gradients of the pieces of some samples: → [N, T] log π_θ of these samples.
+
+        Samples that teach nothing are scored only where π_old is not known yet, as is the entropy.
+        """
+        settings, first = self._settings, terms.old is None
+        table = torch.zeros_like(data.mask)
         teaches = (terms.advantages != 0) | (terms.reference is not None)
-        for learning, rows in ((True, teaches), (False, ~teaches)):
+        passes = ((True, part & teaches), (False, part & ~teaches)) if first else ((True, part & teaches),)
+        for learning, rows in passes:
             with torch.set_grad_enabled(learning):
                 for piece, ours in self._pieces(data, rows.nonzero()[:, 0]):
                     logprobs, spread = self.model.completion_logprobs(data, piece, settings)
@@ -227,12 +254,13 @@ class Policy:
                         whole.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
                     if ours:
                         table[piece, :width] = logprobs.detach()
-                        if entropy is not None:
+                        if first:
                             entropy[piece, :width] = spread.cpu()
         self._ranks.join_gradients(list(self._trained.values()))
-        if entropy is not None:
+        if first:
             self._ranks.total(entropy)
-        return self._ranks.total(table)
+        self._ranks.total(table)
+        return table if terms.old is None else torch.where(teaches[:, None], table, terms.old)
 
     def save_hub(self, folder: Path) -> None:
         """Write the policy as a hub-format folder: its weights now, in the dtype it came in, tokenizer and canary."""

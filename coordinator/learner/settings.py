@@ -34,10 +34,11 @@ class TrainSettings:
     """Where a schedule that falls reaches zero."""
     temperature: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     num_iterations: int = 1
-    """Optimizer steps on one batch; from the second on, the ratio to π_old leaves 1."""
+    """Passes over one batch; from the second optimizer step on, the ratio to π_old leaves 1."""
     micro_batch_tokens: int = 0
     """Most tokens computed at once, prompts included; 0: all of them."""
     gradient_checkpointing: bool = False
@@ -54,7 +55,8 @@ class TrainSettings:
 
     def rate(self, update: int, steps: int) -> float:
         """The learning rate of the update that follows this many, by an optimizer that has made so many steps."""
-        warm = min(1.0, (steps // self.num_iterations + 1) / max(1, self.warmup_updates))
+        of_update = self.num_iterations * self.algorithm.minibatches
+        warm = min(1.0, (steps // of_update + 1) / max(1, self.warmup_updates))
         done = min(1.0, update / self.max_updates)
         fall = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * cos(pi * done)}[self.schedule]
         return self.learning_rate * warm * fall
@@ -80,4 +82,5 @@ def algorithm(config: Config) -> Algorithm:
     changes = config.objective.model_dump(exclude_none=True)
     if "delta" in changes:
         changes["delta"] = changes["delta"] or inf
+    changes["minibatches"] = min(changes.get("minibatches", preset.minibatches), config.learner.groups_per_update)
     return replace(preset, correction=correction, **changes)

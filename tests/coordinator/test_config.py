@@ -97,6 +97,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(setting: str, nearest: 
         "publish.chunk_size_bytes=1",
         "publish.chunk_size_bytes=100000000",
         "publish.timestamp_lifetime_s=0",
+        "data.template_arguments={messages = []}",
         "round=5",
     ],
 )

@@ -95,3 +95,10 @@ def test_a_setting_where_the_file_belongs_is_met_with_the_option() -> None:
         done = CliRunner().invoke(app, ["config", "explain", wanted])
         assert isinstance(done.exception, ConfigInvalid)
         assert f"--only {wanted}" in done.exception.hint
+
+
+def test_a_tables_own_tables_are_written_as_they_are_read() -> None:
+    arguments = {"enable_thinking": False, "tools": [{"name": "add", "parameters": {"required": ["a", "b"]}}]}
+    written = manual.toml({"data": {"template_arguments": arguments}})
+    assert tomllib.loads(written)["data"]["template_arguments"] == arguments
+    assert parse(tomllib.loads(written)).data.template_arguments == arguments

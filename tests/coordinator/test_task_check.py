@@ -132,6 +132,13 @@ def test_a_prompt_that_is_too_long_for_the_model_is_found(tmp_path: Path) -> Non
     assert "+1+1=" in one.place
 
 
+def test_a_system_prompt_that_no_chat_template_renders_is_found(tmp_path: Path) -> None:
+    write_policy(tmp_path / "model")
+    settings = (f"model.path={tmp_path}/model", "sampling.max_new_tokens=8", 'data.system_prompt="Be short."')
+    (one,) = findings(tmp_path, SOUND, *settings, problems=PROBLEMS)
+    assert one.code == "no_chat"
+
+
 def test_every_task_is_listed_with_what_it_is_and_takes() -> None:
     told = task.every()
     assert set(told) == {*BUILT_IN, *SHIPPED}

@@ -224,8 +224,9 @@ def gradient(folder: Path, groups: tuple[TrainingGroup, ...], **changes: Any) ->
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_micro_batches_have_the_gradient_of_the_whole(policy_folder: Path, name: str) -> None:
     groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)
-    whole = gradient(policy_folder, groups, algorithm=PRESETS[name])
-    parts = gradient(policy_folder, groups, algorithm=PRESETS[name], micro_batch_tokens=6)
+    algorithm = replace(PRESETS[name], minibatches=1)
+    whole = gradient(policy_folder, groups, algorithm=algorithm)
+    parts = gradient(policy_folder, groups, algorithm=algorithm, micro_batch_tokens=6)
     assert whole.norm() > 0 or name == "dapo"
     assert torch.allclose(whole, parts, atol=1e-6 * float(whole.norm() + 1))
 
@@ -300,7 +301,7 @@ def test_only_chosen_samples_are_trained_on(policy_folder: Path) -> None:
 
 def test_truncated_samples_and_groups_without_signal_are_left_out_by_dapo(policy_folder: Path) -> None:
     groups = fresh(Policy(policy_folder, SETTINGS), UNEQUAL)  # the sample of four tokens has no end token
-    dapo = PRESETS["dapo"]
+    dapo = replace(PRESETS["dapo"], minibatches=1)
     found = gradient(policy_folder, groups, algorithm=dapo)
     cut = (groups[0], group(1, [19, 20, 13, 21, 31], [([2], [-4.0], 0.0), ([24, 2], [-1.0, -1.0], 1.0)]))
     by_hand = replace(dapo, mask_truncated_completions=False, filter_zero_variance=False)
@@ -348,6 +349,8 @@ def test_the_rate_rises_and_falls(schedule: Any, expected: list[float]) -> None:
 def test_the_rate_rises_by_the_updates_that_the_optimizer_has_seen() -> None:
     settings = TrainSettings(learning_rate=1.0, warmup_updates=4, num_iterations=3)
     assert [settings.rate(50, steps) for steps in (0, 3, 6, 9, 12)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    split = replace(settings, algorithm=Algorithm(minibatches=2))
+    assert [split.rate(50, steps) for steps in (0, 6, 12, 18, 24)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_the_rate_waits_for_steps_that_were_not_made(policy_folder: Path) -> None:

@@ -31,6 +31,13 @@ def test_keys_change_parts_of_a_preset() -> None:
     assert found.correction.veto == PRESETS["echo2"].correction.veto
 
 
+def test_a_batch_has_a_group_for_each_minibatch() -> None:
+    found = algorithm(load(None, ["learner.algorithm=gspo", "learner.groups_per_update=2"]))
+    assert found.minibatches == 2, "what a preset chooses gives way"
+    with pytest.raises(ConfigInvalid, match=r"only 2 groups \(learner.groups_per_update\)"):
+        load(None, ["objective.minibatches=3", "learner.groups_per_update=2"])
+
+
 def test_a_name_that_is_none_is_refused() -> None:
     for setting in ("learner.algorithm=ppo", "objective.clip=cispo2", "correction.mode=off", "learner.device=tpu"):
         with pytest.raises(ConfigInvalid):

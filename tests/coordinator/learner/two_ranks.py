@@ -28,6 +28,9 @@ SCENARIOS = {
         algorithm=Algorithm(beta=0.1, correction=PRESETS["echo2"].correction),
     ),
     "adapters": replace(PLAIN, lora_rank=4, learning_rate=1e-2),
+    "minibatches": replace(
+        PLAIN, micro_batch_tokens=6, algorithm=replace(PLAIN.algorithm, minibatches=2, epsilon=0.01, epsilon_high=0.01)
+    ),
     "bf16": replace(PLAIN, dtype="bfloat16"),
     "sent back": replace(PLAIN, warmup_updates=4, schedule="linear", max_updates=8),
 }

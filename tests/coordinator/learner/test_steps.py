@@ -1,0 +1,195 @@
+"""An update of several optimizer steps against a loop that is written another way: one sample at a time, no packing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from coordinator.learner import checkpoint
+from coordinator.learner.algorithm import PRESETS, Algorithm, Correction
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from tests.coordinator.learner.groups import group
+
+ALL = Correction(mode="decoupled", sequence_low=0.0, sequence_high=1e9, veto=0.0)
+SETTINGS = TrainSettings(learning_rate=3e-3, warmup_updates=1, eps=1e-4, max_completion_length=6)
+"""With a larger eps than usual: else Adam makes a whole step of what is only a rounding of a gradient."""
+
+TEXTS = (
+    ([19, 20, 31], [([21, 22, 2], -1.0, 1.0), ([23, 2], -3.0, 0.0), ([24, 2], -2.0, 0.0)]),
+    ([19, 20, 13, 21, 31], [([2], -4.0, 0.0), ([24, 25, 26, 2], -1.5, 1.0)]),
+    ([31], [([21, 2], -2.0, 0.0), ([22, 2], -2.5, 0.5), ([22, 23, 2], -2.5, 1.0)]),
+    ([13, 31], [([19, 2], -3.0, 1.0), ([20, 19, 2], -2.5, 0.0)]),
+    ([14, 31], [([19, 2], -3.0, 1.0), ([20, 19, 18, 2], -2.5, 0.0)]),
+)
+GROUPS = tuple(
+    group(number, prompt, [(tokens, [logprob] * len(tokens), reward) for tokens, logprob, reward in completions])
+    for number, (prompt, completions) in enumerate(TEXTS)
+)
+"""Five groups: three in the first of two parts, two in the second."""
+
+Loss = Callable[[list["Said"], list[torch.Tensor]], torch.Tensor]
+"""Of samples and of what the policy says of each now."""
+
+
+class Said:
+    """A sample in plain numbers."""
+
+    def __init__(self, model: Any, number: int, prompt: list[int], tokens: list[int], mu: float, advantage: float):
+        self.number, self.prompt, self.tokens = number, prompt, torch.tensor(tokens)
+        self.behaviour, self.advantage = torch.full((len(tokens),), mu), advantage
+        self.old = self.logprobs(model).detach()
+
+    def logits(self, model: Any) -> torch.Tensor:
+        text = torch.cat([torch.tensor(self.prompt), self.tokens])
+        found: torch.Tensor = model(text[None], use_cache=False).logits[0, len(self.prompt) - 1 : -1].float()
+        return found
+
+    def logprobs(self, model: Any) -> torch.Tensor:
+        return self.logits(model).log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
+
+    def weight(self) -> torch.Tensor:
+        return (self.old - self.behaviour).exp().clamp(max=2.0)
+
+
+def plain_samples(model: Any) -> list[Said]:
+    """All samples of `TEXTS`, with advantages in units of their group's deviation."""
+    found = []
+    for number, (prompt, completions) in enumerate(TEXTS):
+        rewards = torch.tensor([reward for _, _, reward in completions])
+        advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
+        found += [
+            Said(model, number, prompt, tokens, mu, float(advantage))
+            for (tokens, mu, _), advantage in zip(completions, advantages, strict=True)
+        ]
+    return found
+
+
+def gspo(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros(())
+    for said, logprobs in zip(samples, now, strict=True):
+        ratio = (logprobs - said.old).mean().exp()
+        bounded = ratio.clamp(1 - 3e-4, 1 + 4e-4)
+        gain = torch.minimum(ratio * said.advantage, bounded * said.advantage)
+        total = total - (said.weight() * gain).mean() / len(samples)
+    return total
+
+
+def cispo(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros(())
+    for said, logprobs in zip(samples, now, strict=True):
+        ratio = (logprobs - said.old).exp().detach().clamp(max=5.0)
+        total = total - (said.weight() * ratio * said.advantage * logprobs).sum()
+    return total / sum(len(said.tokens) for said in samples)
+
+
+def clip_higher(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros(())
+    for said, logprobs in zip(samples, now, strict=True):
+        ratio = (logprobs - said.old).exp()
+        gain = torch.minimum(ratio * said.advantage, ratio.clamp(0.8, 1.28) * said.advantage)
+        total = total - (said.weight() * gain).sum()
+    return total / sum(len(said.tokens) for said in samples)
+
+
+def loop(folder: Path, settings: TrainSettings, loss: Loss, parts: int, updates: int = 1) -> dict[str, torch.Tensor]:
+    """Return the weights after some updates of `parts` steps on `GROUPS`."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=0.0
+    )
+    for _ in range(updates):
+        samples = plain_samples(model)
+        for _ in range(settings.num_iterations):
+            for part in range(parts):
+                chosen = [said for said in samples if said.number % parts == part]
+                optimizer.zero_grad()
+                loss(chosen, [said.logprobs(model) for said in chosen]).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+                optimizer.step()
+    return dict(model.named_parameters())
+
+
+def furthest(policy: Policy, expected: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference of any weight."""
+    found = dict(policy.model.named_parameters())
+    return max(float((found[name] - expected[name]).abs().max().detach()) for name in expected)
+
+
+def of_preset(name: str, **changes: Any) -> Algorithm:
+    return replace(PRESETS[name], correction=ALL, **changes)
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize(
+    ("algorithm", "loss"),
+    [
+        (of_preset("gspo", minibatches=2), gspo),
+        (of_preset("cispo", minibatches=2), cispo),
+        (of_preset("dapo", minibatches=2), clip_higher),
+    ],
+    ids=["gspo", "cispo", "dapo"],
+)
+def test_minibatches_are_steps_on_parts_of_a_batch(
+    policy_folder: Path, algorithm: Algorithm, loss: Loss, iterations: int
+) -> None:
+    settings = replace(SETTINGS, algorithm=algorithm, num_iterations=iterations)
+    policy = Policy(policy_folder, settings)
+    policy.train_step(GROUPS)
+    metrics = policy.train_step(GROUPS).metrics
+    assert furthest(policy, loop(policy_folder, settings, loss, 2, updates=2)) < 1e-6
+    assert furthest(policy, loop(policy_folder, settings, loss, 1, updates=2)) > 1e-4, "parts make a difference"
+    assert policy.update == 2
+    assert metrics["is/ratio_mean"] != pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_clip_acts_within_a_batch_only_where_it_is_split(policy_folder: Path) -> None:
+    clipped = [
+        step["clip/low"] + step["clip/high"]
+        for parts in (1, 5)
+        for step in [
+            Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("gspo", minibatches=parts)))
+            .train_step(GROUPS)
+            .metrics
+        ]
+    ]
+    assert clipped[0] == 0.0
+    assert clipped[1] > 0.1
+
+
+def test_what_the_policy_said_before_the_update_is_what_is_reported(policy_folder: Path) -> None:
+    """Distances, entropy and ratios are those before the first step, however many follow."""
+    once, split = (
+        Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", minibatches=parts))).train_step(GROUPS)
+        for parts in (1, 3)
+    )
+    assert split.distances == pytest.approx(once.distances, abs=1e-6)
+    for name in ("entropy", "is/ratio_mean", "kl/k3", "is/ess", "reward/taught"):
+        assert split.metrics[name] == pytest.approx(once.metrics[name], abs=1e-6), name
+
+
+def test_a_resumed_learner_makes_the_same_steps_bit_for_bit(policy_folder: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, algorithm=of_preset("gspo", minibatches=2), warmup_updates=3)
+    policy = Policy(policy_folder, settings)
+    policy.train_step(GROUPS)
+    policy.save(tmp_path)
+    resumed = Policy(policy_folder, settings)
+    last = checkpoint.newest(tmp_path)
+    assert last
+    resumed.restore(last)
+    steps = [one.train_step(GROUPS) for one in (policy, resumed)]
+    assert steps[0] == steps[1]
+    for ours, theirs in zip(policy.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_more_minibatches_than_groups_are_as_many_as_there_are(policy_folder: Path) -> None:
+    assert (
+        Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", minibatches=9)))
+        .train_step(GROUPS[:2])
+        .metrics["learner/grad_norm"]
+    )

@@ -195,6 +195,7 @@ def audit_terms(config: Config, folder: Path) -> AuditTerms:
         rules=audit_rules(config),
         epoch_groups=config.audit.epoch_groups,
         timeout_ms=int(1000 * config.audit.timeout_s),
+        backlog_max=config.audit.backlog_max,
     )
 
 

@@ -76,6 +76,10 @@ class Verdicts(Message):
     """What an auditor brings back."""
 
     verdicts: tuple[Judged, ...] = Field(min_length=1, max_length=limits.AUDIT_CASES_MAX)
+    seconds: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """What their replay took."""
+    threads: int = Field(0, ge=0)
+    """That it ran on; 0 if that is not said."""
 
 
 class Why(Message):

@@ -48,7 +48,8 @@ async def verdicts(request: web.Request) -> web.Response:
     """What an auditor found."""
     here = require_operator(request)
     message = Verdicts.from_bytes(await body(request))
-    await here.database.run(casework.bring, message.verdicts, terms=here.audits, now_ms=now_ms())
+    took = {"seconds": message.seconds, "threads": message.threads}
+    await here.database.run(casework.bring, message.verdicts, **took, terms=here.audits, now_ms=now_ms())
     here.batch_ready.set()
     return web.Response(status=204)
 

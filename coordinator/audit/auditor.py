@@ -4,7 +4,9 @@
   one never judges a claim twice, since the coordinator gives a case to one at a time.
 - A version is put together from its chunks once, and loaded when a case names it: the last S + 2 stay on the disk, with
   those that the batch at hand may be compared with; the last few stay in memory.
-- As long as it is at work on cases it says so, and they stay its own, however slow it is; what hangs is ended.
+- As long as it is at work on cases it says so, and they stay its own, however slow it is: a replay moves with every
+  module that computed something. Where nothing moves for `audit.timeout_s`, it ends itself, and another gets its cases.
+- It takes as many cases as it may do in that time, so that others have their share of what waits.
 - A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
 - It gives way to others on the processor: settling later is better than sampling or learning later.
 - When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
@@ -17,7 +19,7 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,17 +50,23 @@ LOADED_MAX = 2
 
 CASES_AT_ONCE = 32
 
+CASES_AT_FIRST = 8
+"""Until it is known how long one takes."""
+
 ANSWER_MAX_BYTES = 32 * limits.MIB
 """Cases come from the operator's own coordinator, which sends half of this."""
 
 HOLDS = 3
 """How often it says in a timeout that it is still at work: two of them may get lost."""
 
-CASE_MAX_S = 3600.0
-"""The longest that a case may take on the average of its batch: more is a replay that hangs. It ends this process."""
+PREPARE_MAX_S = 3600.0
+"""The longest that a version may take to be put together from its chunks, or to be loaded: neither reports progress."""
 
 NICENESS = 5
 """A third of the weight of others: an auditor that starves leaves everybody a newcomer, who is audited the most."""
+
+Load = Callable[[Path, Callable[[], None]], "Scorer"]
+"""(policy folder, what is called whenever something moved) → the model."""
 
 FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", Outcome.HARD: "hard"}
 
@@ -79,23 +87,30 @@ def run(config: Config, name: str, url: str, token: Path) -> None:
 class Policies:
     """The versions that an auditor has at hand."""
 
-    def __init__(self, archive: RoundArchive, folder: Path, keep: int) -> None:
+    def __init__(self, archive: RoundArchive, folder: Path, keep: int, load: Load, watchdog: Watchdog) -> None:
         self._archive = archive
         self._folder = folder
         self._keep = keep
+        self._load = load
+        self._watchdog = watchdog
         self._loaded: OrderedDict[int, Scorer] = OrderedDict()
 
     def folder(self, version: int) -> Path | None:
         """A version's folder, made from its chunks if it must be; None if they are gone."""
         place = self._folder / str(version)
-        if not place.exists() and self._archive.write_policy(version, place) is None:
-            return None
-        return place
+        if place.exists():
+            return place
+        self._watchdog.moved(PREPARE_MAX_S)
+        written = self._archive.write_policy(version, place)
+        self._watchdog.moved()
+        return None if written is None else place
 
     def score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
         scorer = self._loaded.pop(version, None)
         if scorer is None:
-            scorer = _load(self._folder / str(version))
+            self._watchdog.moved(PREPARE_MAX_S)
+            scorer = self._load(self._folder / str(version), self._watchdog.moved)
+            self._watchdog.moved()
         self._loaded[version] = scorer
         while len(self._loaded) > LOADED_MAX:
             self._loaded.popitem(last=False)
@@ -112,11 +127,26 @@ class Policies:
 class Auditor:
     """One auditor of one round."""
 
-    def __init__(self, config: Config, archive: RoundArchive, folder: Path, name: str, url: str, token: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        archive: RoundArchive,
+        folder: Path,
+        name: str,
+        url: str,
+        token: str,
+        load: Load | None = None,
+    ) -> None:
         self._config = config
         self._archive = archive
-        self._policies = Policies(archive, folder, config.staleness.max_updates + 2)
+        self._watchdog = Watchdog(config.audit.timeout_s)
+        self._policies = Policies(
+            archive, folder, config.staleness.max_updates + 2, load or loader(config), self._watchdog
+        )
         self._name = name
+        self._at_most = CASES_AT_FIRST
+        self._seconds = 0.0
+        """What the last batch took."""
         self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
 
     def run(self) -> None:
@@ -130,7 +160,7 @@ class Auditor:
                 tolerances = self._tolerances()
                 taken = self._take()
                 if taken.cases:
-                    with self._holding(len(taken.cases)):
+                    with self._holding():
                         judged = self._judge(taken, tolerances)
                 elif taken.done:
                     return
@@ -151,13 +181,13 @@ class Auditor:
         return found
 
     @contextmanager
-    def _holding(self, cases: int) -> Iterator[None]:
+    def _holding(self) -> Iterator[None]:
         """Keep what was taken for the time of this block."""
         done = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(done,), name="keeper", daemon=True)
         keeper.start()
         try:
-            with Watchdog(cases * CASE_MAX_S).watching():
+            with self._watchdog.watching():
                 yield
         finally:
             done.set()
@@ -180,9 +210,12 @@ class Auditor:
             judged = self._replay(taken.version, taken.cases, tolerances)
         except SwarmError:
             judged = [self._replay_alone(taken.version, case, tolerances) for case in taken.cases]
+        self._seconds = seconds = max(time.monotonic() - started, 1e-3)
+        fitting = int(len(judged) * self._config.audit.timeout_s / seconds)
+        self._at_most = min(max(fitting, 1), 2 * self._at_most, CASES_AT_ONCE)
         log.info(
             "audited version=%d claims=%d seconds=%.2f findings=%s",
-            taken.version, len(judged), time.monotonic() - started, ",".join(one.finding for one in judged),
+            taken.version, len(judged), seconds, ",".join(one.finding for one in judged),
         )  # fmt: skip
         return judged
 
@@ -227,11 +260,14 @@ class Auditor:
         )
 
     def _take(self) -> Cases:
-        message = TakeCases(auditor=self._name, at_most=CASES_AT_ONCE)
+        message = TakeCases(auditor=self._name, at_most=self._at_most)
         return Cases.from_bytes(self._call("/v1/auditor/take", message.to_bytes()), max_bytes=ANSWER_MAX_BYTES)
 
     def _bring(self, judged: list[Judged]) -> None:
-        self._call("/v1/auditor/verdicts", Verdicts(verdicts=tuple(judged)).to_bytes())
+        self._call(
+            "/v1/auditor/verdicts",
+            Verdicts(verdicts=tuple(judged), seconds=self._seconds, threads=threads_of(self._config)).to_bytes(),
+        )
 
     def _call(self, path: str, body: bytes) -> bytes:
         with named():
@@ -241,8 +277,29 @@ class Auditor:
         return response.content
 
 
-def _load(folder: Path) -> "Scorer":
-    # Torch takes seconds to come, and a round without cases never needs it.
-    from coordinator.audit.scorer import Scorer
+def loader(config: Config) -> Load:
+    """How versions are loaded, as the operator set it."""
 
-    return Scorer(folder, threads=1)
+    def load(folder: Path, moved: Callable[[], None]) -> "Scorer":
+        # Torch takes seconds to come, and a round without cases never needs it.
+        import torch
+
+        from coordinator.audit.scorer import Scorer
+
+        return Scorer(
+            folder,
+            dtype=getattr(torch, config.audit.dtype),
+            device=config.audit.device,
+            threads=threads_of(config),
+            moved=moved,
+        )
+
+    return load
+
+
+def threads_of(config: Config) -> int:
+    """As set, or half of the cores that this process may use: the others are the learner's and nodes'."""
+    if config.audit.threads:
+        return config.audit.threads
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return max(1, len(usable) // 2)

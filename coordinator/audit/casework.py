@@ -12,6 +12,7 @@ import logging
 
 import sqlalchemy as sa
 
+from coordinator.audit import pace
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
 from coordinator.store.state import get_fact
@@ -62,8 +63,16 @@ def resume(connection: sa.Connection, *, terms: AuditTerms, now_ms: int) -> int:
     return connection.execute(sa.update(audits).where(taken).values(taken_until_ms=now_ms + terms.timeout_ms)).rowcount
 
 
-def bring(connection: sa.Connection, verdicts: tuple[Judged, ...], *, terms: AuditTerms, now_ms: int) -> int:
-    """Take verdicts; how many were waited for."""
+def bring(
+    connection: sa.Connection,
+    verdicts: tuple[Judged, ...],
+    *,
+    seconds: float = 0.0,
+    threads: int = 0,
+    terms: AuditTerms,
+    now_ms: int,
+) -> int:
+    """Record verdicts, and how long they took an auditor, if it says so; return how many were waited for."""
     counted = 0
     for verdict in verdicts:
         said = (verdict.claim_id, verdict.finding, verdict.report, verdict.validator)
@@ -71,6 +80,8 @@ def bring(connection: sa.Connection, verdicts: tuple[Judged, ...], *, terms: Aud
             counted += 1
             level = logging.WARNING if verdict.finding in ("hard", "pardon") else logging.DEBUG
             log.log(level, "audit claim=%s finding=%s", verdict.claim_id, verdict.finding)
+    if seconds:
+        pace.record(connection, [verdict.claim_id for verdict in verdicts], seconds, threads, now_ms)
     return counted
 
 

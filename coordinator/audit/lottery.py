@@ -32,6 +32,8 @@ class AuditTerms:
     epoch_groups: int = 256
     timeout_ms: int = 120_000
     """After this the case of an auditor that did not come back goes to another."""
+    backlog_max: int = 512
+    """Claims that wait for an auditor until no more work is offered; from a quarter of it on, rates fall."""
 
 
 # Built once: making a statement costs more than running it, and these run for every rollout.

@@ -21,6 +21,9 @@
   least a / (a + V), whatever was earned before. So neither a long claim, nor a raised price, nor a rate that has just
   fallen is worth faking. Who has nothing to lose is audited whole; the pledge, a group that was found right and is not
   paid yet, is why that ends (`coordinator.money.escrow`).
+- While auditors are behind, rates of owners who are known fall by `ease`, down to `trusted_floor` and to what the
+  escrow covers. Their window grows by as much: it is that of the lowest rate at which anything unpaid was drawn, also
+  after the rates have risen again. Who is new or held is audited whole, whatever waits.
 - Pure: standings in, standings out.
 """
 
@@ -73,9 +76,13 @@ def level(standing: Standing, rules: Rules) -> Level:
     return "trusted" if standing.groups >= rules.trusted_groups else "known"
 
 
-def rate_ppm(standing: Standing, rules: Rules, *, worth_micros: int = 0, held_micros: int = 0) -> int:
+def rate_ppm(
+    standing: Standing, rules: Rules, *, worth_micros: int = 0, held_micros: int = 0, ease: float = 0.0
+) -> int:
     """How many of a million claims of this owner are audited that are worth so much while the escrow holds so much."""
     rate = _rate(standing, rules)
+    if 0 < rate < 1 and ease and rules.trusted_floor:
+        rate -= ease * max(0.0, rate - rules.trusted_floor)
     if 0 < rate < 1 and worth_micros:
         worth = rules.escrow_factor * worth_micros
         rate = max(rate, worth / (worth + held_micros) if worth else 0.0)
@@ -91,9 +98,12 @@ def _rate(standing: Standing, rules: Rules) -> float:
     return min(1.0, max(floor, rules.first_groups / max(1, counted)))
 
 
-def window(standing: Standing, rules: Rules) -> int:
-    """How many unaudited groups stay unpaid; none where nothing is ever audited, since nothing could be found."""
-    rate = rate_ppm(standing, rules)
+def window(standing: Standing, rules: Rules, *, drawn_ppm: int = ALL_PPM) -> int:
+    """How many unaudited groups stay unpaid, where some of them were drawn at this rate, which may be lower than usual.
+
+    None do where nothing is ever audited, since nothing could be found.
+    """
+    rate = min(rate_ppm(standing, rules), drawn_ppm)
     return math.ceil(rules.escrow_factor * (ALL_PPM - rate) / rate) if rate else 0
 
 

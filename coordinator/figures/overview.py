@@ -201,6 +201,12 @@ def _audits(told: Mapping[str, Any]) -> Iterator[str]:
         f"audited {audit['share']:.1%} of the claims: {verdicts}; {waiting} wait for an auditor, "
         f"{audit['unsettled']} for their settlement"
     )
+    pace = told.get("audit_pace")
+    if pace and pace["auditor_tokens_per_s"]:
+        yield (
+            f"an auditor checks {pace['auditor_tokens_per_s']:,.0f} tokens/s, "
+            f"{pace['incoming_tokens_per_s']:,.0f} come in to be checked, {pace['waiting_tokens']:,} wait"
+        )
 
 
 def _incident(one: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.audit import pace
 from coordinator.backup import confirmed
 from coordinator.config import Config
 from coordinator.data.kinds import shown
@@ -114,7 +115,11 @@ def for_operator(connection: sa.Connection, *, config: Config, alive_since_ms: i
     copy = confirmed.read(config.round.directory)
     if found["standby"] and copy:
         found["standby"] |= {"target": copy.target, "problem": copy.problem}
-    return found | {"backlog": standings.backlog(connection)}
+    found |= {"backlog": standings.backlog(connection)}
+    if not now_ms or found["finished"]:
+        return found
+    auditing = pace.figures(connection, config.audit.backlog_max, now_ms)
+    return found | {"audit_pace": auditing, "alarm": found["alarm"] or auditing["alarm"]}
 
 
 def _standby(config: Config, now_ms: int) -> dict[str, Any] | None:

@@ -50,6 +50,15 @@ def prepare(model: Any, settings: TrainSettings) -> None:
     """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
     if settings.gradient_checkpointing:
         compute_layers_twice(model)
+    if reason := choose_way(model):
+        raise ConfigInvalid(
+            f"The learner cannot train a {model.config.model_type} model: {reason}.",
+            hint=HINT,
+        )
+
+
+def choose_way(model: Any) -> str:
+    """Have the model compute samples packed, or in rows where only that is right; return why neither is, or nothing."""
     usual = model.config._attn_implementation
     data = checked_batch(model.config.get_text_config().vocab_size)
     with torch.no_grad():
@@ -57,20 +66,16 @@ def prepare(model: Any, settings: TrainSettings) -> None:
         try:
             model.set_attn_implementation(IMPLEMENTATION)
             if _is_right(model, data, expected) and describes_all(model):
-                return
+                return ""
         except Exception:  # nobody can list how models fail that are fed what they do not know
             pass
         model.set_attn_implementation(usual)
         try:
             if _is_right(model, data, expected):
-                return
-            reason = "many samples at once, it computes something else than for each alone"
+                return ""
+            return "many samples at once, it computes something else than for each alone"
         except Exception as error:  # as above
-            reason = f"{type(error).__name__}: {error}"
-    raise ConfigInvalid(
-        f"The learner cannot train a {model.config.model_type} model: {reason}.",
-        hint=HINT,
-    )
+            return f"{type(error).__name__}: {error}"
 
 
 def compute_layers_twice(model: Any) -> None:
@@ -140,7 +145,7 @@ def completion_logprobs(
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
-        found = (_packed if packs(model) else _in_rows)(model, data, chosen)
+        found = predict(model, data, chosen)
         logprobs, entropy = Head.of(model).selected_logprobs(
             found.states, found.source, found.targets, temperature=settings.temperature, dtype=dtype
         )
@@ -151,7 +156,7 @@ def completion_logprobs(
     return table, torch.zeros_like(table).index_put(places, entropy[found.source])
 
 
-class _Predictions(NamedTuple):
+class Predictions(NamedTuple):
     """States, and the tokens that they predict."""
 
     states: torch.Tensor  # [R, H]
@@ -160,7 +165,12 @@ class _Predictions(NamedTuple):
     places: torch.Tensor  # [M] row · T' + column of the token in the table [n, T']
 
 
-def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
+def predict(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
+    """Return the states that predict the tokens of the chosen samples."""
+    return (_packed if packs(model) else _in_rows)(model, data, chosen)
+
+
+def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
     packing = pack(data, chosen, model.device)
     # A mask in four dimensions is taken as it is; attention has its own idea of who sees whom.
     nobody = torch.empty(1, 1, 1, 1, device=model.device)
@@ -171,10 +181,10 @@ def _packed(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
         packing=packing,
         use_cache=False,
     ).last_hidden_state[0]  # [L, H]
-    return _Predictions(states.index_select(0, packing.rows), packing.source, packing.targets, packing.places)
+    return Predictions(states.index_select(0, packing.rows), packing.source, packing.targets, packing.places)
 
 
-def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
+def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> Predictions:
     body, width = body_of(model), int(data.lengths[chosen].max())
     before = torch.tensor([len(data.prompts[owner]) for owner in data.owners[chosen].tolist()]) - 1
     lengths = before + data.lengths[chosen]  # fed; the last token is predicted, never fed
@@ -189,7 +199,7 @@ def _in_rows(model: Any, data: Tensors, chosen: torch.Tensor) -> _Predictions:
     place = torch.cat(places)
     targets = data.tokens[chosen, :width].flatten()[place]
     source = torch.arange(len(place))
-    return _Predictions(torch.cat(states), *(part.to(model.device) for part in (source, targets, place)))
+    return Predictions(torch.cat(states), *(part.to(model.device) for part in (source, targets, place)))
 
 
 def _text(data: Tensors, row: int) -> torch.Tensor:

@@ -24,8 +24,8 @@ from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.batch import Tensors
 from coordinator.learner.forward import require_supported
-from coordinator.learner.simulated import SimulatedPolicy
 from coordinator.learner.settings import TrainSettings, train_settings
+from coordinator.learner.simulated import SimulatedPolicy
 from protocol.errors import ConfigInvalid
 
 PROMPT_TOKENS = 512

@@ -26,7 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from coordinator.audit import lottery, trust
+from coordinator.audit import lottery, pace, trust
 from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
 from coordinator.people import owners, standings
@@ -64,6 +64,11 @@ UNSEEN = ((audits.c.why == "") | (audits.c.finding == "pardon")) & ~audits.c.set
 """What waits for its window to close."""
 
 _admit = Prepared(sa.insert(audits))
+_least_rate = Prepared(
+    sa.select(sa.func.min(audits.c.rate_ppm)).where(
+        audits.c.owner == sa.bindparam("of"), ~audits.c.settled, audits.c.rate_ppm > 0
+    )
+)
 
 _NO_PLACE = 2**62
 """Behind every claim."""
@@ -121,9 +126,17 @@ def _rate_ppm(
     """How likely the owner's next claim is audited, if it is worth so much."""
     if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
         return rate  # whatever is held
-    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules))
+    ease = pace.ease(standings.backlog(connection), terms.backlog_max)
+    eased = trust.rate_ppm(standing, terms.rules, ease=ease)
+    window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules, drawn_ppm=eased))
     held_micros = sum(row.amount_micros for row in (*window, *_pledge(connection, of=owner)))
-    return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros)
+    return trust.rate_ppm(standing, terms.rules, worth_micros=worth_micros, held_micros=held_micros, ease=ease)
+
+
+def _window_size(connection: sa.Connection, owner: str, standing: trust.Standing, terms: AuditTerms) -> int:
+    """How many of the owner's unaudited groups stay unpaid: as many as at the lowest rate that one of them had."""
+    drawn_ppm = _least_rate(connection, of=owner).scalar() or ALL_PPM
+    return trust.window(standing, terms.rules, drawn_ppm=drawn_ppm)
 
 
 def _window(connection: sa.Connection, owner: str, before: int, groups: int) -> list[Any]:
@@ -178,7 +191,7 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
         if standings.banned_ms(connection, owner) is None:  # who is banned can do no wrong any more
             kept = _pledged(connection, owner, standing, terms)
         held = trust.level(standing, terms.rules) == "held"
-        unproven = [] if held else _closed(unproven, trust.window(standing, terms.rules))
+        unproven = [] if held else _closed(unproven, _window_size(connection, owner, standing, terms))
     posted = [row for row in unproven if row.used]
     proven = [row for row in waiting if row.finding in PROVEN and row.used and row.claim_id not in kept]
     _end(connection, [Post(claim_id=row.claim_id) for row in (*proven, *posted)], now_ms)
@@ -231,7 +244,7 @@ def judge(
     standings.put(connection, owner, standing)
     if finding == "hard":
         standings.note_fault(connection, owner, claim_id, before, now_ms)
-        window = _window(connection, owner, row.place, trust.window(before, terms.rules))
+        window = _window(connection, owner, row.place, _window_size(connection, owner, before, terms))
         pledge = sorted(_pledged(connection, owner, before, terms))
         touched |= _blame(connection, owner, claim_id, [one.claim_id for one in window], pledge, now_ms)
         if trust.level(standing, terms.rules) == "banned":

@@ -43,6 +43,11 @@ def shapes(files: Iterable[Path]) -> Shapes:
     return found
 
 
+def matrix_types(files: Iterable[Path]) -> set[str]:
+    """Types, as safetensors names them, of all tensors that are no vectors."""
+    return {entry["dtype"] for path in files for entry in _entries(path).values() if len(entry["shape"]) > 1}
+
+
 def require_same(found: Shapes, wanted: Shapes) -> None:
     """Refuse tensors that are not those of the policy, and name one that differs."""
     for name in sorted(found.keys() | wanted.keys()):

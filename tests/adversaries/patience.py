@@ -69,25 +69,40 @@ PLANS: dict[str, Plan] = {
 }
 
 
-def gain(plan: Plan, *, owners: int, groups: int, rules: Rules, seed: int = 0, forfeits: bool = True) -> Gain:
+Load = Callable[[int], float]
+"""From groups so far to how far rates are eased, since auditors are behind."""
+
+
+def gain(
+    plan: Plan,
+    *,
+    owners: int,
+    groups: int,
+    rules: Rules,
+    seed: int = 0,
+    forfeits: bool = True,
+    load: Load = lambda _done: 0.0,
+) -> Gain:
     """What so many owners gain who go by a plan; without `forfeits`, a fault takes neither window nor pledge."""
     chance = random.Random(seed)
-    gains = [_play(plan, groups, rules, chance, forfeits) / HONEST_MICROS for _ in range(owners)]
+    gains = [_play(plan, groups, rules, chance, forfeits, load) / HONEST_MICROS for _ in range(owners)]
     return Gain(mean(gains), stdev(gains) / owners**0.5)
 
 
-def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits: bool) -> int:
+def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits: bool, load: Load) -> int:
     """One owner's gain; forgeries stand in the escrow as they are, honest groups below zero."""
     standing, escrow, gained, pledge = Standing(), deque[int](), 0, 0
+    rates = deque[int]()  # at which each of the escrow was drawn
     for done in range(groups):
         held = sum(map(abs, escrow))
         forged = plan(done, standing, held)
         worth = forged or HONEST_MICROS
-        rate = trust.rate_ppm(standing, rules, worth_micros=worth, held_micros=held + pledge)
-        window = trust.window(standing, rules)
+        rate = trust.rate_ppm(standing, rules, worth_micros=worth, held_micros=held + pledge, ease=load(done))
+        window = trust.window(standing, rules, drawn_ppm=min(rates, default=ALL_PPM))
         standing = Standing(standing.claims + 1, standing.groups, standing.soft, standing.hard)
         if chance.random() * ALL_PPM >= rate:
             escrow.append(forged or -HONEST_MICROS)
+            rates.append(rate)
         elif not forged:
             standing, pledge = trust.found(standing, "pass", rules), HONEST_MICROS
         else:
@@ -95,9 +110,11 @@ def _play(plan: Plan, groups: int, rules: Rules, chance: random.Random, forfeits
             gained += sum(micros for micros in escrow if micros < 0) - pledge if forfeits else 0
             pledge = 0
             escrow.clear()
+            rates.clear()
             if trust.level(standing, rules) == "banned":
                 return gained
         while len(escrow) > window:
             gained += max(0, escrow.popleft())
+            rates.popleft()
             standing = trust.validated(standing, rules)
     return gained + sum(micros for micros in escrow if micros > 0)

@@ -24,3 +24,16 @@ def test_who_waits_and_then_forges_gains_nothing(name: str) -> None:
 def test_it_would_pay_if_a_fault_took_neither_window_nor_pledge(name: str) -> None:
     found = played(name, forfeits=False)
     assert found.mean > 3 * found.standard_error
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("stays", [200, 25], ids=["for long", "for short"])
+def test_auditors_that_are_behind_make_no_plan_pay(name: str, stays: int) -> None:
+    """Rates are eased in full and as set again in turns: what was drawn less is held for longer."""
+    owners = 1_000 if "no window" in name or "the same" in name else 400
+
+    def load(done: int) -> float:
+        return float(done // stays % 2)
+
+    found = gain(PLANS[name], owners=owners, groups=1_300, rules=Rules(), load=load)
+    assert found.mean < 3 * found.standard_error

@@ -192,7 +192,7 @@ def _auditor(folder: Path, say: Say) -> str:
     for claim, scored in zip(claims, scorer.score(claims), strict=True):
         for tokens, one in zip(claim.completions, scored, strict=True):
             _require_near(torch.tensor(one.logprobs), say(claim.prompt.tolist(), tokens.tolist()))
-    return "prompts shared" if scorer.shares_prompts else "in rows"
+    return "packed" if scorer.packs else "in rows"
 
 
 def _require_near(found: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -1,6 +1,9 @@
 """An auditor's versions: made of real patches, compared with those before, deleted when nobody needs them any more."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +14,11 @@ import pytest
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
-from coordinator.audit.auditor import Auditor, Policies
+from coordinator.audit.auditor import Auditor, Policies, loader, threads_of
 from coordinator.audit.calibration import Calibration, Limit, Tolerance
 from coordinator.audit.case import RoundArchive
-from coordinator.config import Config, load
+from coordinator.config import Config, load, parse
+from coordinator.learner.watchdog import Watchdog
 from coordinator.publishing import publish
 from coordinator.round import Round
 from protocol.auditing import AuditCase, Cases
@@ -31,6 +35,7 @@ from tests.coordinator.answering import CUT, PROXY, Answer, answering, error
 
 NODE, SEED, PROMPT = NodeKey(b"\1" * 32), 7, pack_tokens([19, 20, 13, 31])
 SAMPLES, NEW_TOKENS, VERSIONS = 3, 12, 10
+SILENCE_S = 3.0
 LIMIT = Limit(tolerance=1e-3, rate=1e-5, far=1.0)
 TIGHT = Calibration(
     version=1,
@@ -45,14 +50,15 @@ class Played:
     """A round of many versions, each a patch on the one before."""
 
     def __init__(self, folder: Path, policy: Path, staleness: int, neighbours: int) -> None:
-        file = folder / "round.toml"
+        self.file = file = folder / "round.toml"
         file.write_text("")
-        settings = {
+        self.settings = settings = {
             "round.directory": folder / "round",
             "sampling.samples_per_group": SAMPLES,
             "sampling.max_new_tokens": NEW_TOKENS,
             "staleness.max_updates": staleness,
             "audit.neighbours": neighbours,
+            "audit.timeout_s": SILENCE_S,
         }
         self.config: Config = load(file, [f"{name}={value}" for name, value in settings.items()])
         round_ = Round(self.config)
@@ -141,7 +147,7 @@ def test_what_fails_softly_is_compared_with_every_earlier_version_and_not_pardon
 
 @pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
 def test_a_batch_leaves_the_last_versions_and_those_it_may_be_compared_with(played: Played) -> None:
-    policies = Policies(played.archive, played.folder, keep=2)
+    policies = Policies(played.archive, played.folder, 2, loader(played.config), Watchdog(0))
     for version in range(2, VERSIONS + 1):
         assert policies.folder(version)
     policies.forget(8, spared=[7, 6, 4])
@@ -150,7 +156,7 @@ def test_a_batch_leaves_the_last_versions_and_those_it_may_be_compared_with(play
 
 @pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)
 def test_the_first_version_is_there_though_no_update_led_to_it(played: Played) -> None:
-    policies = Policies(played.archive, played.folder, keep=2)
+    policies = Policies(played.archive, played.folder, 2, loader(played.config), Watchdog(0))
     assert policies.folder(1) == played.folder / "1"
     assert policies.folder(VERSIONS + 1) is None
 
@@ -172,3 +178,44 @@ def test_a_refusal_ends_an_auditor(played: Played, answer: Answer, kind: type[Sw
     with answering(answer) as (url, asked), closing(played.auditor(url)) as auditor, pytest.raises(kind):
         auditor.run()
     assert len(asked) == 1
+
+
+def paced(played: Played, pace: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """An auditor in a process of its own that has one case, and what it asked."""
+    played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
+    cases = Cases(version=VERSIONS, cases=(played.case(VERSIONS, played.folder / str(VERSIONS)),), done=False)
+    ended = Answer(200, Cases(version=0, cases=(), done=True).to_bytes())
+    settings = [f"{name}={value}" for name, value in played.settings.items()]
+    with answering(Answer(200, cases.to_bytes()), *[ended] * 1000) as (url, asked):
+        command = [sys.executable, "-m", "tests.coordinator.audit.paced_auditor", pace, url, str(played.folder)]
+        process = subprocess.run([*command, str(played.file), *settings], capture_output=True, text=True, check=False)
+    return process, [one.path for one in asked]
+
+
+@pytest.mark.parametrize("played", [(0, 0)], ids=["S=0"], indirect=True)
+def test_a_case_that_takes_three_times_the_silence_limit_is_judged_since_it_moves(played: Played) -> None:
+    """Every module takes a third of the limit, and there are ten."""
+    process, asked = paced(played, "slow")
+    assert process.returncode == 0, process.stderr
+    assert asked.count("/v1/auditor/hold") > 9
+    assert asked[-2:] == ["/v1/auditor/verdicts", "/v1/auditor/take"]
+
+
+@pytest.mark.parametrize("played", [(0, 0)], ids=["S=0"], indirect=True)
+def test_a_replay_in_which_nothing_moves_ends_its_auditor_so_that_another_has_the_case(played: Played) -> None:
+    """Who is dead holds no cases: `test_casework` says what becomes of them."""
+    process, asked = paced(played, "stands")
+    assert process.returncode == 1
+    assert "Timeout" in process.stderr
+    assert "stand_still" in process.stderr, "it shows where it stood"
+    assert "/v1/auditor/verdicts" not in asked
+
+
+def test_half_of_the_cores_are_left_to_others() -> None:
+    assert threads_of(parse({})) == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert threads_of(parse({"audit": {"threads": 7}})) == 7
+
+
+def test_a_precision_that_is_not_proven_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigInvalid, match="not proven to judge as strictly as float32"):
+        parse({"audit": {"dtype": "bfloat16"}})

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from coordinator.audit.scorer import Scorer
 from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 from tests.adapted_policy import make_adapted, make_merged
+from tests.architectures import zoo
 
 PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
 LENGTHS = (1, 2, 7, 30)  # one token is never fed; the others are padded to the longest
@@ -32,11 +34,15 @@ def prefills() -> list[Prefill]:
 
 
 def expected(policy: Path, claim: Prefill, number: int) -> Scored:
-    model = AutoModelForCausalLM.from_pretrained(policy)
+    return alone(AutoModelForCausalLM.from_pretrained(policy), claim, number)
+
+
+def alone(model: Any, claim: Prefill, number: int) -> Scored:
+    """A sample as the definition has it, in no company."""
     tokens = claim.completions[number]
     with torch.inference_mode():
         row = torch.tensor([[*claim.prompt.tolist(), *tokens.tolist()]])
-        logits = model(row).logits[0, len(claim.prompt) - 1 : -1].numpy()
+        logits = model(row, use_cache=False).logits[0, len(claim.prompt) - 1 : -1].numpy()
     return score(logits, uniforms(claim.seed, number, len(tokens)), tokens.tolist(), claim.temperature)
 
 
@@ -131,3 +137,41 @@ def test_a_configuration_that_promises_more_than_it_has_is_refused_before_it_cos
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(AuditFailed, match=said):
         Scorer(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "packed"),
+    [("Llama 3", True), ("Qwen3", True), ("Gemma 2", True), ("GPT-OSS", True), ("Qwen3-Next", False)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_or_in_rows_a_replay_says_what_the_definition_says(
+    tmp_path: Path, architecture: str, packed: bool, dtype: torch.dtype
+) -> None:
+    """Strict as ever: within 1e-4 nats of each sample alone in float32, also where matrices stay in 16 bits."""
+    folder = zoo.make(architecture, tmp_path / "policy", dtype=dtype)
+    scorer = Scorer(folder)
+    assert scorer.packs == packed
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    for claim, found in zip(prefills(), scorer.score(prefills()), strict=True):
+        for number, scored in enumerate(found):
+            wanted = alone(model, claim, number)
+            assert np.abs(scored.logprobs - wanted.logprobs).max() <= 1e-4
+            assert np.allclose(scored.below, wanted.below, atol=1e-4)
+            assert np.allclose(scored.upto, wanted.upto, atol=1e-4)
+            assert (scored.dictated == wanted.dictated).mean() > 0.98
+
+
+def test_matrices_stay_in_the_type_in_which_they_were_published(tmp_path: Path) -> None:
+    """Two bytes for each number of a model in bfloat16, and four where a tensor is wider."""
+    narrow, wide = (zoo.make("Qwen3", tmp_path / str(dtype), dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    for folder, size in ((narrow, 2), (wide, 4)):
+        matrices = [one for one in Scorer(folder)._model.parameters() if one.ndim > 1]
+        assert {one.element_size() for one in matrices} == {size}
+
+
+def test_every_module_moves(policy: Path) -> None:
+    moves = list[int]()
+    scorer = Scorer(policy, moved=lambda: moves.append(1))
+    moves.clear()
+    scorer.score(prefills())
+    assert len(moves) > 20

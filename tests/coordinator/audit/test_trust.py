@@ -98,3 +98,34 @@ def test_no_history_makes_a_bad_rate_or_a_cheaper_escrow(findings: list[Finding]
         # One cheat gains a payment with chance 1 - q, and loses the window with chance q.
         assert rate * trust.window(standing, RULES) >= ALL_PPM - rate
     assert (trust.level(standing, RULES) == "banned") == (standing.hard >= 2)
+
+
+def test_a_rate_that_is_eased_falls_to_the_trusted_floor_and_the_window_grows_by_as_much() -> None:
+    known, newcomer = Standing(50, 50), Standing(5, 5)
+    assert trust.rate_ppm(known, RULES) == ALL_PPM // 5
+    assert trust.rate_ppm(known, RULES, ease=0.5) == 110_000
+    least = trust.rate_ppm(known, RULES, ease=1.0)
+    assert least == RULES.trusted_floor * ALL_PPM
+    assert least * trust.window(known, RULES, drawn_ppm=least) >= ALL_PPM - least
+    assert trust.rate_ppm(newcomer, RULES, ease=1.0) == ALL_PPM
+    assert trust.rate_ppm(Standing(50, 50, hard=1), RULES, ease=1.0) == least
+    assert trust.rate_ppm(Standing(5, 5, hard=1), RULES, ease=1.0) == ALL_PPM, "who is held is audited whole"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    groups=st.integers(10, 3000), worth=st.integers(1, 10**12), held=st.integers(0, 10**12), ease=st.floats(0.0, 1.0)
+)
+def test_faking_costs_more_than_it_earns_however_far_rates_are_eased(
+    groups: int, worth: int, held: int, ease: float
+) -> None:
+    standing = Standing(groups, groups)
+    rate = trust.rate_ppm(standing, RULES, worth_micros=worth, held_micros=held, ease=ease) / ALL_PPM
+    assert (1 - rate) * worth <= rate * held
+
+
+def test_rates_of_nothing_stay_what_they_are() -> None:
+    none = Rules(first_groups=0, floor=0.0, trusted_floor=0.0)
+    assert trust.rate_ppm(Standing(), none, ease=1.0) == 0
+    shrinking = Rules(floor=0.0, trusted_floor=0.0)
+    assert trust.rate_ppm(Standing(100, 100), shrinking, ease=1.0) == trust.rate_ppm(Standing(100, 100), shrinking)

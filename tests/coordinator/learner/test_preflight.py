@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from coordinator.children import script
 from coordinator.cli import app
 from coordinator.config import Config, parse
-from coordinator.learner.cards import GIB, parse as parse_cards
+from coordinator.learner.cards import GIB
+from coordinator.learner.cards import parse as parse_cards
 from coordinator.learner.memory import Batch, Estimate
 from coordinator.learner.policy import Policy
 from coordinator.learner.preflight import Room, refusal
@@ -140,7 +141,9 @@ def test_a_refusal_names_the_phase_and_settings_that_fit(eight_billion: Path, tm
     assert "forward and backward on each card needs" in refused.message
     assert "74.7 GiB are free" in refused.message
     assert "learner.lora_rank=32, learner.gradient_checkpointing=true" in refused.hint
-    assert "learner.gradient_checkpointing=true;" not in refused.hint.partition("lora_rank")[0]  # 16 bytes each are 122 GiB
+    assert (
+        "learner.gradient_checkpointing=true;" not in refused.hint.partition("lora_rank")[0]
+    )  # 16 bytes each are 122 GiB
     helped = round_of(eight_billion, tmp_path / "round", lora_rank=32, gradient_checkpointing=True)
     assert refusal(helped, room) is None
 

@@ -1,6 +1,6 @@
 """The learner: its algorithm, and what differs from it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,14 @@ class LearnerSection(Section):
     warmup_updates: int = Field(
         20, ge=0, description="updates over which the rate rises from nothing, after a rollback again"
     )
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), description="of AdamW: how long it remembers gradients, and their squares"
+    )
+    eps: float = Field(1e-8, gt=0, description="of AdamW: what is added to the root of the squares")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    decayed: Literal["matrices", "all"] = Field(
+        "matrices", description="matrices or all: what weight_decay shrinks; embeddings are no matrices here"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
     num_iterations: int = Field(1, ge=1, description="passes over one batch, each of objective.minibatches steps")
@@ -73,6 +80,7 @@ class ObjectiveSection(Section):
         None, description="sequence, token or constant: what the loss is a mean of"
     )
     beta: float | None = Field(None, ge=0, description="weight of the divergence from the starting policy")
+    entropy_bonus: float | None = Field(None, ge=0, description="weight of the entropy, which the objective raises")
     filter_zero_variance: bool | None = Field(None, description="leave out groups of equal raw scores")
     mask_truncated_completions: bool | None = Field(None, description="leave out samples without an end")
     overlong_buffer: int | None = Field(None, ge=0, description="tokens before the longest length that cost reward")
@@ -89,7 +97,12 @@ class CorrectionSection(Section):
     mode: Literal["decoupled", "bypass", "none"] | None = Field(
         None, description="decoupled weighs by the distance, bypass clips it, none ignores it"
     )
+    level: Literal["token", "sequence"] | None = Field(
+        None, description="token or sequence: a weight for each token, or the product of all for the sample"
+    )
     token_cap: float | None = Field(None, gt=0, description="largest weight of a token")
+    token_low: float | None = Field(None, ge=0, description="least ratio of a token that counts")
+    token_high: float | None = Field(None, ge=0, description="largest ratio of a token that counts; 0 is no bound")
     sequence_low: float | None = Field(None, ge=0, description="least geometric mean ratio of a sample that counts")
     sequence_high: float | None = Field(None, gt=0, description="largest geometric mean ratio of a sample that counts")
     veto: float | None = Field(None, ge=0, lt=1, description="a token's ratio below it drops the sample; 0 never")

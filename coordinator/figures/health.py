@@ -31,6 +31,11 @@ SKIPPED = "learner/skipped"
 SKIPPED_MAX = 3
 """A gradient that is not finite comes now and then, and one after another from weights that are lost."""
 
+MASKED = "is/masked_frac"
+MASKED_MAX = 0.1
+MASKED_UPDATES = 8
+"""The share of tokens that the correction drops is that of so many last updates; fewer raise no alarm."""
+
 IN_VAIN_MAX = 0.1
 
 LENGTH_BIAS_MAX = 1.5
@@ -60,7 +65,8 @@ def figures(
     """What is told of the round's health, while the learner has waited for its next batch for so long."""
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
     kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
-    skipped, seen = _skipped_lately(connection)
+    lately = _metrics_lately(connection)
+    skipped, masked = sum(bool(metrics.get(SKIPPED, 0)) for metrics in lately), _masked_share(lately)
     trained, verifier, bias = ages.total(), scoring.trouble(connection), _length_bias(connection)
     share = sum(in_vain.values()) / max(1, sum(in_vain.values()) + trained)
     return {
@@ -74,14 +80,16 @@ def figures(
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
         "updates_skipped_lately": skipped,
+        "masked_share_lately": masked,
         "verifier": verifier,
         KEPT: kept,
         "alarm": ""
         if get_fact(connection, "finished", False)
         else programs_alarm
         or verifier_alarm(verifier)
-        or skipped_alarm(skipped, seen)
+        or skipped_alarm(skipped, len(lately))
         or kept_alarm(kept)
+        or masked_alarm(masked)
         or alarm(asked, kappa, idle_share, in_vain, share)
         or _bias_alarm(bias, in_vain, trained),
     }
@@ -105,6 +113,17 @@ def skipped_alarm(skipped: int, seen: int) -> str:
         f"{skipped} of the last {seen} updates changed nothing, since their gradient was not finite, and their groups "
         "were paid for. Lower learner.learning_rate or mend the reward, and go back to a version from before: "
         "`swarm-coordinator policy rollback`."
+    )
+
+
+def masked_alarm(share: float | None) -> str:
+    """Paid samples are dropped as too far from the policy, and the others teach alone; empty if few are."""
+    if share is None or share <= MASKED_MAX:
+        return ""
+    return (
+        f"The correction dropped {share:.0%} of the tokens of the last {MASKED_UPDATES} updates: their samples are too "
+        "far from the policy. Lower learner.learning_rate or staleness.max_updates, or widen "
+        "correction.sequence_low and correction.sequence_high."
     )
 
 
@@ -190,11 +209,16 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
     return +found
 
 
-def _skipped_lately(connection: sa.Connection) -> tuple[int, int]:
-    """Updates in which a step was not made, and how many updates were looked at."""
+def _metrics_lately(connection: sa.Connection) -> list[dict[str, float]]:
+    """What was reported of the last updates, the newest first."""
     lately = sa.select(batches.c.metrics).where(batches.c.reported_ms.is_not(None)).order_by(batches.c.batch.desc())
-    found = connection.execute(lately.limit(UPDATES_LATELY)).scalars().all()
-    return sum(bool((metrics or {}).get(SKIPPED, 0)) for metrics in found), len(found)
+    return [metrics or {} for metrics in connection.execute(lately.limit(UPDATES_LATELY)).scalars()]
+
+
+def _masked_share(lately: list[dict[str, float]]) -> float | None:
+    """None until enough updates were reported."""
+    shares = [float(metrics[MASKED]) for metrics in lately[:MASKED_UPDATES] if MASKED in metrics]
+    return sum(shares) / len(shares) if len(shares) == MASKED_UPDATES else None
 
 
 def _idle_lately(connection: sa.Connection, waits_s: float) -> float:

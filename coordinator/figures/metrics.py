@@ -104,6 +104,12 @@ FAMILIES = (
     ),
     Family("figures_age_seconds", "gauge", "Since the figures of the status were read.", _one("age_s")),
     Family("updates_skipped", "gauge", "Of the last 32, those that made no step.", _one("updates_skipped_lately")),
+    Family(
+        "masked_ratio",
+        "gauge",
+        "Tokens that the correction dropped, of those of the last 8 updates.",
+        _one("masked_share_lately"),
+    ),
     Family("policy_version", "gauge", "Newest published version.", _one("version")),
     Family("policy_version_update", "gauge", "Update that it was made at.", _one("version_update")),
     Family(

@@ -23,8 +23,13 @@ class Correction:
 
     mode: Mode = "decoupled"
     """`decoupled`: weigh by π_old/μ, clip π_θ/π_old. `bypass`: clip π_θ/μ. `none`: take the samples for fresh."""
+    level: Literal["token", "sequence"] = "token"
+    """A weight for each token, or one for the sample: the product of the ratios of its tokens."""
     token_cap: float = 2.0
     """Weights are truncated here."""
+    token_low: float = 0.0
+    token_high: float = inf
+    """A token is dropped if its ratio to μ leaves these bounds."""
     sequence_low: float = 0.9
     sequence_high: float = 1.1
     """A sample is dropped if the geometric mean of its ratios to μ leaves these bounds."""
@@ -54,6 +59,8 @@ class Algorithm:
     """Mean over samples of their means; over all tokens; or a sum divided by the longest possible length."""
     beta: float = 0.0
     """Weight of the divergence from the starting policy; 0 needs no second model."""
+    entropy_bonus: float = 0.0
+    """Weight of the entropy at each token, which the objective then raises."""
     filter_zero_variance: bool = False
     """Leave out groups whose *raw* scores are all equal; else they count in the mean, with advantage 0."""
     mask_truncated_completions: bool = False

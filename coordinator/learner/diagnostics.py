@@ -5,7 +5,7 @@ With d_t = log π_old − log μ over the tokens that are judged, and w_t the we
     is/ratio_mean, _min, _max   of exp(d_t)
     is/chi2                     mean exp(2 d_t) − 1: how much the variance of a plain importance weight would be
     is/ess                      (Σ w)² / (n Σ w²): the share of the tokens that the weighted ones are worth
-    is/masked_frac              share of tokens in samples that were dropped
+    is/masked_frac              share of tokens that were dropped, alone or with their sample
     kl/k1, kl/k3                mean −d_t, which may be negative, and mean exp(d_t) − 1 − d_t, which may not
     clip/low, clip/high         share of tokens whose ratio was clipped from below, from above
 """
@@ -28,7 +28,7 @@ def of_distance(distance: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor
         "is/ratio_max": float(ratio.max()),
         "is/chi2": float(ratio.square().mean()) - 1.0,
         "is/ess": float(weights.sum().square() / (weights.square().sum() * len(weights))),
-        "is/masked_frac": 1.0 - mean(keep.expand_as(mask), mask) if bool(judged.any()) else 0.0,
+        "is/masked_frac": 1.0 - mean(keep, mask) if bool(judged.any()) else 0.0,
         "kl/k1": -float(seen.mean()),
         "kl/k3": float((seen.expm1() - seen).mean()),
     }

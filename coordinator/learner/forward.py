@@ -147,7 +147,12 @@ def completion_logprobs(
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
         found = predict(model, data, chosen)
         logprobs, entropy = Head.of(model).selected_logprobs(
-            found.states, found.source, found.targets, temperature=settings.temperature, dtype=dtype
+            found.states,
+            found.source,
+            found.targets,
+            temperature=settings.temperature,
+            dtype=dtype,
+            entropy_gradient=settings.algorithm.entropy_bonus > 0,
         )
     shape = (len(chosen), int(data.lengths[chosen].max()))
     places = (found.places // shape[1], found.places % shape[1])

@@ -57,6 +57,7 @@ class Head:
         *,
         temperature: float,
         dtype: torch.dtype,
+        entropy_gradient: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`selected_logprobs` under this head."""
         weight, bias = self.output.weight, getattr(self.output, "bias", None)
@@ -65,7 +66,16 @@ class Head:
             hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
         cap = self.cap / self.factor
         temperature = temperature / self.factor
-        return selected_logprobs(hidden, weight, source, tokens, temperature=temperature, dtype=dtype, cap=cap)
+        return selected_logprobs(
+            hidden,
+            weight,
+            source,
+            tokens,
+            temperature=temperature,
+            dtype=dtype,
+            cap=cap,
+            entropy_gradient=entropy_gradient,
+        )
 
 
 class _SelectedLogprobs(torch.autograd.Function):
@@ -81,6 +91,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         temperature: float,
         dtype: torch.dtype,
         cap: float,
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
         logprobs = hidden.new_empty(len(source), dtype=torch.float32)
@@ -92,14 +103,15 @@ class _SelectedLogprobs(torch.autograd.Function):
             logprobs[pairs] = logits[within, tokens[pairs]] - total[rows][within]
             expected = (logits - total[rows, None]).exp_().mul_(logits).sum(1)
             entropy[rows] = total[rows] - expected
-        ctx.save_for_backward(hidden, weight, source, tokens, total)
-        ctx.temperature, ctx.dtype, ctx.cap = temperature, dtype, cap
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(hidden, weight, source, tokens, total, entropy)
+        ctx.temperature, ctx.dtype, ctx.cap, ctx.entropy_gradient = temperature, dtype, cap, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, source, tokens, total = ctx.saved_tensors
+    def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, source, tokens, total, entropy = ctx.saved_tensors
         head = weight.to(ctx.dtype)
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
@@ -107,13 +119,17 @@ class _SelectedLogprobs(torch.autograd.Function):
         for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
             logits = _logits(hidden[rows], head, ctx.temperature, ctx.dtype, ctx.cap)
             slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
-            away = logits.sub_(total[rows, None]).exp_().mul_(-of_row[rows, None])  # [rows, V] −p · Σ gradient
+            away = logits.sub_(total[rows, None])  # [rows, V] log p
+            factor = -of_row[rows, None]
+            if ctx.entropy_gradient:  # of H by a logit: −p · (log p + H)
+                factor = factor - of_entropy[rows, None] * (away + entropy[rows, None])
+            away = away.exp_().mul_(factor)  # −p · Σ gradient
             away.index_put_((source[pairs] - rows.start, tokens[pairs]), gradient[pairs], accumulate=True)
             away = away.div_(ctx.temperature).mul_(slope).to(ctx.dtype)
             to_hidden[rows] = (away @ head).to(hidden.dtype)
             if to_weight is not None:
                 to_weight.addmm_(away.T.to(weight.dtype), hidden[rows].to(weight.dtype))
-        return to_hidden, to_weight, None, None, None, None, None
+        return to_hidden, to_weight, None, None, None, None, None, None
 
 
 def selected_logprobs(
@@ -125,10 +141,11 @@ def selected_logprobs(
     temperature: float,
     dtype: torch.dtype,
     cap: float = 0.0,  # of the logits, by tanh; 0: none
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [M] with gradient, and the entropy of each state [R] without."""
+    """Log-probabilities [M] with gradient, and the entropy of each state [R], with one where it is wanted."""
     logprobs, entropy = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        hidden, weight, source, tokens, temperature, dtype, cap
+        hidden, weight, source, tokens, temperature, dtype, cap, entropy_gradient
     )
     return logprobs, entropy
 

@@ -6,11 +6,12 @@ With μ the version that sampled, π_old the policy before the update, π_θ the
     bypass      r_t = π_θ / μ        ρ_t = 1
     none        r_t = π_θ / π_old    ρ_t = 1, and nothing is dropped
 
-    loss = − Σ_t share_t · keep · (ρ_t · gain(r_t, A) − β · k3(π_ref, π_θ))
+    loss = − Σ_t share_t · keep_t · (ρ_t · gain(r_t, A) − β · k3(π_ref, π_θ) + c · H(π_θ))
 
 - share_t adds up to one over all tokens of the batch, dropped ones included: otherwise dropping samples would scale the
   others' gradient up. It is known before the first forward pass, so the losses of micro-batches simply add.
-- keep drops a whole sample if the geometric mean of π_old/μ leaves its bounds, or if one ratio is vetoed as absurd.
+- keep_t drops a whole sample if the geometric mean of π_old/μ leaves its bounds, or if one ratio is vetoed as absurd;
+  and single tokens whose ratio leaves bounds of its own. ρ may be one for the whole sample: the product, capped.
 - Where nothing is judged all log-probabilities are taken for 0: what an environment said may be impossible to the
   policy, and infinity times a mask of 0 would be no number.
 - Everything is float32 whatever the model computes in.
@@ -68,8 +69,13 @@ def shares(mask: torch.Tensor, algorithm: Algorithm, *, longest: int) -> torch.T
             return mask / (samples * longest)
 
 
-def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tuple[torch.Tensor, Metrics]:
-    """The loss of these samples, and what to watch about it; current is log π_θ [N, T], with gradient."""
+def policy_loss(
+    current: torch.Tensor, terms: Terms, algorithm: Algorithm, entropy: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Metrics]:
+    """The loss of these samples, and what to watch about it; current is log π_θ [N, T], with gradient.
+
+    The entropy of π_θ at each token [N, T] is needed where it earns a bonus.
+    """
     correction, mask = algorithm.correction, terms.mask
     current, behaviour = _judged(current, mask), _judged(terms.behaviour, mask)
     old = current.detach() if terms.old is None else _judged(terms.old, mask)
@@ -78,7 +84,7 @@ def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tu
     weight = _weights(distance, correction)
     log_ratio = _at_level(current - proximal, mask, algorithm).clamp(-NATS_MAX, NATS_MAX)  # [N, T] or [N, 1]
     gain, clipped = _gain(log_ratio, current, terms.advantages[:, None], algorithm)
-    keep = torch.ones_like(mask[:, :1]) if correction.mode == "none" else kept(distance, mask, correction)
+    keep = torch.ones_like(mask) if correction.mode == "none" else kept(distance, mask, correction)
 
     loss = -(terms.shares * keep * weight * gain).sum()
     metrics = diagnostics.of_distance(distance, mask, weight, keep)
@@ -88,6 +94,8 @@ def policy_loss(current: torch.Tensor, terms: Terms, algorithm: Algorithm) -> tu
         divergence = away.expm1() - away
         loss = loss + algorithm.beta * (terms.shares * keep * divergence).sum()
         metrics["kl/ref"] = diagnostics.mean(divergence.detach(), mask)
+    if algorithm.entropy_bonus and entropy is not None:
+        loss = loss - algorithm.entropy_bonus * (terms.shares * keep * _judged(entropy, mask)).sum()
     return loss, metrics | {"loss": float(loss.detach())}
 
 
@@ -98,6 +106,8 @@ def _judged(logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def _weights(distance: torch.Tensor, correction: Correction) -> torch.Tensor:
     if correction.mode != "decoupled":
         return torch.ones_like(distance)
+    if correction.level == "sequence":
+        distance = distance.sum(1, keepdim=True).clamp(-NATS_MAX, NATS_MAX).expand_as(distance)
     return distance.exp().clamp(max=correction.token_cap)
 
 
@@ -125,9 +135,10 @@ def _gain(
 
 
 def kept(distance: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
-    """1.0 for samples that are near enough to learn from: [N, T] → [N, 1]."""
+    """1.0 for tokens that are learned from: [N, T] → [N, T]."""
     geometric = (distance.sum(1) / mask.sum(1).clamp(min=1)).exp()
     near = (geometric >= correction.sequence_low) & (geometric <= correction.sequence_high)
     ratio = distance.exp()
     sane = ((ratio >= correction.veto) & (ratio * correction.veto <= 1)).all(1)
-    return (near & sane).float()[:, None]
+    within = (ratio >= correction.token_low) & (ratio <= correction.token_high)
+    return ((near & sane)[:, None] & within).float()

@@ -80,11 +80,10 @@ class Policy:
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
         self._trained = dict((self._adapters or self.model).named_parameters())
         self._optimizer = torch.optim.AdamW(
-            self._trained.values(),
+            _decay_groups(self.model, self._trained, settings),
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.eps,
-            weight_decay=settings.weight_decay,
             fused=True,
         )
         ends = self.model.generation_config.eos_token_id
@@ -172,7 +171,7 @@ class Policy:
                 skipped += 1
         self._optimizer.zero_grad()  # a gradient is as large as the weights, and nobody needs it until the next update
         self.update += 1
-        _, metrics = policy_loss(table, terms, self._settings.algorithm)
+        _, metrics = policy_loss(table, terms, self._settings.algorithm, entropy)
         metrics |= {
             "learner/grad_norm": norm,
             "learner/skipped": float(skipped),
@@ -240,22 +239,23 @@ class Policy:
         """
         settings, first = self._settings, terms.old is None
         table = torch.zeros_like(data.mask)
-        teaches = (terms.advantages != 0) | (terms.reference is not None)
+        everybody = terms.reference is not None or settings.algorithm.entropy_bonus > 0
+        teaches = (terms.advantages != 0) | everybody
         passes = ((True, part & teaches), (False, part & ~teaches)) if first else ((True, part & teaches),)
         for learning, rows in passes:
             with torch.set_grad_enabled(learning):
                 for piece, ours in self._pieces(data, rows.nonzero()[:, 0]):
                     logprobs, spread = self.model.completion_logprobs(data, piece, settings)
-                    logprobs, width = logprobs.cpu(), logprobs.shape[1]
+                    logprobs, spread, width = logprobs.cpu(), spread.cpu(), logprobs.shape[1]
                     if learning:
-                        loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm)
+                        loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm, spread)
                         # Shares are those in the whole batch, and the ranks' gradients are averaged.
                         whole = loss * self._ranks.size * ours
                         whole.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
                     if ours:
                         table[piece, :width] = logprobs.detach()
                         if first:
-                            entropy[piece, :width] = spread.cpu()
+                            entropy[piece, :width] = spread.detach()
         self._ranks.join_gradients(list(self._trained.values()))
         if first:
             self._ranks.total(entropy)
@@ -372,6 +372,17 @@ class Policy:
             state = self._optimizer.state.get(weight, {})
             found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
         return found | {RANDOM: torch.get_rng_state()}
+
+
+def _decay_groups(model: Any, trained: dict[str, torch.Tensor], settings: TrainSettings) -> list[dict[str, Any]]:
+    """Split the weights into those that decay and those that do not."""
+    embeddings = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
+    decays, stays = list[torch.Tensor](), list[torch.Tensor]()
+    for name, weight in trained.items():
+        is_matrix = weight.dim() > 1 and name not in embeddings
+        (decays if is_matrix or settings.decayed == "all" else stays).append(weight)
+    groups = ((decays, settings.weight_decay), (stays, 0.0))
+    return [{"params": weights, "weight_decay": decay} for weights, decay in groups if weights]
 
 
 def _is_gguf(file: Path) -> bool:

@@ -36,6 +36,8 @@ class TrainSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decayed: Literal["matrices", "all"] = "matrices"
+    """`matrices`: no norm, bias or embedding shrinks."""
     max_grad_norm: float = 1.0
     num_iterations: int = 1
     """Passes over one batch; from the second optimizer step on, the ratio to π_old leaves 1."""
@@ -78,7 +80,10 @@ def train_settings(config: Config) -> TrainSettings:
 def algorithm(config: Config) -> Algorithm:
     """The preset, and on top of it what the file says otherwise."""
     preset = PRESETS[config.learner.algorithm]
-    correction = replace(preset.correction, **config.correction.model_dump(exclude_none=True))
+    bounds = config.correction.model_dump(exclude_none=True)
+    if "token_high" in bounds:
+        bounds["token_high"] = bounds["token_high"] or inf
+    correction = replace(preset.correction, **bounds)
     changes = config.objective.model_dump(exclude_none=True)
     if "delta" in changes:
         changes["delta"] = changes["delta"] or inf

@@ -174,3 +174,20 @@ def test_updates_that_change_nothing_raise_the_alarm(world: World) -> None:
     assert "learner.learning_rate" in alarmed
     world.run(set_fact, "finished", True)
     assert figures(world)["alarm"] == ""
+
+
+@pytest.mark.parametrize(("share", "alarms"), [(0.1, False), (0.11, True)])
+def test_a_correction_that_drops_much_raises_the_alarm(world: World, share: float, alarms: bool) -> None:
+    key = world.join(1)
+    for number in range(1, health.MASKED_UPDATES + 1):
+        assert figures(world)["masked_share_lately"] is None
+        for _ in range(2):
+            world.earn(key, version=number)
+        world.train(number)
+        world.publish(number + 1, number)
+        change = sa.update(batches).where(batches.c.batch == number).values(metrics={health.MASKED: share})
+        world.run(lambda connection, change=change: connection.execute(change))
+    found = figures(world)
+    assert found["masked_share_lately"] == pytest.approx(share)
+    assert ("correction.sequence_low" in found["alarm"]) == alarms
+    assert ("dropped 11%" in found["alarm"]) == alarms

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,15 @@ from coordinator.learner.settings import TrainSettings
 from tests.coordinator.learner.groups import group
 
 ALL = Correction(mode="decoupled", sequence_low=0.0, sequence_high=1e9, veto=0.0)
-SETTINGS = TrainSettings(learning_rate=3e-3, warmup_updates=1, eps=1e-4, max_completion_length=6)
+SETTINGS = TrainSettings(learning_rate=3e-3, warmup_updates=1, eps=1e-3, max_completion_length=6)
 """With a larger eps than usual: else Adam makes a whole step of what is only a rounding of a gradient."""
 
 TEXTS = (
-    ([19, 20, 31], [([21, 22, 2], -1.0, 1.0), ([23, 2], -3.0, 0.0), ([24, 2], -2.0, 0.0)]),
-    ([19, 20, 13, 21, 31], [([2], -4.0, 0.0), ([24, 25, 26, 2], -1.5, 1.0)]),
-    ([31], [([21, 2], -2.0, 0.0), ([22, 2], -2.5, 0.5), ([22, 23, 2], -2.5, 1.0)]),
-    ([13, 31], [([19, 2], -3.0, 1.0), ([20, 19, 2], -2.5, 0.0)]),
-    ([14, 31], [([19, 2], -3.0, 1.0), ([20, 19, 18, 2], -2.5, 0.0)]),
+    ([19, 20, 31], [([21, 22, 2], -5.7, 1.0), ([23, 2], -5.9, 0.0), ([24, 2], -6.4, 0.0)]),
+    ([19, 20, 13, 21, 31], [([2], -6.4, 0.0), ([24, 25, 26, 2], -5.5, 1.0)]),
+    ([31], [([21, 2], -4.4, 0.0), ([22, 2], -5.9, 0.5), ([22, 23, 2], -6.3, 1.0)]),
+    ([13, 31], [([19, 2], -5.9, 1.0), ([20, 19, 2], -5.2, 0.0)]),
+    ([14, 31], [([19, 2], -5.3, 1.0), ([20, 19, 18, 2], -6.2, 0.0)]),
 )
 GROUPS = tuple(
     group(number, prompt, [(tokens, [logprob] * len(tokens), reward) for tokens, logprob, reward in completions])
@@ -32,8 +34,8 @@ GROUPS = tuple(
 )
 """Five groups: three in the first of two parts, two in the second."""
 
-Loss = Callable[[list["Said"], list[torch.Tensor]], torch.Tensor]
-"""Of samples and of what the policy says of each now."""
+Loss = Callable[[Any, list["Said"]], torch.Tensor]
+"""Of a model and some samples."""
 
 
 class Said:
@@ -69,9 +71,10 @@ def plain_samples(model: Any) -> list[Said]:
     return found
 
 
-def gspo(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
+def gspo(model: Any, samples: list[Said]) -> torch.Tensor:
     total = torch.zeros(())
-    for said, logprobs in zip(samples, now, strict=True):
+    for said in samples:
+        logprobs = said.logprobs(model)
         ratio = (logprobs - said.old).mean().exp()
         bounded = ratio.clamp(1 - 3e-4, 1 + 4e-4)
         gain = torch.minimum(ratio * said.advantage, bounded * said.advantage)
@@ -79,28 +82,69 @@ def gspo(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def cispo(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
+def cispo(model: Any, samples: list[Said]) -> torch.Tensor:
     total = torch.zeros(())
-    for said, logprobs in zip(samples, now, strict=True):
+    for said in samples:
+        logprobs = said.logprobs(model)
         ratio = (logprobs - said.old).exp().detach().clamp(max=5.0)
         total = total - (said.weight() * ratio * said.advantage * logprobs).sum()
     return total / sum(len(said.tokens) for said in samples)
 
 
-def clip_higher(samples: list[Said], now: list[torch.Tensor]) -> torch.Tensor:
+def clip_higher(model: Any, samples: list[Said]) -> torch.Tensor:
     total = torch.zeros(())
-    for said, logprobs in zip(samples, now, strict=True):
+    for said in samples:
+        logprobs = said.logprobs(model)
         ratio = (logprobs - said.old).exp()
         gain = torch.minimum(ratio * said.advantage, ratio.clamp(0.8, 1.28) * said.advantage)
         total = total - (said.weight() * gain).sum()
     return total / sum(len(said.tokens) for said in samples)
 
 
+def grpo(model: Any, samples: list[Said], weigh: Callable[[Said], torch.Tensor] = Said.weight) -> torch.Tensor:
+    total = torch.zeros(())
+    for said in samples:
+        ratio = (said.logprobs(model) - said.old).exp()
+        gain = torch.minimum(ratio * said.advantage, ratio.clamp(0.8, 1.28) * said.advantage)
+        total = total - (weigh(said) * gain).mean() / len(samples)
+    return total
+
+
+def icepop(said: Said) -> torch.Tensor:
+    """IcePop: a token counts by its ratio within bounds, and not at all beyond them."""
+    ratio = (said.old - said.behaviour).exp()
+    return torch.where((ratio >= 0.5) & (ratio <= 1.5), ratio, torch.zeros(()))
+
+
+def truncated_product(said: Said) -> torch.Tensor:
+    """Truncated importance sampling of sequences: one weight, the product of the ratios."""
+    return torch.full_like(said.old, min(exp(float((said.old - said.behaviour).sum())), 3.0))
+
+
+def with_entropy(model: Any, samples: list[Said]) -> torch.Tensor:
+    total = grpo(model, samples)
+    for said in samples:
+        scores = said.logits(model).log_softmax(-1)
+        total = total + 0.3 * (scores.exp() * scores).sum(1).mean() / len(samples)
+    return total
+
+
+def decay_groups(model: Any, settings: TrainSettings) -> list[dict[str, Any]]:
+    """One weight at a time: of this policy all matrices end in `proj.weight`, but for its embedding."""
+    return [
+        {
+            "params": [weight],
+            "weight_decay": settings.weight_decay if name.endswith("proj.weight") or settings.decayed == "all" else 0.0,
+        }
+        for name, weight in model.named_parameters()
+    ]
+
+
 def loop(folder: Path, settings: TrainSettings, loss: Loss, parts: int, updates: int = 1) -> dict[str, torch.Tensor]:
     """Return the weights after some updates of `parts` steps on `GROUPS`."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=0.0
+        decay_groups(model, settings), lr=settings.learning_rate, betas=settings.betas, eps=settings.eps
     )
     for _ in range(updates):
         samples = plain_samples(model)
@@ -108,7 +152,7 @@ def loop(folder: Path, settings: TrainSettings, loss: Loss, parts: int, updates:
             for part in range(parts):
                 chosen = [said for said in samples if said.number % parts == part]
                 optimizer.zero_grad()
-                loss(chosen, [said.logprobs(model) for said in chosen]).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+                loss(model, chosen).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
                 torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
                 optimizer.step()
     return dict(model.named_parameters())
@@ -145,6 +189,65 @@ def test_minibatches_are_steps_on_parts_of_a_batch(
     assert furthest(policy, loop(policy_folder, settings, loss, 1, updates=2)) > 1e-4, "parts make a difference"
     assert policy.update == 2
     assert metrics["is/ratio_mean"] != pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss"),
+    [
+        (
+            replace(PRESETS["grpo"], correction=replace(ALL, token_low=0.5, token_high=1.5)),
+            partial(grpo, weigh=icepop),
+        ),
+        (
+            replace(PRESETS["grpo"], correction=replace(ALL, level="sequence", token_cap=3.0)),
+            partial(grpo, weigh=truncated_product),
+        ),
+        (of_preset("grpo", entropy_bonus=0.3), with_entropy),
+    ],
+    ids=["token mask", "sequence weights", "entropy bonus"],
+)
+def test_parts_of_the_objective(policy_folder: Path, algorithm: Algorithm, loss: Loss) -> None:
+    settings = replace(SETTINGS, algorithm=replace(algorithm, minibatches=2))
+    policy = Policy(policy_folder, settings)
+    for _ in range(2):
+        policy.train_step(GROUPS)
+    assert furthest(policy, loop(policy_folder, settings, loss, 2, updates=2)) < 1e-6
+    assert furthest(policy, loop(policy_folder, settings, grpo, 2, updates=2)) > 1e-4, "it makes a difference"
+
+
+def test_the_entropy_bonus_raises_the_entropy(policy_folder: Path) -> None:
+    """Of samples that all earn the same, nothing else is learned."""
+    even = GROUPS[0].model_copy(
+        update={"samples": tuple(sample.model_copy(update={"reward": 1.0}) for sample in GROUPS[0].samples)}
+    )
+    policy = Policy(policy_folder, replace(SETTINGS, algorithm=of_preset("grpo", entropy_bonus=1.0)))
+    found = [policy.train_step([even]).metrics["entropy"] for _ in range(4)]
+    assert found == sorted(found)
+    assert found[-1] > found[0]
+
+
+@pytest.mark.parametrize("decayed", ["matrices", "all"])
+def test_adams_settings_are_those_of_the_operator(policy_folder: Path, decayed: Any) -> None:
+    """Norms and the embedding do not shrink, unless all is to."""
+    settings = replace(
+        SETTINGS, betas=(0.7, 0.8), eps=1e-3, weight_decay=10.0, decayed=decayed, algorithm=of_preset("grpo")
+    )
+    policy = Policy(policy_folder, settings)
+    for _ in range(3):
+        policy.train_step(GROUPS)
+    assert furthest(policy, loop(policy_folder, settings, grpo, 1, updates=3)) < 1e-6
+    other: Any = "all" if decayed == "matrices" else "matrices"
+    assert furthest(policy, loop(policy_folder, replace(settings, decayed=other), grpo, 1, updates=3)) > 1e-3
+
+
+def test_dropped_tokens_are_counted(policy_folder: Path) -> None:
+    correction = replace(ALL, token_low=0.5, token_high=1.5)
+    policy = Policy(policy_folder, replace(SETTINGS, algorithm=replace(PRESETS["grpo"], correction=correction)))
+    masked = policy.train_step(GROUPS).metrics["is/masked_frac"]
+    model: Any = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    weights = torch.cat([icepop(said) for said in plain_samples(model)])
+    assert masked == pytest.approx(float((weights == 0).float().mean()))
+    assert 0 < masked < 1
 
 
 def test_the_clip_acts_within_a_batch_only_where_it_is_split(policy_folder: Path) -> None:

@@ -32,6 +32,8 @@ class AuditTerms:
     epoch_groups: int = 256
     timeout_ms: int = 120_000
     """After this the case of an auditor that did not come back goes to another."""
+    probes: frozenset[str] = frozenset()
+    """The operator's own nodes, on which classes are calibrated."""
 
 
 # Built once: making a statement costs more than running it, and these run for every rollout.

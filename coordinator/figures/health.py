@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
+from coordinator.people import standings
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.work import marks, scoring
@@ -81,6 +82,7 @@ def figures(
         else programs_alarm
         or verifier_alarm(verifier)
         or skipped_alarm(skipped, seen)
+        or held_alarm(standings.held(connection))
         or kept_alarm(kept)
         or alarm(asked, kappa, idle_share, in_vain, share)
         or _bias_alarm(bias, in_vain, trained),
@@ -105,6 +107,19 @@ def skipped_alarm(skipped: int, seen: int) -> str:
         f"{skipped} of the last {seen} updates changed nothing, since their gradient was not finite, and their groups "
         "were paid for. Lower learner.learning_rate or mend the reward, and go back to a version from before: "
         "`swarm-coordinator policy rollback`."
+    )
+
+
+def held_alarm(held: dict[str, int]) -> str:
+    """Claims wait for a calibration, and their nodes get no more work; empty if none do."""
+    if not held:
+        return ""
+    classes = ", ".join(held)
+    return (
+        f"{sum(held.values())} claims are held unpaid: no tolerances of {classes} were measured on this policy yet. "
+        "Nobody is blamed, and nodes of such a class get no more work until then. Run a node of it yourself, name its "
+        "id in audit.probes and launch again (fleet.local_nodes need no naming), or "
+        f"`swarm-coordinator calibrate FILE.toml --node NODE --class {next(iter(held))}`."
     )
 
 

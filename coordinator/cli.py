@@ -60,7 +60,7 @@ app.add_typer(policy.app, name="policy")
 app.command(
     epilog=lesson(
         "swarm-coordinator calibrate round.toml --node NODE_ID --class vllm/bf16/cuda",
-        "name the class in `audit.tolerance` or `audit.classes`, and `launch` again.",
+        "auditors judge by it at once, also what was held until then; `status` names classes that lack it.",
         EXIT_CODES,
     )
 )(audit.calibrate)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,7 +104,8 @@ class Round:
         own = local_nodes.open_keys(config)
         self.invited = None if config.fleet.strangers else own
         """Who may join, if not everybody."""
-        self.audits = opening.audit_terms(config, self.folder)
+        probes = own.union(config.audit.probes)
+        self.audits = replace(opening.audit_terms(config, self.folder), probes=probes)
         self.database.run_now(lottery.begin, self.audits, now_ms())
         self.roots = self.metadata.roots()
         self.led_as = opening.led_as(config, len(self.roots))
@@ -134,7 +135,7 @@ class Round:
         self._text: PolicyText | None = None
         self._evidence: tuple[int, blames.Evidence] | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
-        self.terms = terms_of(config)
+        self.terms = replace(terms_of(config), probes=probes)
 
     def _open_publisher(self) -> Publisher:
         config = self.config

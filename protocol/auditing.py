@@ -11,8 +11,12 @@ from pydantic import Field
 from protocol import limits
 from protocol.appeal import Standing
 from protocol.ids import Hex32, Hex64
+from protocol.lease import Numerics
 from protocol.manifest import Sampler
 from protocol.message import Message
+
+Found = Literal["pass", "soft", "hard", "pardon", "held"]
+"""What an audit found; held: no verdict yet, since nothing was measured on this policy that the class is judged by."""
 
 Fragments = Annotated[tuple[bytes, ...], Field(max_length=limits.FRAGMENTS_MAX)]
 """The envelopes of a claim to a part of a group, in their order; none beside a rollout."""
@@ -24,6 +28,8 @@ class TakeCases(Message):
     auditor: str = Field(min_length=1, max_length=64)
     """The same name after a restart, another for another auditor."""
     at_most: int = Field(ge=1, le=limits.AUDIT_CASES_MAX)
+    classes: tuple[Numerics, ...] = Field((), max_length=limits.CLASSES_MAX)
+    """Those with tolerances of this round's policy: claims that were held for them are judged now."""
 
 
 class HoldCases(Message):
@@ -41,6 +47,8 @@ class AuditCase(Message):
     rollout: bytes
     """Empty if another finished the group."""
     fragments: Fragments = ()
+    is_probe: bool = False
+    """It is of a node of the operator's own, on which its class is calibrated."""
 
 
 class CaseFile(Message):
@@ -67,9 +75,11 @@ class Judged(Message):
     """What was found, with the whole report as JSON."""
 
     claim_id: Hex64
-    finding: Literal["pass", "soft", "hard", "pardon"]
+    finding: Found
     validator: str = Field(max_length=40)
     report: bytes = Field(max_length=limits.AUDIT_REPORT_MAX_BYTES)
+    waits_for: Numerics = ""
+    """Of a held claim, the class that is to be calibrated first."""
 
 
 class Verdicts(Message):
@@ -101,7 +111,7 @@ class Explanation(Message):
     said: str
     """The same in words."""
     finding: str
-    """Of its audit: pass, soft, hard or pardon; waiting, also while it is secret whether it was drawn; or empty."""
+    """Of its audit: pass, soft, hard, pardon, held; waiting, also while it is secret whether it was drawn; or empty."""
     appeal: Standing
     """Whether what took it may be appealed against, or how that appeal stands."""
     ruling: str

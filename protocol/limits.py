@@ -190,6 +190,16 @@ TRANSFER_MAX_BYTES = 2**50
 AUDIT_CASES_MAX = 64
 """Cases that one auditor takes at once: a killed auditor delays no more than these."""
 
+CLASSES_MAX = 100
+"""Classes that a round admits or has tolerances of; seven ship."""
+
+PROBES_MAX = 256
+"""Nodes that an operator may name to calibrate classes on: a few of each."""
+
+HELD_CLAIMS_MAX = 2
+"""Claims of one owner that may be held until their class is calibrated before it gets no more work. Nothing is known of
+them yet, and a forger among them could go on for ever: a fault bans after as many."""
+
 AUDIT_REPORT_MAX_BYTES = 64 * KIB
 """Evidence on one claim: a few findings of eight positions each."""
 

@@ -7,7 +7,8 @@ from protocol.messages import Reason
 from swarm_node.allowance.rules import Decision
 
 NO_WORK: dict[Reason, str] = {
-    "numerics": "this round does not admit what this node computes with; join with another --engine or --dtype",
+    "numerics": "this round does not admit what this node computes with, or has not calibrated it yet: `swarm-node "
+    "why` shows claims that are held until then. Wait for the operator, or join with another --engine or --dtype",
     "paused": "the operator has paused this node; the round's page says since when and why",
     "standby": "others do it for less; this node stands by with the newest version, and is called when it is needed",
     "budget": "the round's budget is used up, or that of this hour",

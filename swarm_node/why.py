@@ -79,8 +79,8 @@ ONE = "All about one of them: `swarm-node why JOIN_STRING LEASE`, of which the f
 REPLAY_MAX_S = 3 * 3600.0
 """A processor takes an hour for a large policy; a tokenizer without end takes for ever."""
 
-NO_VERDICT, SOFTER = 1, (0, 3)
-"""Exit codes of the replay; the softer ones are pass and soft fail."""
+NO_VERDICT, SOFTER = 1, (0, 3, 5)
+"""Exit codes of the replay; the softer ones are pass, soft fail and held."""
 
 
 async def ask(join: JoinString, key: NodeKey, about: str) -> Explanations:
@@ -163,7 +163,7 @@ def report(
 
 def _has_more(explanation: Explanation) -> bool:
     """Whether something is wrong with a lease, or has been said about it."""
-    wrong = explanation.finding in ("soft", "hard") or explanation.state in (State.REJECTED, ClaimState.VOIDED)
+    wrong = explanation.finding in ("soft", "hard", "held") or explanation.state in (State.REJECTED, ClaimState.VOIDED)
     return wrong or bool(explanation.appeal) or reported.read(explanation.report) is None
 
 

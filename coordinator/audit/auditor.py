@@ -7,6 +7,7 @@
 - As long as it is at work on cases it says so, and they stay its own, however slow it is: a replay moves with every
   module that computed something. Where nothing moves for `audit.timeout_s`, it ends itself, and another gets its cases.
 - It takes as many cases as it may do in that time, so that others have their share of what waits.
+- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`).
 - A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
 - It gives way to others on the processor: settling later is better than sampling or learning later.
 - When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
@@ -21,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,21 +31,25 @@ import httpx
 from coordinator.audit import calibration
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
-from coordinator.audit.check import audit, look_closer
+from coordinator.audit.check import look_closer, replay, report_on
+from coordinator.audit.probing import Probes
 from coordinator.audit.replay import Prefill, Scored
-from coordinator.audit.trust import Finding
 from coordinator.audit.verdict import VALIDATOR, Outcome, Report
 from coordinator.config import Config
 from coordinator.learner.watchdog import Watchdog
+from coordinator.publishing.role_keys import RoleKeys
 from coordinator.refusals import named, pause_s, refusal
 from protocol import limits
-from protocol.auditing import AuditCase, CaseFile, Cases, HoldCases, Judged, TakeCases, Verdicts
+from protocol.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
 from protocol.errors import AuditFailed, SwarmError, Unreachable
 
 if TYPE_CHECKING:
     from coordinator.audit.scorer import Scorer
 
 log = logging.getLogger(__name__)
+
+THIS_POLICY = "the round's own"
+"""What probes run, in words."""
 
 LOADED_MAX = 2
 """Versions in memory: the one being audited, and the one before it."""
@@ -68,7 +74,12 @@ NICENESS = 5
 Load = Callable[[Path, Callable[[], None]], "Scorer"]
 """(policy folder, what is called whenever something moved) → the model."""
 
-FINDINGS: dict[Outcome, Finding] = {Outcome.PASS: "pass", Outcome.SOFT: "soft", Outcome.HARD: "hard"}
+FINDINGS: dict[Outcome, Found] = {
+    Outcome.PASS: "pass",
+    Outcome.SOFT: "soft",
+    Outcome.HARD: "hard",
+    Outcome.HELD: "held",
+}
 
 
 def run(config: Config, name: str, url: str, token: Path) -> None:
@@ -147,6 +158,7 @@ class Auditor:
         self._at_most = CASES_AT_FIRST
         self._seconds = 0.0
         """What the last batch took."""
+        self._probes = Probes(archive.metadata.round_id)
         self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
 
     def run(self) -> None:
@@ -158,10 +170,11 @@ class Auditor:
                     self._bring(judged)
                     judged = []
                 tolerances = self._tolerances()
-                taken = self._take()
+                taken = self._take(tolerances)
                 if taken.cases:
                     with self._holding():
                         judged = self._judge(taken, tolerances)
+                    self._calibrate(tolerances)
                 elif taken.done:
                     return
                 failures = 0
@@ -174,11 +187,22 @@ class Auditor:
         self._http.close()
 
     def _tolerances(self) -> Calibration:
-        """What is judged by; without the classes that are set nothing is even taken, let alone pardoned."""
+        """What is judged by; unless it is signed nothing is even taken, let alone pardoned."""
         found = calibration.load(self._config.round.directory, self._archive.metadata.root())
         for name in (self._config.audit.tolerance, *self._config.audit.classes):
-            found.of(name)
+            found.judging(name, self._archive.metadata.round_id)  # raises where one is no class
         return found
+
+    def _calibrate(self, made: Calibration) -> None:
+        """Sign the tolerances of classes that probes have brought enough of; what was held for them is judged next."""
+        folder, root = self._config.round.directory, self._archive.metadata.root()
+        try:
+            for tolerance in self._probes.due(made):
+                made = made.with_class(tolerance, made=datetime.now(UTC).date(), model=THIS_POLICY)
+                calibration.save(folder, made, RoleKeys(folder / "keys").signers(root, calibration.ROLE))
+                log.info("calibrated class=%s positions=%d", tolerance.name, tolerance.positions)
+        except SwarmError as error:  # nobody is blamed without it, and the operator can do it by hand
+            log.warning("not calibrated: %s", error)
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
@@ -226,7 +250,15 @@ class Auditor:
         def compare(places: Sequence[int], others: Sequence[int]) -> list[Report]:
             kept = [other for other in others if self._policies.folder(other) is not None]
             cases = [self._open(version, taken[place], kept) for place in places]
-            return audit(cases, self._policies.score, tolerances, self._config.audit.tolerance)
+            replays = replay(cases, self._policies.score)
+            judged = [
+                report_on(case, found, tolerances, self._config.audit.tolerance)
+                for case, found in zip(cases, replays, strict=True)
+            ]
+            for place, case, found, report in zip(places, cases, replays, judged, strict=True):
+                if taken[place].is_probe and not isinstance(found, SwarmError) and report.outcome is not Outcome.HARD:
+                    self._probes.add(case.lease.judged_as, case.node, case.claim_id, found[version])
+            return judged
 
         reports = look_closer(len(taken), earlier(version, self._config.audit.neighbours), compare)
         return [self._judged(case, report) for case, report in zip(taken, reports, strict=True)]
@@ -255,12 +287,18 @@ class Auditor:
     def _judged(self, case: AuditCase, report: Report) -> Judged:
         command = f"swarm-coordinator audit replay ROUND.toml {case.claim_id} --tolerance {report.tolerance}"
         evidence = json.dumps({**report.to_json(), "command": command}).encode()
+        finding = FINDINGS[report.outcome]
         return Judged(
-            claim_id=case.claim_id, finding=FINDINGS[report.outcome], validator=report.validator, report=evidence
+            claim_id=case.claim_id,
+            finding=finding,
+            validator=report.validator,
+            report=evidence,
+            waits_for=report.tolerance if finding == "held" else "",
         )
 
-    def _take(self) -> Cases:
-        message = TakeCases(auditor=self._name, at_most=self._at_most)
+    def _take(self, tolerances: Calibration) -> Cases:
+        measured = tolerances.measured_on(self._archive.metadata.round_id)[: limits.CLASSES_MAX]
+        message = TakeCases(auditor=self._name, at_most=self._at_most, classes=measured)
         return Cases.from_bytes(self._call("/v1/auditor/take", message.to_bytes()), max_bytes=ANSWER_MAX_BYTES)
 
     def _bring(self, judged: list[Judged]) -> None:

@@ -3,6 +3,8 @@
 - A class is what a node computes with: engine, dtype, device. It has limits for margins and log-probability errors.
 - A limit is `tolerance`, which a share `rate` of honest positions may pass, and `far`, which none may.
 - Tolerances are measured and then widened by the factors below, since the next honest machine is not the probed one.
+- Tolerances belong to a class and a policy: those that were measured on another policy condemn nobody. A claim that
+  fails by them alone is held until its class is calibrated on this one.
 - `tolerances.json` beside this module ships with the classes that were probed here. A round may have a file of its own,
   made by `swarm-coordinator calibrate` and signed with the round's targets keys (DSSE, by securesystemslib).
 """
@@ -20,7 +22,7 @@ from securesystemslib.signer import Signer
 from tuf.api.metadata import Root
 
 from coordinator.audit.replay import Floats, Measured, joined
-from coordinator.files import read_at_most
+from coordinator.files import read_at_most, write_durably
 from protocol.errors import AuditFailed
 from protocol.limits import MIB
 
@@ -35,12 +37,23 @@ FILE_MAX_BYTES = MIB
 
 QUANTILE = 0.999
 WIDER = 2.0
-"""On measured tolerances, rates and group means."""
+"""On measured tolerances and group means."""
+RATE_WIDER = 10.0
+"""On measured rates: another card of the class may pass a tolerance five times as often as the probed one."""
 FARTHER = 4.0
 """On the largest value seen among the probes; ten times the tolerance is the least that is called far."""
 
 FLOOR_NATS = 1e-3
 """The narrowest tolerance: engines of other makers differ by a thirtieth of this in float32."""
+
+DICTATED_MIN = 0.5
+"""The least share of tokens that are the dictated ones: rounding leaves more, in bf16 73 % or more."""
+
+EXACT = "fp32"
+"""The precision whose tolerances are the floor above, on every policy: on trained models float32 strays 2e-6 nats."""
+
+UNNAMED = "unnamed/fp32/unnamed"
+"""The class of a node that does not say what it computes with."""
 
 POSITIONS_MIN = 10_000
 """Fewer probed positions say nothing of one in a thousand."""
@@ -72,6 +85,24 @@ class Tolerance(_Model):
     """Of the mean absolute error of one group, each context counted once."""
     positions: int
     """Probed."""
+    round_id: str = Field("", max_length=64)
+    """The round whose policy was probed; empty: these are the numbers of another model."""
+    first: tuple[float, ...] | None = Field(None, min_length=7, max_length=7)
+    """The `limits` of the round's first calibration, which bound what renewals make of them; None if made by hand."""
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """Every number that a claim is judged by."""
+        margin, error = (tuple(limit.model_dump().values()) for limit in (self.margin, self.error))
+        return (*margin, *error, self.mean_error)
+
+    @property
+    def precision(self) -> str:
+        return self.name.split("/")[1]
+
+    def is_measured_on(self, round_id: str) -> bool:
+        """Return True if these numbers hold for the policy of this round."""
+        return self.round_id == round_id or (not self.round_id and self.precision == EXACT)
 
 
 class Calibration(_Model):
@@ -84,11 +115,33 @@ class Calibration(_Model):
     classes: tuple[Tolerance, ...] = Field(min_length=1)
 
     def of(self, name: str) -> Tolerance:
+        """Return the tolerances of a class that is known."""
         found = next((entry for entry in self.classes if entry.name == name), None)
         if found is None:
             known = ", ".join(entry.name for entry in self.classes)
             raise AuditFailed(f"No tolerances are known for {name}.", hint=f"There are: {known}.")
         return found
+
+    def judging(self, name: str, round_id: str) -> tuple[Tolerance, bool]:
+        """Return the tolerances that a class is judged by, and whether they were measured on this round's policy.
+
+        A class that is not known is judged by one of its precision, of its engine if there is one, else by float32.
+        """
+        name = name or UNNAMED
+        found = next((entry for entry in self.classes if entry.name == name), None)
+        if found is not None:
+            return found, found.is_measured_on(round_id)
+        if name.count("/") != 2:
+            raise AuditFailed(f"{name[:100]!r} is no class of nodes.", hint="A class is engine/dtype/device.")
+        engine, precision, _ = name.split("/")
+        others = sorted(self.classes, key=lambda entry: entry.name.split("/")[0] != engine)
+        alike = [entry for entry in others if entry.precision == precision]
+        alike += [entry for entry in others if entry.precision == EXACT]
+        return (alike or others)[0].model_copy(update={"name": name, "round_id": ""}), False
+
+    def measured_on(self, round_id: str) -> tuple[str, ...]:
+        """Return the names of the classes that have numbers of this round's policy."""
+        return tuple(entry.name for entry in self.classes if entry.is_measured_on(round_id))
 
     def with_class(self, tolerance: Tolerance, *, made: date, model: str) -> "Calibration":
         """The next version, with one class added or measured anew."""
@@ -96,13 +149,18 @@ class Calibration(_Model):
         return Calibration(version=self.version + 1, made=made, model=model, classes=(*others, tolerance))
 
 
-def derive(name: str, groups: Sequence[Measured]) -> Tolerance:
-    """The tolerances of a class from groups of honest nodes of that class."""
+def derive(name: str, groups: Sequence[Measured], round_id: str = "") -> Tolerance:
+    """Return the tolerances of a class on a round's policy, from groups of honest nodes of that class."""
     if (positions := sum(map(len, groups))) < POSITIONS_MIN:
         raise AuditFailed(
             f"{positions} honest positions are too few to calibrate on.", hint=f"Probe {POSITIONS_MIN} or more."
         )
     every = joined(groups)
+    if (share := float((every.claimed == every.dictated).mean())) < DICTATED_MIN:
+        raise AuditFailed(
+            f"Only {share:.0%} of the tokens are those that version and seed dictate: that is no rounding.",
+            hint="Look whether this node computes with the right weights.",
+        )
     errors = np.abs(every.errors)
     by_context = [group.means(np.abs(group.errors)) for group in groups]
     means = [float(values.mean()) for values in by_context if len(values) >= GROUP_CONTEXTS_MIN]
@@ -112,13 +170,14 @@ def derive(name: str, groups: Sequence[Measured]) -> Tolerance:
         error=_limit(errors),
         mean_error=max(FLOOR_NATS / 10, WIDER * max(means, default=float(errors.max()))),
         positions=positions,
+        round_id=round_id,
     )
 
 
 def _limit(values: Floats) -> Limit:
     tolerance = max(FLOOR_NATS, WIDER * float(np.quantile(values, QUANTILE)))
     # Three in n is the most that may hide behind none in n, at 95 %.
-    rate = max(3 / len(values), WIDER * float((values > tolerance).mean()))
+    rate = max(3 / len(values), RATE_WIDER * float((values > tolerance).mean()))
     return Limit(tolerance=tolerance, rate=rate, far=max(10 * tolerance, FARTHER * float(values.max())))
 
 
@@ -153,6 +212,11 @@ def sign(calibration: Calibration, signers: Sequence[Signer]) -> bytes:
     for signer in signers:
         envelope.sign(signer)
     return json.dumps(envelope.to_dict(), indent=2).encode()
+
+
+def save(folder: Path, made: Calibration, signers: Sequence[Signer]) -> None:
+    """Put tolerances in place of those of a round."""
+    write_durably(folder / FILE, sign(made, signers))
 
 
 def _read(path: Path) -> bytes:

@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import Case
@@ -28,14 +29,19 @@ Replay = dict[int, Measured]
 
 def audit(cases: Sequence[Case], score: Score, calibration: Calibration, tolerance: str) -> list[Report]:
     """A report on each case, in their order, by the class of its lease, or else by this one."""
-    classes, reports = [calibration.of(case.lease.judged_as or tolerance) for case in cases], []
-    for case, allowed, found in zip(cases, classes, replay(cases, score), strict=True):
-        if isinstance(found, SwarmError):
-            reports.append(malformed(found, allowed, calibration.version))
-        else:
-            claimed = found.pop(case.lease.version)
-            reports.append(judge(claimed, allowed, calibration.version, found))
-    return reports
+    return [
+        report_on(case, found, calibration, tolerance) for case, found in zip(cases, replay(cases, score), strict=True)
+    ]
+
+
+def report_on(case: Case, found: "Replay | SwarmError", calibration: Calibration, tolerance: str) -> Report:
+    """The report on what a replay of a case measured; provisional where its class has no numbers of this policy."""
+    allowed, is_measured = calibration.judging(case.lease.judged_as or tolerance, case.round_id)
+    if isinstance(found, SwarmError):
+        return malformed(found, allowed, calibration.version)
+    neighbours = {version: measured for version, measured in found.items() if version != case.lease.version}
+    report = judge(found[case.lease.version], allowed, calibration.version, neighbours)
+    return replace(report, provisional=not is_measured)
 
 
 def look_closer(claims: int, others: Sequence[int], compare: Compare) -> list[Report]:

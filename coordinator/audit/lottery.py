@@ -34,6 +34,8 @@ class AuditTerms:
     """After this the case of an auditor that did not come back goes to another."""
     backlog_max: int = 512
     """Claims that wait for an auditor until no more work is offered; from a quarter of it on, rates fall."""
+    probes: frozenset[str] = frozenset()
+    """The operator's own nodes, on which classes are calibrated."""
 
 
 # Built once: making a statement costs more than running it, and these run for every rollout.

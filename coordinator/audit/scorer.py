@@ -151,7 +151,7 @@ class Scorer:
         scores = torch.log_softmax(self._head.logits(states) / temperatures[:, None], dim=-1)  # [t, V]
         claimed = tokens[:, None]
         logprobs = scores.gather(1, claimed)[:, 0].double()
-        odds = pad(scores.exp_(), (0, -self._vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))  # [t, B, BLOCK]
+        odds = pad(scores.exp_(), (0, -self._vocabulary % BLOCK)).view(len(scores), -1, BLOCK)  # [t, B, BLOCK]
         cumulative = odds.sum(-1, dtype=torch.float64).cumsum(-1)  # [t, B] of whole blocks
         total = cumulative[:, -1]
         if not torch.isfinite(total).all():

@@ -1,4 +1,4 @@
-"""From measured positions to a verdict with evidence: *pass*, *soft fail* or *hard fail*.
+"""From measured positions to a verdict with evidence: *pass*, *soft fail*, *hard fail*, or *held*: none yet.
 
 | rule | soft fail | hard fail |
 |---|---|---|
@@ -11,6 +11,8 @@
 | `version` | 64 or more positions lean to another version by 5 standard errors | by 10 |
 | | or lie nearer to it than chance gives in 10³ groups | in 10⁶ groups |
 
+- A report is *provisional* where the tolerances were measured on another policy. What fails then, but for `form`, is
+  held: it is judged once its class is calibrated on this policy.
 - A soft fail is a reason to look closer, not to punish; a hard fail is what honest work of the class never was.
 - What is counted or averaged is counted once for each context: what samples of a group repeat, they repeat with its
   rounding, so a trained policy's hundred positions may be eight observations.
@@ -41,7 +43,7 @@ from coordinator.audit.chances import fisher, normal_of_t, tail
 from coordinator.audit.replay import Floats, Measured
 from protocol.errors import SwarmError
 
-VALIDATOR = "replay/3"
+VALIDATOR = "replay/4"
 
 SOFT_CHANCE, HARD_CHANCE = 1e-3, 1e-6
 MEAN_HARD = 2.0
@@ -75,10 +77,12 @@ class Outcome(IntEnum):
     PASS = 0
     SOFT = 1
     HARD = 2
+    HELD = 3
+    """No verdict yet, of a whole report alone."""
 
     @property
     def words(self) -> str:
-        return ("pass", "soft fail", "hard fail")[self]
+        return ("pass", "soft fail", "hard fail", "held")[self]
 
 
 @dataclass(frozen=True)
@@ -145,10 +149,13 @@ class Report:
     findings: tuple[Finding, ...] = ()
     fits: tuple[Fit, ...] = ()
     validator: str = VALIDATOR
+    provisional: bool = False
+    """The tolerances were measured on another policy: by them alone nobody is blamed."""
 
     @property
     def outcome(self) -> Outcome:
-        return max((finding.outcome for finding in self.findings), default=Outcome.PASS)
+        worst = max((finding.outcome for finding in self.findings), default=Outcome.PASS)
+        return Outcome.HELD if self.provisional and worst is not Outcome.PASS else worst
 
     def to_json(self) -> dict[str, Any]:
         """For `json.dumps`; every number in it is finite."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Replay what nodes claim to have sampled.", no_args_is_help=True, add_completion=False)
 
-EXIT_OF_OUTCOME = (0, 3, 4)
-"""Pass, soft fail, hard fail; 1 and 2 mean that there is no verdict."""
+EXIT_OF_OUTCOME = (0, 3, 4, 5)
+"""Pass, soft fail, hard fail, held; 1 and 2 mean that there is no verdict."""
 
 DEFAULT_CLASS = "torch/fp32/cpu"
 """What the shipped engine computes with."""
@@ -42,7 +42,7 @@ Neighbours = Annotated[
     epilog=lesson(
         "swarm-coordinator audit replay round.toml CLAIM",
         "`nodes show` its node; after a hard fail `nodes ban` may be what is left.",
-        "Exit codes: 0 pass, 3 soft fail, 4 hard fail, 1 no verdict, 2 a setting is wrong.",
+        "Exit codes: 0 pass, 3 soft fail, 4 hard fail, 5 held for a calibration, 1 no verdict, 2 a setting is wrong.",
     )
 )
 def replay(
@@ -135,7 +135,6 @@ def calibrate(
     """
     from coordinator.audit import calibration
     from coordinator.audit.case import RoundArchive
-    from coordinator.files import write_durably
     from coordinator.publishing.role_keys import RoleKeys
 
     config = load(config_file, settings)
@@ -143,9 +142,9 @@ def calibrate(
     with closing(RoundArchive(config)) as archive:
         root = archive.metadata.root()
         signers = RoleKeys(folder / "keys").signers(root, calibration.ROLE)
-        derived = calibration.derive(name, _probes(archive, node))
+        derived = calibration.derive(name, _probes(archive, node), archive.metadata.round_id)
         made = calibration.load(folder, root).with_class(derived, made=datetime.now(UTC).date(), model=model)
-        write_durably(folder / calibration.FILE, calibration.sign(made, signers))
+        calibration.save(folder, made, signers)
     typer.echo(derived.model_dump_json(indent=2))
 
 
@@ -186,6 +185,11 @@ def _print(case: "Case", report: "Report", command: str, as_json: bool) -> None:
         found = {**about, "version": case.lease.version, **report.to_json(), "command": command}
         typer.echo(json.dumps(found, indent=2))
         return
+    if report.outcome is report.outcome.HELD:
+        typer.echo(
+            f"Nobody is blamed: the tolerances of {report.tolerance} were measured on another policy. The claim is "
+            "judged once `swarm-coordinator calibrate` has measured them on this round's."
+        )
     summary = report.summary
     typer.echo(f"{report.outcome.words}: claim {case.claim_id} of {case.node}, version {case.lease.version}")
     typer.echo(

@@ -3,19 +3,24 @@
 from pydantic import Field, field_validator
 
 from coordinator.config.section import Section
-
-CLASSES_MAX = 100
-"""Classes that a round admits; seven ship."""
+from protocol import limits
 
 
 class AuditSection(Section):
     """How much is audited, and how it is judged."""
 
-    tolerance: str = Field("torch/bf16/cpu", description="class that everybody is judged by, where classes names none")
+    tolerance: str = Field(
+        "", description="class that everybody is judged by, where classes names none; empty: each by its own"
+    )
     classes: tuple[str, ...] = Field(
         (),
-        max_length=CLASSES_MAX,
+        max_length=limits.CLASSES_MAX,
         description="engine/dtype/device that nodes may compute with; each is judged as such",
+    )
+    probes: tuple[str, ...] = Field(
+        (),
+        max_length=limits.PROBES_MAX,
+        description="ids of your own nodes, on which classes are calibrated; fleet.local_nodes are as well",
     )
     neighbours: int = Field(
         3,

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.fleet.capacity import VISIBLE, Load, least_staleness
+from coordinator.people import standings
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, rollouts
 from coordinator.work import marks, scoring
@@ -88,6 +89,7 @@ def figures(
         else programs_alarm
         or verifier_alarm(verifier)
         or skipped_alarm(skipped, len(lately))
+        or held_alarm(standings.held(connection))
         or kept_alarm(kept)
         or masked_alarm(masked)
         or alarm(asked, kappa, idle_share, in_vain, share)
@@ -124,6 +126,19 @@ def masked_alarm(share: float | None) -> str:
         f"The correction dropped {share:.0%} of the tokens of the last {MASKED_UPDATES} updates: their samples are too "
         "far from the policy. Lower learner.learning_rate or staleness.max_updates, or widen "
         "correction.sequence_low and correction.sequence_high."
+    )
+
+
+def held_alarm(held: dict[str, int]) -> str:
+    """Claims wait for a calibration, and their nodes get no more work; empty if none do."""
+    if not held:
+        return ""
+    classes = ", ".join(held)
+    return (
+        f"{sum(held.values())} claims are held unpaid: no tolerances of {classes} were measured on this policy yet. "
+        "Nobody is blamed, and nodes of such a class get no more work until then. Run a node of it yourself, name its "
+        "id in audit.probes and launch again (fleet.local_nodes need no naming), or "
+        f"`swarm-coordinator calibrate FILE.toml --node NODE --class {next(iter(held))}`."
     )
 
 

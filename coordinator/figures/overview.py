@@ -200,6 +200,7 @@ def _audits(told: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"audited {audit['share']:.1%} of the claims: {verdicts}; {waiting} wait for an auditor, "
         f"{audit['unsettled']} for their settlement"
+        + (f"; held for a calibration: {', '.join(audit['held'])}" if audit.get("held") else "")
     )
     pace = told.get("audit_pace")
     if pace and pace["auditor_tokens_per_s"]:

@@ -17,6 +17,8 @@
   whole groups: behind a part worth one token nothing is safe.
 - A group with a fault in it leaves the buffer. The others who worked on it, in good faith, are paid as if it was used.
 - What cannot be audited by no fault of the node's (its version is gone, the auditor fails on it) is as if never drawn.
+- A claim is *held* where the tolerances that it fails by were measured on another policy: no verdict, no fault and no
+  entry. Its group leaves the buffer, and it stays unpaid until its class is calibrated and an auditor judges it.
 - A verdict counts once, whoever brings it.
 """
 
@@ -31,7 +33,7 @@ from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding
 from coordinator.people import owners, standings
 from coordinator.store.state import get_fact
-from coordinator.store.tables import WAITS, audits, leases, nodes, rollouts
+from coordinator.store.tables import HELD, LOST, WAITS, audits, leases, nodes, rollouts
 from coordinator.store.tables import trust as trust_table
 from coordinator.work import continuation, evaluations, marks
 from coordinator.work import leases as lease_table
@@ -179,11 +181,8 @@ def settle(connection: sa.Connection, owner: str, terms: AuditTerms, now_ms: int
     """Post what an owner's escrow has to hold no longer."""
     standing = standings.of(connection, owner)
     columns = (audits.c.claim_id, audits.c.node_id, audits.c.groups, audits.c.why, audits.c.finding, audits.c.used)
-    waiting = list(
-        connection.execute(
-            sa.select(*columns).where(audits.c.owner == owner, ~audits.c.settled).order_by(audits.c.place)
-        )
-    )
+    here = (audits.c.owner == owner) & ~audits.c.settled & (audits.c.held_as != LOST)
+    waiting = list(connection.execute(sa.select(*columns).where(here).order_by(audits.c.place)))
     first = next((at for at, row in enumerate(waiting) if row.why and row.finding is None), len(waiting))
     unproven: list[Any] = [row for row in waiting[:first] if row.finding not in PROVEN]
     kept = set[str]()
@@ -252,6 +251,31 @@ def judge(
     for each in sorted(touched):
         settle(connection, each, terms, now_ms)
     return True
+
+
+def hold(
+    connection: sa.Connection, claim_id: str, held_as: str, report: bytes, *, terms: AuditTerms, now_ms: int
+) -> bool:
+    """Hold a claim until this class is calibrated, its group out of the buffer; False if it does not wait."""
+    values = {"held_as": held_as, "report": report, "taken_by": "", "tries": 0}
+    here = sa.update(audits).where((audits.c.claim_id == claim_id) & WAITS).values(**values)
+    if not connection.execute(here).rowcount:
+        return False
+    for touched in sorted(_retract(connection, [claim_id], now_ms)):
+        settle(connection, touched, terms, now_ms)
+    return True
+
+
+def release(connection: sa.Connection, classes: Iterable[str]) -> int:
+    """Have claims judged that were held for one of these classes; how many they are."""
+    here = HELD & audits.c.held_as.in_(list(classes))
+    return connection.execute(sa.update(audits).where(here).values(held_as="", why="held")).rowcount
+
+
+def was_held(connection: sa.Connection, claim_id: str) -> bool:
+    """Return True if a claim was held before it waited for an auditor again."""
+    here = (audits.c.claim_id == claim_id) & (audits.c.why == "held")
+    return connection.execute(sa.select(audits.c.claim_id).where(here)).first() is not None
 
 
 def _blame(

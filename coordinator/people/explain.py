@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from coordinator.money.escrow import FORFEITED, WRONG
 from coordinator.people import appeals, registry
-from coordinator.store.tables import audits, epochs, leases
+from coordinator.store.tables import LOST, audits, epochs, leases
 from coordinator.work import continuation
 from ledger.book import ClaimState
 from ledger.tables import claims_table
@@ -33,6 +33,7 @@ def explain(
         sa.select(
             leases.c.lease_id, leases.c.state, leases.c.code, leases.c.said, leases.c.offer,
             audits.c.claim_id, audits.c.why, audits.c.rate_ppm, audits.c.finding, audits.c.report, audits.c.fault,
+            audits.c.held_as,
             epochs.c.state.label("epoch"),
             claims_table.c.state.label("money"),
         )
@@ -71,17 +72,32 @@ def _explained(
     by_fault = f"It went with the fault in claim {row['fault']}, before which it waited unpaid."
     may_wait = row["why"] or (row["epoch"] != "over" and row["rate_ppm"])
     waits = may_wait and not row["finding"] and row["money"] == ClaimState.PENDING.value
+    held = _held(row["held_as"]) if row["held_as"] and row["money"] == ClaimState.PENDING.value else ""
     return Explanation(
         lease_id=row["lease_id"],
         claim_id=row["claim_id"] or "",
         state=row["money"] or row["state"],
         code=reason or row["code"],
-        said=by_fault if reason == FORFEITED else row["said"],
-        finding="waiting" if waits else row["finding"] or "",
+        said=by_fault if reason == FORFEITED else held or row["said"],
+        finding="held" if held else "waiting" if waits else row["finding"] or "",
         appeal=appeal[0],
         ruling=appeal[1],
         report=row["report"] or b"",
         lease=row["offer"] if signed else b"",
         rollout=rollout,
         fragments=told,
+    )
+
+
+def _held(held_as: str) -> str:
+    """What a held claim waits for, in words."""
+    if held_as == LOST:
+        return (
+            "Held, and never judged: its version was deleted before its class was calibrated. The claim stays unpaid. "
+            "This counts as no fault."
+        )
+    return (
+        f"Held: this round has not measured yet how far honest nodes of {held_as} stray on its policy, so the claim "
+        "can be neither paid nor refused. This counts as no fault. Nothing is to be done on this node: the claim is "
+        f"judged once the operator has calibrated {held_as}, and until then this node may get no more work."
     )

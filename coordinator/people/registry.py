@@ -29,6 +29,7 @@ _worker = Prepared(
         fleet.c.works.is_not(sa.false()).label("works"),  # before anything was decided, a node may
         sa.exists().where(standings.ANSWERS, trust.c.banned_ms.is_not(None)).label("is_banned"),
         standings.VALIDATED.label("validated_groups"),
+        standings.HELD_CLAIMS.label("held_claims"),
     )
     .outerjoin_from(nodes, fleet, fleet.c.node_id == nodes.c.node_id)
     .where(nodes.c.node_id == sa.bindparam("node"))

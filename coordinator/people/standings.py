@@ -11,6 +11,7 @@ from coordinator import orders
 from coordinator.audit import trust as rules_of_trust
 from coordinator.audit.trust import Level, Rules, Standing
 from coordinator.store.tables import (
+    HELD,
     IS_OPEN,
     WAITS,
     audits,
@@ -58,6 +59,8 @@ ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
 """Who answers for a node: its owner, and for what it did as its own owner, it itself."""
 VALIDATED = sa.func.coalesce(sa.select(trust.c.groups).where(trust.c.owner == nodes.c.owner).scalar_subquery(), 0)
 """How many groups of a node's owner were found right since the last hard fault."""
+HELD_CLAIMS = sa.select(sa.func.count()).where(audits.c.owner == nodes.c.owner, HELD).scalar_subquery()
+"""How many claims of a node's owner are held until their class is calibrated."""
 IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 """Whether a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
@@ -230,8 +233,14 @@ def backlog(connection: sa.Connection) -> int:
 
 
 def oldest_waiting(connection: sa.Connection) -> int | None:
-    """The oldest version under which a claim waits to be replayed."""
-    return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS)).scalar()
+    """The oldest version under which a claim waits to be replayed, or is held until it can be judged."""
+    return connection.execute(sa.select(sa.func.min(audits.c.version)).where(WAITS | HELD)).scalar()
+
+
+def held(connection: sa.Connection) -> dict[str, int]:
+    """How many claims are held until a class is calibrated, by class."""
+    rows = sa.select(audits.c.held_as, sa.func.count()).where(HELD).group_by(audits.c.held_as)
+    return {name: int(count) for name, count in connection.execute(rows.order_by(audits.c.held_as))}
 
 
 def at_work(connection: sa.Connection, owner: str) -> int:
@@ -330,5 +339,6 @@ def audited(connection: sa.Connection) -> dict[str, Any]:
         "share": judged / total if total else 0.0,
         "waiting": connection.execute(waiting).scalar_one(),
         "verdicts": by_finding,
+        "held": held(connection),
         "unsettled": connection.execute(unsettled).scalar_one(),
     }

@@ -289,8 +289,9 @@ audits = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False, index=True),
     sa.Column("rate_ppm", sa.Integer, nullable=False),
-    sa.Column("why", sa.String, nullable=False, default=""),  # it is audited: drawn, learner, fault
+    sa.Column("why", sa.String, nullable=False, default=""),  # it is audited: drawn, learner, fault, held
     sa.Column("finding", sa.String, nullable=True),  # pass, soft, hard, pardon; null while there is none
+    sa.Column("held_as", sa.String, nullable=False, default=""),  # the class that is calibrated first; `LOST`; or empty
     sa.Column("used", sa.Boolean, nullable=False, default=False),  # trained on, or not needed any more
     sa.Column("settled", sa.Boolean, nullable=False, default=False),
     sa.Column("taken_by", sa.String, nullable=False, default=""),  # the auditor that has it
@@ -301,11 +302,23 @@ audits = sa.Table(
     sa.Column("fault", sa.String, nullable=True),  # the claim whose hard fault took it out of escrow
     sa.Column("ban_ms", sa.BigInteger, nullable=True),  # the ban that took it, by its time
 )
-WAITS = (audits.c.why != sa.text("''")) & audits.c.finding.is_(None) & ~audits.c.settled
+LOST = "lost"
+"""In place of a class, of a held claim that nobody can judge any more: it is neither paid nor blamed on anybody."""
+
+_held = (audits.c.held_as != sa.text("''")) & ~audits.c.settled
+HELD = _held & (audits.c.held_as != LOST)
+"""The claims that are judged once their class is calibrated on this round's policy."""
+WAITS = (
+    (audits.c.why != sa.text("''"))
+    & audits.c.finding.is_(None)
+    & ~audits.c.settled
+    & (audits.c.held_as == sa.text("''"))
+)
 """The claims that auditors have to look at. Written out: SQLite would look at a value anew to find the index by it."""
 # Almost every claim is settled, and almost none waits for an auditor.
 sa.Index("audits_open", audits.c.owner, audits.c.place, sqlite_where=~audits.c.settled)
 sa.Index("audits_waiting", audits.c.version, sqlite_where=WAITS)
+sa.Index("audits_held", audits.c.owner, sqlite_where=_held, postgresql_where=_held)
 
 # How much each owner is trusted.
 trust = sa.Table(

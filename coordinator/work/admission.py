@@ -4,6 +4,7 @@
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
 - Newcomers get few leases, that nothing waits for (`coordinator.work.newcomers`): keys are free.
+- An owner with claims that are held until their class is calibrated gets no more: what it brings is not judged yet.
 - A node that stands by (`coordinator.fleet.activation`) gets none; nor does anybody while auditors are too far behind.
 """
 
@@ -20,6 +21,7 @@ from coordinator.work.leases import Terms, is_held_up, last_expired_ms, latest_b
 from ledger.accounts import BUDGET
 from ledger.prepared import Prepared
 from ledger.tables import balances_table
+from protocol import limits
 from protocol.errors import UnknownEnvironment
 from protocol.ids import NodeId
 from protocol.lease import State
@@ -111,7 +113,7 @@ def how_many(
     others_ask = newcomers.do_others_ask(connection, worker, stands.others_ms, terms, now_ms)
     window, left = (0, 0) if reason else _room_for(connection, stands, terms)
     is_due = others_ask or (not left and newcomers.is_hoarded(connection, terms, now_ms))
-    on_trial = is_due and newcomers.is_newcomer(connection, worker, terms)
+    on_trial = is_due and worker.node_id not in terms.probes and newcomers.is_newcomer(connection, worker, terms)
     trials = 0
     if on_trial:
         budget = newcomers.Budget(stands.trials or {}, stands.line or {})
@@ -156,6 +158,8 @@ def _refusal(stands: Any, worker: Any, message: LeaseRequest, terms: Terms) -> R
     if stands.finished:
         return "finished"
     if terms.classes and message.numerics not in terms.classes:
+        return "numerics"
+    if worker.held_claims >= limits.HELD_CLAIMS_MAX and worker.node_id not in terms.probes:
         return "numerics"
     if worker.paused_ms is not None:
         return "paused"

@@ -107,11 +107,20 @@ class Terms:
     buffered_max: int = 0
     """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
     classes: tuple[str, ...] = ()
-    """What nodes may compute with, each judged by its own tolerances; if none is named, all are judged as one class."""
+    """What nodes may compute with; if none is named, with anything."""
+    tolerance: str = ""
+    """The class that everybody is judged as, if no classes are named; empty: each node as what it says."""
+    probes: frozenset[str] = frozenset()
+    """The operator's own nodes, on which classes are calibrated."""
     evaluation_share: float = 0.25
     """Of the nodes at work that measure while others sample for the learner."""
     audit_backlog_max: int = 512
     """Claims that may wait for an auditor before no more are taken."""
+
+    @property
+    def judges_alike(self) -> bool:
+        """Return True if everybody is judged as one class."""
+        return bool(self.tolerance) and not self.classes
 
     @property
     def window_max(self) -> int:
@@ -163,6 +172,7 @@ def terms_of(config: Config) -> Terms:
         hourly_budget_micros=config.fleet.budget_micros_per_hour,
         max_owner_share=config.audit.max_owner_share,
         classes=config.audit.classes,
+        tolerance=config.audit.tolerance,
         audit_backlog_max=config.audit.backlog_max,
         lookahead=config.leases.lookahead,
         buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,

@@ -190,7 +190,7 @@ def _give(
                 continuation.forget(connection, [one.lease.lease_id for one in told])
             source = prompts.source_of(connection, group_no)
             lease, begun = _begin(source, samples, version, draw, price, terms, now_ms), None
-        lease = lease.model_copy(update={"judged_as": message.numerics if terms.classes else ""})
+        lease = lease.model_copy(update={"judged_as": "" if terms.judges_alike else message.numerics})
         room_bytes -= sum(len(prefix.tokens) for prefix in lease.prefixes)
         if room_bytes < 0:
             reopen(connection, group_no, begun)

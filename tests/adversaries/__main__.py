@@ -34,7 +34,7 @@ from coordinator.config import Config, load
 from coordinator.files import write_durably
 from coordinator.learner.embedded import make_policy
 from tests.adversaries import outsiders, patience, tournament, trials
-from tests.adversaries.arena import SHIPPED_SETTINGS, UPDATES_PER_VERSION, Stage
+from tests.adversaries.arena import CLASS, UPDATES_PER_VERSION, Stage
 from tests.adversaries.campaign import Result
 from tests.adversaries.catalogue import AT_ONCE, PATIENT
 from tests.adversaries.training import HONEST, HOSTILE, Learned, learn, stage_of, started
@@ -132,7 +132,7 @@ def rehearsed(folder: Path, config: Config) -> Stage:
         stage_of(first / "0", config),
         policies=(first / "0", first / str(UPDATES_PER_VERSION)),
         other=other,
-        tolerance=SHIPPED_SETTINGS.audit.tolerance,
+        tolerance=CLASS,
     )
 
 

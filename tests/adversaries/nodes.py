@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from coordinator.audit.trust import Finding
+from protocol.auditing import Found
 from protocol.errors import OwnerBanned
 from protocol.lease import Lease
 from protocol.messages import Verdict
@@ -80,7 +80,7 @@ class Node:
             self._was_noticed()
         return verdict
 
-    def hear(self, finding: Finding) -> None:
+    def hear(self, finding: Found) -> None:
         """What an audit found of one of its claims."""
         if finding == "hard":
             self.hard_faults += 1

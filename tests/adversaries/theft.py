@@ -8,7 +8,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordinator.audit.trust import Finding
+from protocol.auditing import Found
 from protocol.errors import SwarmError
 from protocol.lease import Lease
 from protocol.owner import Revocation
@@ -97,7 +97,7 @@ class KeyThief(Sleeper):
         else:
             super().work(lease, said)
 
-    def hear(self, finding: Finding) -> None:
+    def hear(self, finding: Found) -> None:
         super().hear(finding)
         self.found |= finding == "hard"
 

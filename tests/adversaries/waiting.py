@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from coordinator.audit import trust
-from coordinator.audit.trust import Finding
 from coordinator.people import standings
 from ledger import drawing, store
 from ledger.entry import Reveal
 from protocol import chunks
+from protocol.auditing import Found
 from protocol.lease import Lease
 from protocol.rollout import pack_logprobs
 from tests.adversaries.forging import Canned
@@ -99,6 +99,6 @@ class ManyKeys(Sleeper):
             self.keys.append(self.arena.world.join(1_000 * self.number + len(self.keys), PRICE))
         return super().ask()
 
-    def hear(self, finding: Finding) -> None:
+    def hear(self, finding: Found) -> None:
         super().hear(finding)
         self.found |= finding == "hard"

@@ -44,11 +44,18 @@ def test_a_node_of_another_class_gets_no_work_and_is_told_why(world: World, nume
     assert (reply.leases, reply.reason) == ((), "numerics")
 
 
-def test_where_no_class_is_named_everybody_is_judged_by_the_rounds(world: World) -> None:
-    world.terms = replace(world.terms, classes=())
+def test_where_the_round_names_one_class_for_all_everybody_is_judged_by_it(world: World) -> None:
+    world.terms = replace(world.terms, classes=(), tolerance=LOOSE)
     for numerics in ("", "abacus/wood/hand"):
         (lease,) = world.offer(world.join(1), numerics=numerics).leases
         assert lease.judged_as == ""
+
+
+def test_by_default_everybody_is_judged_as_what_it_says(world: World) -> None:
+    world.terms = replace(world.terms, classes=())
+    for numerics in ("", TIGHT, "abacus/wood/hand"):
+        (lease,) = world.offer(world.join(1), numerics=numerics).leases
+        assert lease.judged_as == numerics
 
 
 def test_who_goes_on_is_judged_as_itself(world: World) -> None:

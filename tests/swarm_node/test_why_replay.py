@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from coordinator.audit.calibration import SHIPPED
+from coordinator.audit.calibration import SHIPPED, read
 from protocol import canonical
 from protocol.auditing import Explanation, Explanations
 from protocol.chunks import digest
@@ -25,12 +25,14 @@ from swarm_node.engine.torch_engine import TorchEngine
 from swarm_node.join_string import JoinString, round_folder
 from swarm_node.leased import FILE, Leased
 from swarm_node.member import POLICIES, TRUST_FILE
+from tests.coordinator.audit.claims import on_round
 from tests.swarm_node.worker_world import policy
 from tests.tiny_policy import make_tiny_policy
 
 KEY, ROUND = NodeKey(bytes(32)), "0" * 64
 JOIN = JoinString("http://127.0.0.1:1", ROUND)
 CLASS = "torch/bf16/cpu"
+MEASURED = on_round(read(SHIPPED), ROUND).model_dump_json().encode()
 SAMPLES, NEW_TOKENS = 32, 64
 BEFORE, CLAIMED = 1, 2
 STEP = 1e-5
@@ -92,7 +94,7 @@ def given(explanation: Explanation) -> Lease:
 
 
 def replayed(home: Path, explanation: Explanation) -> tuple[int, list[str]]:
-    found = Explanations(tolerance=CLASS, tolerances=SHIPPED.read_bytes(), explanations=(explanation,))
+    found = Explanations(tolerance=CLASS, tolerances=MEASURED, explanations=(explanation,))
     said = list[str]()
     return why.replay(JOIN, home, KEY.node_id, found, said.append), said
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.audit.calibration import Limit, Tolerance
+from coordinator.audit.calibration import Calibration, Limit, Tolerance
 from coordinator.audit.replay import Measured, measure, score
 from protocol.rollout import Completion
 from protocol.sampling import uniforms
@@ -16,6 +16,12 @@ EXACT = Tolerance(
     mean_error=1e-4,
     positions=10**6,
 )
+
+
+def on_round(made: Calibration, round_id: str) -> Calibration:
+    """Return these numbers as if they had been measured on the policy of this round."""
+    classes = tuple(entry.model_copy(update={"round_id": round_id}) for entry in made.classes)
+    return made.model_copy(update={"classes": classes})
 
 
 def logits(count: int, *, seed: int = 0) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ import pytest
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
+from coordinator.audit import calibration
 from coordinator.audit.auditor import Auditor, Policies, loader, threads_of
 from coordinator.audit.calibration import Calibration, Limit, Tolerance
 from coordinator.audit.case import RoundArchive
@@ -32,16 +33,18 @@ from protocol.signing import NodeKey
 from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.coordinator.answering import CUT, PROXY, Answer, answering, error
+from tests.coordinator.audit.claims import honest, on_round
 
 NODE, SEED, PROMPT = NodeKey(b"\1" * 32), 7, pack_tokens([19, 20, 13, 31])
 SAMPLES, NEW_TOKENS, VERSIONS = 3, 12, 10
 SILENCE_S = 3.0
 LIMIT = Limit(tolerance=1e-3, rate=1e-5, far=1.0)
+CLASS = "torch/bf16/cpu"
 TIGHT = Calibration(
     version=1,
     made="2026-11-23",
     model="tiny",
-    classes=(Tolerance(name="torch/bf16/cpu", margin=LIMIT, error=LIMIT, mean_error=1.0, positions=10**6),),
+    classes=(Tolerance(name=CLASS, margin=LIMIT, error=LIMIT, mean_error=1.0, positions=10**6),),
 )
 """One position out of tolerance is more than chance gives in a thousand groups so small, and less than in a million."""
 
@@ -59,6 +62,7 @@ class Played:
             "staleness.max_updates": staleness,
             "audit.neighbours": neighbours,
             "audit.timeout_s": SILENCE_S,
+            "audit.tolerance": CLASS,
         }
         self.config: Config = load(file, [f"{name}={value}" for name, value in settings.items()])
         round_ = Round(self.config)
@@ -88,11 +92,11 @@ class Played:
     def auditor(self, url: str = "http://127.0.0.1:1") -> Auditor:
         return Auditor(self.config, self.archive, self.folder, "a", url, "token")
 
-    def case(self, version: int, policy: Path, *, off_by: float = 0.0) -> AuditCase:
+    def case(self, version: int, policy: Path, *, off_by: float = 0.0, named: str = "") -> AuditCase:
         """An honest claim to a version, but for one log-probability."""
         lease = Lease(
             lease_id="0" * 32, version=version, seed=SEED, samples=SAMPLES, prompt=PROMPT, price_micros_per_mtok=1,
-            expires_ms=1,
+            expires_ms=1, judged_as=named,
         )  # fmt: skip
         engine, done = TorchEngine(), list[GroupDone]()
         engine.load(policy, version)
@@ -138,11 +142,45 @@ def test_what_fails_softly_is_compared_with_every_earlier_version_and_not_pardon
     with closing(played.auditor()) as auditor, closing(played.archive):
         played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
         case = played.case(VERSIONS, played.folder / str(VERSIONS), off_by=0.01)
-        (found,) = auditor._judge(Cases(version=VERSIONS, cases=(case,), done=False), TIGHT)
+        (found,) = auditor._judge(Cases(version=VERSIONS, cases=(case,), done=False), on_round(TIGHT, played.round_id))
     report: dict[str, Any] = json.loads(found.report)
     assert found.finding == "soft", report
     assert [fit["version"] for fit in report["fits"]] == sorted(before)
     assert kept(played) == {VERSIONS, *before}
+
+
+@pytest.mark.parametrize("played", [(0, 1)], ids=["S=0"], indirect=True)
+@pytest.mark.parametrize("off_by", [0.01, 5.0], ids=["soft", "hard"])
+def test_what_fails_by_numbers_of_another_policy_is_held_with_its_class(played: Played, off_by: float) -> None:
+    with closing(played.auditor()) as auditor, closing(played.archive):
+        played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
+        case = played.case(VERSIONS, played.folder / str(VERSIONS), off_by=off_by)
+        taken = Cases(version=VERSIONS, cases=(case,), done=False)
+        judged = [auditor._judge(taken, made) for made in (TIGHT, on_round(TIGHT, "b" * 64))]
+    assert [(one.finding, one.waits_for) for (one,) in judged] == [("held", CLASS)] * 2
+
+
+@pytest.mark.parametrize("played", [(0, 1)], ids=["S=0"], indirect=True)
+def test_only_probes_move_tolerances_and_what_they_brought_is_signed(played: Played) -> None:
+    """A stranger may bring as much as it likes."""
+    named, mine = "torch/bf16/cuda", played.round_id
+    with closing(played.auditor()) as auditor, closing(played.archive):
+        root = played.archive.metadata.root()
+        shipped = calibration.load(played.config.round.directory, root)
+        played.archive.write_policy(VERSIONS, played.folder / str(VERSIONS))
+        case = played.case(VERSIONS, played.folder / str(VERSIONS), named=named)
+        for is_probe in (False, True):
+            given = case.model_copy(update={"is_probe": is_probe})
+            (found,) = auditor._judge(Cases(version=VERSIONS, cases=(given,), done=False), shipped)
+            assert found.finding == "pass"
+            assert list(auditor._probes.positions()) == ([named] if is_probe else [])
+        auditor._calibrate(shipped)
+        assert calibration.load(played.config.round.directory, root) == shipped, "too few positions"
+        for seed in range(20):
+            auditor._probes.add(named, "probe", str(seed), honest(600, noise=1e-2, seed=seed))
+        auditor._calibrate(shipped)
+        made = calibration.load(played.config.round.directory, root)
+    assert set(made.measured_on(mine)) - set(shipped.measured_on(mine)) == {named}
 
 
 @pytest.mark.parametrize("played", [(0, 3)], ids=["S=0"], indirect=True)

@@ -10,7 +10,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Root
 
 from coordinator.audit import calibration
-from coordinator.audit.calibration import FLOOR_NATS, SHIPPED, Calibration, derive, load, read, sign
+from coordinator.audit.calibration import FLOOR_NATS, SHIPPED, UNNAMED, Calibration, derive, load, read, sign
 from coordinator.audit.verdict import Outcome, judge
 from protocol.errors import AuditFailed
 from tests.coordinator.audit.claims import EXACT, honest
@@ -42,6 +42,39 @@ def test_the_shipped_file_knows_the_classes_of_the_shipped_engines() -> None:
     assert shipped.of("llama/fp16/cpu").mean_error < shipped.of("llama/q8_0/cpu").mean_error
     with pytest.raises(AuditFailed, match="torch/fp32/cpu"):
         shipped.of("vllm/fp8/cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("torch/bf16/cuda", "torch/bf16/cpu"),
+        ("vllm/bf16/cuda", "vllm/bf16/cpu"),
+        ("abacus/q8_0/hand", "llama/q8_0/cpu"),
+        ("abacus/wood/hand", "torch/fp32/cpu"),
+        ("torch/fp32/cuda", "torch/fp32/cpu"),
+        ("", "torch/fp32/cpu"),
+    ],
+)
+def test_an_unknown_class_is_judged_provisionally_by_its_precision(name: str, like: str) -> None:
+    shipped = read(SHIPPED)
+    allowed, is_measured = shipped.judging(name, "a" * 64)
+    assert not is_measured
+    assert allowed.margin == shipped.of(like).margin
+    assert allowed.name == (name or UNNAMED)
+
+
+def test_numbers_hold_for_the_round_that_they_were_measured_on_and_float32s_floor_for_every_one() -> None:
+    here, there = "a" * 64, "b" * 64
+    shipped = read(SHIPPED)
+    assert all(name.split("/")[1] == "fp32" for name in shipped.measured_on(here))
+    assert len(shipped.measured_on(here)) == 3
+    mine = derive("torch/bf16/cuda", [honest(600, noise=1e-2, seed=seed) for seed in range(20)], here)
+    made = shipped.with_class(mine, made=date(2026, 11, 25), model="m")
+    assert made.judging("torch/bf16/cuda", here) == (mine, True)
+    assert made.judging("torch/bf16/cuda", there) == (mine, False)
+    assert not made.judging("torch/bf16/cpu", here)[1], "another class of the same precision"
+    rough = derive("torch/fp32/cuda", [honest(600, noise=1e-2, seed=seed) for seed in range(20)], there)
+    assert not rough.is_measured_on(here), "float32 that was measured elsewhere is no floor"
 
 
 def root_of(signers: Sequence[CryptoSigner], threshold: int) -> Root:

@@ -1,6 +1,7 @@
 """Claims are compared with the nearest version, and with those farther back only where that leaves a doubt."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,11 @@ PASSED, SOFT, HARD = report(), report(Outcome.SOFT), report(Outcome.HARD)
 )
 def test_earlier_versions_lie_twice_as_far_back_each(version: int, count: int, others: list[int]) -> None:
     assert earlier(version, count) == others
+
+
+def test_a_provisional_report_that_is_no_pass_is_held() -> None:
+    outcomes = [replace(one, provisional=True).outcome for one in (PASSED, SOFT, HARD)]
+    assert outcomes == [Outcome.PASS, Outcome.HELD, Outcome.HELD]
 
 
 def test_only_what_fails_softly_is_compared_with_versions_farther_back() -> None:

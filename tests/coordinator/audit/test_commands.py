@@ -232,14 +232,22 @@ def test_what_is_not_there_is_named(played: Played, tmp_path: Path) -> None:
         played.run("audit", "replay", str(played.file), "f" * 64)
     with pytest.raises(AuditFailed, match="holds no case"):
         played.run("audit", "replay", str(tmp_path))
-    with pytest.raises(AuditFailed, match="No tolerances are known"):
-        played.run("audit", "replay", str(played.file), played.claims[0], "--tolerance", "x/y/z")
+    with pytest.raises(AuditFailed, match="is no class of nodes"):
+        played.run("audit", "replay", str(played.file), played.claims[0], "--tolerance", "x/y")
     played.run("audit", "export", str(played.file), played.claims[0], str(tmp_path / "case"), "--neighbours", "0")
     with pytest.raises(AuditFailed, match="another claim"):
         played.run("audit", "replay", str(tmp_path / "case"), played.claims[1])
     shutil.rmtree(tmp_path / "case" / "policies" / "2")
     with pytest.raises(AuditFailed, match="lacks version 2"):
         played.run("audit", "replay", str(tmp_path / "case"))
+
+
+def test_a_lie_of_a_class_that_was_not_measured_here_is_no_verdict(played: Played) -> None:
+    replay = ("audit", "replay", str(played.file), played.lies[0])
+    assert played.run(*replay)[0] == 4, "float32's floor holds on every policy"
+    code, said = played.run(*replay, "--tolerance", "torch/fp32/cuda")
+    assert code == 5
+    assert "Nobody is blamed" in said
 
 
 def test_calibrating_on_an_honest_node_makes_signed_tolerances_that_audits_use(played: Played) -> None:

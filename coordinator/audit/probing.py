@@ -1,0 +1,94 @@
+"""Calibration that goes on by itself: classes are measured on the operator's own nodes, and on nobody else's.
+
+1. Only groups of *probes* count: nodes that `launch` starts, and those whose ids the operator names. Whatever others
+   bring, it moves no tolerance. So nobody can widen one until a cheat passes.
+2. A class is calibrated as soon as one probe of it has brought `POSITIONS_MIN` positions, and anew with every so many
+   more, by its newest `KEPT_POSITIONS`: the policy moves, and its noise with it.
+3. Several probes of one class widen it: of each limit the widest counts.
+4. A group that fails hard by numbers of this policy does not count, and no renewal widens a limit beyond `WIDEST` times
+   the first calibration. A probe that somebody has taken over gets no farther. `swarm-coordinator calibrate` may.
+5. float32's floor needs no probe, and classes that nodes did not name themselves get none.
+
+Pure: measured groups in, tolerances out.
+"""
+
+from collections import OrderedDict, defaultdict
+
+from coordinator.audit.calibration import POSITIONS_MIN, Calibration, Limit, Tolerance, derive
+from coordinator.audit.replay import Measured
+
+KEPT_POSITIONS = 4 * POSITIONS_MIN
+"""Of one probe: some two megabytes."""
+
+WIDEST = 4.0
+"""How many times as wide as at first a limit may become by renewals."""
+
+PROBES_KEPT = 64
+"""Probes of one class that are measured at a time."""
+
+
+class Probes:
+    """What probes of each class have brought."""
+
+    def __init__(self, round_id: str) -> None:
+        self._round_id = round_id
+        self._groups: defaultdict[str, OrderedDict[str, OrderedDict[str, Measured]]] = defaultdict(OrderedDict)
+        """Class → node → claim → its positions, the newest last."""
+        self._fresh: defaultdict[str, int] = defaultdict(int)
+        """Positions of a class since it was calibrated last."""
+
+    def add(self, name: str, node: str, claim_id: str, measured: Measured) -> None:
+        """Count a group of a probe, once."""
+        nodes = self._groups[name]
+        groups = nodes.setdefault(node, OrderedDict())
+        if claim_id in groups or not name:
+            return
+        groups[claim_id] = measured
+        self._fresh[name] += len(measured)
+        while sum(map(len, groups.values())) - len(next(iter(groups.values()))) >= KEPT_POSITIONS:
+            groups.popitem(last=False)
+        while len(nodes) > PROBES_KEPT:
+            nodes.popitem(last=False)
+
+    def positions(self) -> dict[str, int]:
+        """Return how many positions of each class came since it was calibrated last."""
+        return dict(self._fresh)
+
+    def due(self, made: Calibration) -> list[Tolerance]:
+        """Return the tolerances of the classes that have to be calibrated now, and count their positions anew."""
+        return [tolerance for name in self._groups if (tolerance := self._due(name, made)) is not None]
+
+    def _due(self, name: str, made: Calibration) -> Tolerance | None:
+        if self._fresh[name] < POSITIONS_MIN:
+            return None
+        before, is_measured = made.judging(name, self._round_id)
+        if is_measured and not before.round_id:
+            return None  # float32's floor
+        every = [list(groups.values()) for groups in self._groups[name].values()]
+        enough = [groups for groups in every if sum(map(len, groups)) >= POSITIONS_MIN]
+        if not enough:
+            return None
+        self._fresh[name] = 0
+        found = _widest([derive(name, groups, self._round_id) for groups in enough])
+        if is_measured:
+            return _bounded(found, before.first or before.limits)
+        return found.model_copy(update={"first": found.limits})
+
+
+def _widest(several: list[Tolerance]) -> Tolerance:
+    """Return the tolerances of a class of which several machines were measured."""
+    limits = [max(values) for values in zip(*(one.limits for one in several), strict=True)]
+    return _with(several[0], limits).model_copy(update={"positions": sum(one.positions for one in several)})
+
+
+def _bounded(found: Tolerance, first: tuple[float, ...]) -> Tolerance:
+    """Return tolerances no wider than a renewal may make them."""
+    limits = [min(value, WIDEST * most) for value, most in zip(found.limits, first, strict=True)]
+    return _with(found, limits).model_copy(update={"first": first})
+
+
+def _with(tolerance: Tolerance, limits: list[float]) -> Tolerance:
+    margin, error = (
+        Limit(**dict(zip(Limit.model_fields, values, strict=True))) for values in (limits[:3], limits[3:6])
+    )
+    return tolerance.model_copy(update={"margin": margin, "error": error, "mean_error": limits[6]})

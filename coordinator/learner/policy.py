@@ -34,6 +34,7 @@ from coordinator.learner.forward import completion_logprobs, packs, prepare, req
 from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.publication import (
     HubFiles,
     Published,
@@ -50,8 +51,6 @@ from protocol.learning import TrainingGroup
 
 RANDOM = "random"
 GGUF_MAGIC = b"GGUF"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,7 @@ class Policy:
         self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
         self._trained = dict((self._adapters or self.model).named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            self._trained.values(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._optimizer = make_optimizer(self._trained.values(), settings)
         ends = self.model.generation_config.eos_token_id
         if ends is None:  # and not 0, which is a token like any other
             ends = self.model.config.eos_token_id
@@ -326,11 +319,7 @@ class Policy:
         beside = checkpoint.read_beside(path)
         if steps := beside["steps"]:
             for weight in self._trained.values():
-                moments = {name: torch.zeros_like(weight) for name in MOMENTS}
-                self._optimizer.state[weight] = {
-                    "step": torch.tensor(float(steps), device=weight.device),
-                    **moments,
-                }
+                self._optimizer.state[weight] = before_first_step(self._optimizer, weight, steps)
         tensors = self._tensors()
         checkpoint.read_tensors(path, tensors, self._ranks)
         torch.set_rng_state(tensors[RANDOM])

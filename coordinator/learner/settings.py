@@ -35,6 +35,8 @@ class TrainSettings:
     temperature: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
+    optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer_offload: bool = False
     max_grad_norm: float = 1.0
     num_iterations: int = 1
     """Optimizer steps on one batch; from the second on, the ratio to π_old leaves 1."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coordinator.config.section import Section
 
@@ -30,6 +30,12 @@ class LearnerSection(Section):
     decayed: Literal["matrices", "all"] = Field(
         "matrices", description="matrices or all: what weight_decay shrinks; embeddings are no matrices here"
     )
+    optimizer_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="float32 or bfloat16: of AdamW's two moments, 8 or 4 bytes for each trained number"
+    )
+    optimizer_offload: bool = Field(
+        False, description="keep these moments in the memory of the host; slower, for a single card"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
     num_iterations: int = Field(1, ge=1, description="passes over one batch, each of objective.minibatches steps")
@@ -55,6 +61,12 @@ class LearnerSection(Section):
     wandb: str = Field(
         "", pattern=r"^[\w.-]{0,128}$", description="project of Weights & Biases that is told, too; empty tells nobody"
     )
+
+    @model_validator(mode="after")
+    def _offloads_for_one_card(self) -> "LearnerSection":
+        if self.optimizer_offload and self.processes > 1:
+            raise ValueError("optimizer_offload is for a single card; several share the moments out, with processes")
+        return self
 
 
 class ObjectiveSection(Section):

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 CHUNK_BYTES = 64 * 2**20
-"""Of logits at a time; large enough for matrix products at full speed."""
+"""Of logits at a time, at least; large enough for matrix products at full speed in small models."""
+
+OF_GRADIENT = 8
+"""Logits at a time are as many bytes as an eighth of the gradient of the output layer's weight, where that is more.
+
+Each chunk reads and writes that whole gradient, so few chunks are faster. The gradient is there anyway: an eighth of it
+decides no round. The size follows from shapes alone, so an update does not depend on what a card has free.
+"""
 
 
 def body_of(model: Any) -> Any:
@@ -96,7 +103,8 @@ class _SelectedLogprobs(torch.autograd.Function):
         total, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
         logprobs = hidden.new_empty(len(source), dtype=torch.float32)
         head = weight.to(dtype)
-        for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
+        ctx.chunk_rows = chunk_rows(weight, learns=ctx.needs_input_grad[1])
+        for rows, pairs in _chunks(len(hidden), ctx.chunk_rows, source):
             logits = _logits(hidden[rows], head, temperature, dtype, cap)  # [rows, V]
             total[rows] = logits.logsumexp(1)
             within = source[pairs] - rows.start
@@ -116,7 +124,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         of_row = torch.zeros_like(total).index_add_(0, source, gradient)  # [R]
-        for rows, pairs in _chunks(len(hidden), weight.shape[0], source):
+        for rows, pairs in _chunks(len(hidden), ctx.chunk_rows, source):
             logits = _logits(hidden[rows], head, ctx.temperature, ctx.dtype, ctx.cap)
             slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
             away = logits.sub_(total[rows, None])  # [rows, V] log p
@@ -150,9 +158,14 @@ def selected_logprobs(
     return logprobs, entropy
 
 
-def _chunks(rows: int, vocabulary: int, source: torch.Tensor) -> list[tuple[slice, slice]]:
-    """Slices of the states, each with the slice of the predictions that are theirs."""
-    size = max(1, CHUNK_BYTES // (4 * vocabulary))
+def chunk_rows(weight: torch.Tensor, *, learns: bool) -> int:
+    """Return how many states go through the output layer at a time; `learns`: its weight takes a gradient."""
+    size_bytes = max(CHUNK_BYTES, weight.numel() * 4 // OF_GRADIENT if learns else 0)
+    return max(1, size_bytes // (4 * weight.shape[0]))
+
+
+def _chunks(rows: int, size: int, source: torch.Tensor) -> list[tuple[slice, slice]]:
+    """Slices of the states, `size` in each, and with each the slice of the predictions that are theirs."""
     bounds = torch.arange(0, rows + size, size).clamp(max=rows)
     ends = torch.searchsorted(source, bounds.to(source.device)).tolist()
     marks = list(zip(bounds.tolist(), ends, strict=True))

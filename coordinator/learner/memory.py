@@ -9,7 +9,7 @@
 
 - Weights and activations are measured on a model of fake tensors (see `simulated`); the rest is counted here.
 - Where ranks share the weights (FSDP2), each holds its part of weights, moments and gradients, and besides, for a
-  while, what it gathers: what lies outside of the layers, and two or three layers.
+  while, what it gathers: what lies outside of the layers, and some layers. How many was measured with two ranks.
 - What an allocator loses is not here: see `cards`.
 """
 
@@ -24,6 +24,7 @@ from coordinator.config import Config
 from coordinator.learner import start
 from coordinator.learner.batch import Tensors
 from coordinator.learner.forward import require_supported
+from coordinator.learner.optimizer import COPIES_BYTES
 from coordinator.learner.settings import TrainSettings, train_settings
 from coordinator.learner.simulated import SimulatedPolicy
 from protocol.errors import ConfigInvalid
@@ -146,22 +147,36 @@ class Estimate:
         self.parameters = policy.parameters
         self.published_bytes = self.parameters * (model.dtype or torch.float32).itemsize
         self._weights_bytes, self._trained_bytes = policy.weights_bytes, policy.trained_bytes
-        self._layer, self._outside = max(policy.layer_bytes), policy.weights_bytes - sum(policy.layer_bytes)
+        self._layer, self._layers = max(policy.layer_bytes), sum(policy.layer_bytes)
+        self._outside = policy.weights_bytes - self._layers
         self._largest = max(weight.nbytes for weight in policy.model.parameters())
         self._several = batch.tokens(settings) > (settings.micro_batch_tokens or batch.tokens(settings))
         self._activations, self._of_layer = _activations(policy, batch.fullest_piece(settings))
+        self._moments = 2 * getattr(torch, settings.optimizer_dtype).itemsize / WIDEST  # times the weights
+        is_small = settings.optimizer_dtype != "float32" or settings.optimizer_offload
+        self._changed = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
         self._check, self._canary = policy.self_check(), policy.canary()
         self._written = policy.published(merged=self._merged)
 
-    @property
-    def _learned(self) -> int:
-        """Peak of gradients and activations.
+    def _learned(self, own: int, ranks: int) -> int:
+        """Peak of gradients and activations on a rank whose gradients have this size.
 
-        Activations are freed while gradients come. After a first piece, all gradients are there from the start.
+        Activations are freed while gradients come. After a first piece, all gradients are there from the start. Ranks
+        besides gather a layer and what is outside of layers, and hold their part of new gradients until the end.
         """
+        if ranks > 1:
+            layers = 4 * self._layer if self._settings.lora_rank else self._layer + ceil(self._layers / ranks)
+            return own + self._activations + self._outside + layers
         if self._several:
-            return self._trained_bytes + self._activations
-        return max(self._activations, self._trained_bytes + self._of_layer + self._largest)
+            return own + self._activations
+        return max(self._activations, own + self._of_layer + self._largest)
+
+    def _computed(self, peak: int, ranks: int) -> int:
+        """Peak of computing without a gradient; a rank gathers what is outside of layers, then some layers."""
+        if ranks == 1:
+            return peak
+        first = 2 * self._outside + (self._largest if self._settings.lora_rank else peak)
+        return max(first, peak + self._outside + 3 * self._layer)
 
     def footprint(self, ranks: int, *, device: str, versions: int = 1) -> Footprint:
         """Count the bytes of this many ranks; `versions`: whole versions that the round keeps."""
@@ -170,34 +185,28 @@ class Estimate:
         own = trained if lora else ceil(trained / ranks)  # adapters lie everywhere
         weights = shard + (own if lora else 0)
         reference = ceil(self.published_bytes / ranks) if self._settings.algorithm.beta else 0
-        gathered = self._gathered(ranks)
-        held = weights + reference + 2 * own
-        learned = self._learned if ranks == 1 else own + self._activations + gathered["learning"]
+        moments = int(self._moments * own)
+        offloads = self._settings.optimizer_offload and device != "cpu"
+        held = weights + reference + (0 if offloads else moments)
         phases = {
-            "load": weights + reference + (0 if lora else self._largest) + gathered["computing"],
-            "self-check": weights + reference + self._check + gathered["computing"],
-            "forward and backward": held + learned,
-            "optimizer step": held + own,
+            "load": weights + reference + (0 if lora else ceil(self._largest / ranks)),
+            "self-check": weights + reference + self._computed(self._check, ranks),
+            "forward and backward": held + self._learned(own, ranks),
+            "optimizer step": held + own + self._changed,
             "publication": held + self._written * (1 if ranks == 1 else 2),
-            "canary": held + self._canary + gathered["computing"],
+            "canary": held + self._computed(self._canary, ranks),
         }
         return Footprint(
             ranks=ranks,
             parameters=self.parameters,
             trained=trained // WIDEST,
             phases=phases,
-            host_bytes=ranks * PROCESS_BYTES[device.partition(":")[0]] + self._host(ranks, device, phases),
+            host_bytes=ranks * PROCESS_BYTES[device.partition(":")[0]]
+            + (moments if offloads else 0)
+            + self._host(ranks, device, phases),
             auditor_bytes=PROCESS_BYTES["cpu"] + self.parameters * WIDEST,
             disk_bytes=self._disk(versions),
         )
-
-    def _gathered(self, ranks: int) -> dict[str, int]:
-        """Bytes that a rank holds besides its own part while a layer is computed, by what is done."""
-        if ranks == 1:
-            return {"computing": 0, "learning": 0}
-        layer, outside = self._layer, self._outside
-        learned = 0 if self._settings.lora_rank else outside
-        return {"computing": outside + 3 * layer, "learning": outside + learned + 4 * layer}
 
     def _host(self, ranks: int, device: str, phases: dict[str, int]) -> int:
         """Bytes of tensors in the machine's memory; what goes to cards passes through it while it is loaded."""
@@ -208,7 +217,7 @@ class Estimate:
     def _disk(self, versions: int) -> int:
         """Bytes of the starting policy, checkpoints, the version that is written and those that are kept."""
         whole = 3 + (0 if self._settings.lora_rank and not self._merged else versions)
-        return whole * self.published_bytes + CHECKPOINTS_AT_ONCE * 3 * self._trained_bytes
+        return whole * self.published_bytes + int(CHECKPOINTS_AT_ONCE * (1 + self._moments) * self._trained_bytes)
 
 
 def estimate(config: Config, model: Any, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:

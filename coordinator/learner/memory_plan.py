@@ -21,7 +21,14 @@ LORA_RANK = 32
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of cards that are shown."""
 
-SHOWN = ("lora_rank", "dtype", "gradient_checkpointing", "micro_batch_tokens")
+SHOWN = (
+    "lora_rank",
+    "dtype",
+    "gradient_checkpointing",
+    "micro_batch_tokens",
+    "optimizer_dtype",
+    "optimizer_offload",
+)
 """Settings of the learner that decide what it needs."""
 
 

@@ -36,6 +36,7 @@ from coordinator.learner.forward import completion_logprobs, packs, prepare, req
 from coordinator.learner.loading import keep_as_published, load_model
 from coordinator.learner.lora import Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
+from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.publication import (
     HubFiles,
     Published,
@@ -52,8 +53,6 @@ from protocol.learning import TrainingGroup
 
 RANDOM = "random"
 GGUF_MAGIC = b"GGUF"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +78,7 @@ class Policy:
         self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None
         self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
         self._trained = dict((self._adapters or self.model).named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            _decay_groups(self.model, self._trained, settings),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        self._optimizer = make_optimizer(self.model, self._trained, settings)
         ends = self.model.generation_config.eos_token_id
         if ends is None:  # and not 0, which is a token like any other
             ends = self.model.config.eos_token_id
@@ -354,11 +347,7 @@ class Policy:
         beside = checkpoint.read_beside(path)
         if steps := beside["steps"]:
             for weight in self._trained.values():
-                moments = {name: torch.zeros_like(weight) for name in MOMENTS}
-                self._optimizer.state[weight] = {
-                    "step": torch.tensor(float(steps), device=weight.device),
-                    **moments,
-                }
+                self._optimizer.state[weight] = before_first_step(self._optimizer, weight, steps)
         tensors = self._tensors()
         checkpoint.read_tensors(path, tensors, self._ranks)
         torch.set_rng_state(tensors[RANDOM])
@@ -372,17 +361,6 @@ class Policy:
             state = self._optimizer.state.get(weight, {})
             found |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if state}
         return found | {RANDOM: torch.get_rng_state()}
-
-
-def _decay_groups(model: Any, trained: dict[str, torch.Tensor], settings: TrainSettings) -> list[dict[str, Any]]:
-    """Split the weights into those that decay and those that do not."""
-    embeddings = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
-    decays, stays = list[torch.Tensor](), list[torch.Tensor]()
-    for name, weight in trained.items():
-        is_matrix = weight.dim() > 1 and name not in embeddings
-        (decays if is_matrix or settings.decayed == "all" else stays).append(weight)
-    groups = ((decays, settings.weight_decay), (stays, 0.0))
-    return [{"params": weights, "weight_decay": decay} for weights, decay in groups if weights]
 
 
 def _is_gguf(file: Path) -> bool:

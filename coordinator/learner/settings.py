@@ -38,6 +38,8 @@ class TrainSettings:
     weight_decay: float = 0.0
     decayed: Literal["matrices", "all"] = "matrices"
     """`matrices`: no norm, bias or embedding shrinks."""
+    optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer_offload: bool = False
     max_grad_norm: float = 1.0
     num_iterations: int = 1
     """Passes over one batch; from the second optimizer step on, the ratio to π_old leaves 1."""

@@ -151,8 +151,8 @@ class SimulatedPolicy:
         def work() -> None:
             silent = self.adapters.silent() if self.adapters else nullcontext()
             with silent, computing_as_published(self.model, made):
-                scores(self.model, tokens, None)
-                scores(self.model, tokens, torch.bfloat16)
+                for dtype in (None, torch.bfloat16, torch.float16):
+                    scores(self.model, tokens, dtype)
 
         return self._peak(work)
 

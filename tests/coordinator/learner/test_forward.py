@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coordinator.learner.batch import Tensors, collate
 from coordinator.learner.forward import completion_logprobs, packs, prepare
-from coordinator.learner.head import CHUNK_BYTES, body_of, selected_logprobs
+from coordinator.learner.head import CHUNK_BYTES, body_of, chunk_rows, selected_logprobs
 from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 from tests.architectures import zoo
@@ -176,6 +176,19 @@ def test_a_model_whose_logits_are_not_a_plain_product_is_refused(tmp_path: Path)
     model.register_forward_hook(lambda _model, _inputs, output: replace(output, logits=0.5 * output.logits))
     with pytest.raises(ConfigInvalid, match="cannot train a llama"):
         prepare(model, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "rows"),
+    [(49_152, 576, 341), (151_936, 1024, 128), (151_936, 4096, 512), (320, 128, 52_428)],
+    ids=["SmolLM2-135M", "Qwen3-0.6B", "Qwen3-8B", "embedded"],
+)
+def test_chunks_of_a_head_that_learns_grow_with_its_gradient(vocabulary: int, width: int, rows: int) -> None:
+    """64 MiB at least, as a frozen head has always; one chunk is never more than an eighth of what is there anyway."""
+    weight = torch.empty(vocabulary, width, device="meta")
+    assert chunk_rows(weight, learns=True) == rows
+    assert chunk_rows(weight, learns=False) == CHUNK_BYTES // (4 * vocabulary)
+    assert 4 * rows * vocabulary <= max(CHUNK_BYTES, weight.nbytes // 8)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

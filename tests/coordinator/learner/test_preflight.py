@@ -1,4 +1,4 @@
-"""What a learner needs is predicted from config.json alone, and who cannot have it is refused before anything is made."""
+"""What a learner needs is predicted from config.json alone, and refused before a key is made if it is not there."""
 
 import json
 import subprocess
@@ -29,10 +29,10 @@ HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "eo
 SHAPES: dict[str, PreTrainedConfig] = {
     "wide layers": Qwen3Config(
         vocab_size=1024,
-        hidden_size=512,
-        num_hidden_layers=4,
-        intermediate_size=2048,
-        head_dim=128,
+        hidden_size=256,
+        num_hidden_layers=8,
+        intermediate_size=1024,
+        head_dim=64,
         tie_word_embeddings=True,
         **HEADS,
     ),
@@ -47,7 +47,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
     "many layers": Qwen3Config(
         vocab_size=512,
         hidden_size=64,
-        num_hidden_layers=16,
+        num_hidden_layers=8,
         intermediate_size=192,
         head_dim=16,
         tie_word_embeddings=True,
@@ -60,6 +60,7 @@ WAYS = {
     "all weights": PLAIN,
     "all weights, bf16, layers twice": replace(PLAIN, dtype="bfloat16", gradient_checkpointing=True),
     "all weights, one piece": replace(PLAIN, micro_batch_tokens=0),
+    "all weights, moments in bf16": replace(PLAIN, optimizer_dtype="bfloat16"),
     "LoRA, bf16": replace(PLAIN, lora_rank=8, dtype="bfloat16"),
 }
 BATCH = Batch(groups=3, samples=8, prompt=24)
@@ -141,9 +142,7 @@ def test_a_refusal_names_the_phase_and_settings_that_fit(eight_billion: Path, tm
     assert "forward and backward on each card needs" in refused.message
     assert "74.7 GiB are free" in refused.message
     assert "learner.lora_rank=32, learner.gradient_checkpointing=true" in refused.hint
-    assert (
-        "learner.gradient_checkpointing=true;" not in refused.hint.partition("lora_rank")[0]
-    )  # 16 bytes each are 122 GiB
+    assert "learner.gradient_checkpointing=true;" not in refused.hint.partition("lora_rank")[0]
     helped = round_of(eight_billion, tmp_path / "round", lora_rank=32, gradient_checkpointing=True)
     assert refusal(helped, room) is None
 

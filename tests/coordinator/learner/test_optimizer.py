@@ -77,9 +77,8 @@ def test_rounding_at_random_loses_nothing_on_average() -> None:
 def test_a_moment_that_changes_by_less_than_a_step_still_follows() -> None:
     """With a decay of 0.999, each step moves the second moment by a thousandth: rounded to the nearest it stays."""
     weight = torch.nn.Parameter(torch.zeros(4096))
-    optimizer = SmallAdamW(
-        [weight], lr=0.0, betas=(0.9, 0.999), weight_decay=0.0, dtype=torch.bfloat16, on_host=False, seed=0
-    )
+    group = {"params": [weight], "weight_decay": 0.0}
+    optimizer = SmallAdamW([group], lr=0.0, betas=(0.9, 0.999), eps=1e-8, dtype=torch.bfloat16, on_host=False, seed=0)
     for size in [1.0] * 20 + [0.5] * 1000:
         weight.grad = torch.full_like(weight, size)
         optimizer.step()

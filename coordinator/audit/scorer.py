@@ -76,6 +76,7 @@ class Scorer:
         self._moved = moved
         try:
             self._model = _load(folder, dtype, device)
+            moved()
             self._head = Head.of(self._model)
             self._vocabulary: int = self._head.output.weight.shape[0]
             for module in self._model.modules():

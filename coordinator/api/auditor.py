@@ -1,7 +1,6 @@
 """What auditors call, with the operator's token; and what anybody may draw again."""
 
 import asyncio
-from functools import partial
 
 from aiohttp import web
 
@@ -49,8 +48,14 @@ async def verdicts(request: web.Request) -> web.Response:
     """What an auditor found."""
     here = require_operator(request)
     message = Verdicts.from_bytes(await body(request))
-    bring = partial(casework.bring, seconds=message.seconds, threads=message.threads)
-    await here.database.run(bring, message.verdicts, terms=here.audits, now_ms=now_ms())
+    await here.database.run(
+        casework.bring,
+        message.verdicts,
+        seconds=message.seconds,
+        threads=message.threads,
+        terms=here.audits,
+        now_ms=now_ms(),
+    )
     here.batch_ready.set()
     return web.Response(status=204)
 

@@ -320,13 +320,11 @@ def loader(config: Config) -> Load:
 
     def load(folder: Path, moved: Callable[[], None]) -> "Scorer":
         # Torch takes seconds to come, and a round without cases never needs it.
-        import torch
-
         from coordinator.audit.scorer import Scorer
 
         return Scorer(
             folder,
-            dtype=getattr(torch, config.audit.dtype),
+            dtype=config.audit.dtype,
             device=config.audit.device,
             threads=threads_of(config),
             moved=moved,

@@ -64,7 +64,7 @@ class Scorer:
         self,
         folder: Path,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: str = "cpu",
         threads: int | None = None,
         moved: Callable[[], None] = nobody_watches,
@@ -75,7 +75,8 @@ class Scorer:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self._moved = moved
         try:
-            self._model = _load(folder, dtype, device)
+            self._model = _load(folder, getattr(torch, dtype) if isinstance(dtype, str) else dtype, device)
+            moved()
             self._head = Head.of(self._model)
             self._vocabulary: int = self._head.output.weight.shape[0]
             for module in self._model.modules():
@@ -151,7 +152,7 @@ class Scorer:
         scores = torch.log_softmax(self._head.logits(states) / temperatures[:, None], dim=-1)  # [t, V]
         claimed = tokens[:, None]
         logprobs = scores.gather(1, claimed)[:, 0].double()
-        odds = pad(scores.exp_(), (0, -self._vocabulary % BLOCK)).view(len(scores), -1, BLOCK)  # [t, B, BLOCK]
+        odds = pad(scores.exp_(), (0, -self._vocabulary % BLOCK)).view(len(tokens), -1, BLOCK)  # [t, B, BLOCK]
         cumulative = odds.sum(-1, dtype=torch.float64).cumsum(-1)  # [t, B] of whole blocks
         total = cumulative[:, -1]
         if not torch.isfinite(total).all():

@@ -161,7 +161,8 @@ class Slow(Auditor):
         self._ends = ends
 
     def _judge(self, taken: Cases, tolerances: Calibration) -> list[Judged]:
-        assert self._ends.wait(300)
+        while not self._ends.wait(0.1):
+            self._watchdog.moved()  # slow, and not dead
         return super()._judge(taken, tolerances)
 
 

@@ -21,7 +21,7 @@ SETTINGS: Settings = {
     "sampling": {"samples_per_group": 2},
     "staleness": {"max_updates": 2, "publish_every": 1},
     "learner": {"groups_per_update": 4},
-    "audit": {"first_groups": 4, "timeout_s": 2.0, "tolerance": "torch/fp32/cpu"},
+    "audit": {"first_groups": 4, "timeout_s": 5.0, "tolerance": "torch/fp32/cpu"},
 }
 
 

@@ -30,7 +30,13 @@ def main(pace: str, url: str, folder: str, file: str, *settings: str) -> None:
                 held.acquire()
             moved()
 
-        return Scorer(policy, threads=1, moved={"slow": slow_module, "stands": stand_still}[pace])
+        def module() -> None:
+            after_each[0]()
+
+        after_each = [moved]
+        scorer = Scorer(policy, threads=1, moved=module)
+        after_each[0] = {"slow": slow_module, "stands": stand_still}[pace]
+        return scorer
 
     with (
         closing(RoundArchive(config)) as archive,

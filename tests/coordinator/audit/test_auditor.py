@@ -37,7 +37,7 @@ from tests.coordinator.audit.claims import honest, on_round
 
 NODE, SEED, PROMPT = NodeKey(b"\1" * 32), 7, pack_tokens([19, 20, 13, 31])
 SAMPLES, NEW_TOKENS, VERSIONS = 3, 12, 10
-SILENCE_S = 3.0
+SILENCE_S = 4.0
 LIMIT = Limit(tolerance=1e-3, rate=1e-5, far=1.0)
 CLASS = "torch/bf16/cpu"
 TIGHT = Calibration(

@@ -95,16 +95,18 @@ def test_while_claims_wait_known_owners_are_audited_less_and_paid_later(audited:
     audited.prove(known, 40)
     audited.earn(known)
     assert rates(audited, known) == [ALL_PPM], "nothing is held yet"
+    (first,) = audited.take_cases()
+    assert audited.find(first), "now a pledge is"
     for _ in range(6):
         audited.earn(newcomers)
     for _ in range(30):
         audited.earn(known)
     assert rates(audited, newcomers) == [ALL_PPM] * 6
     eased = rates(audited, known)[-1]
-    assert eased < 100_000 < ALL_PPM // 5, "10 of 40 groups as set"
+    assert eased < 100_000, "10 in 71 are more"
     audited.run(_nothing_waits)
     audited.earn(known)
-    assert rates(audited, known)[-1] > 200_000, "as set again"
+    assert rates(audited, known)[-1] > 130_000, "as set again"
 
 
 def _nothing_waits(connection: Any) -> None:

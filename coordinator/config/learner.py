@@ -31,10 +31,10 @@ class LearnerSection(Section):
         "matrices", description="matrices or all: what weight_decay shrinks; embeddings are no matrices here"
     )
     optimizer_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="float32 or bfloat16: of AdamW's two moments, 8 or 4 bytes for each trained number"
+        "float32", description="float32 or bfloat16: of AdamW's two moments; for a single card"
     )
     optimizer_offload: bool = Field(
-        False, description="keep these moments in the memory of the host; slower, for a single card"
+        False, description="keep these moments in the memory of the host; for a single card"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are cut to this length")
     groups_per_update: int = Field(16, ge=1, le=512, description="B: prompts in one update")
@@ -63,9 +63,9 @@ class LearnerSection(Section):
     )
 
     @model_validator(mode="after")
-    def _offloads_for_one_card(self) -> "LearnerSection":
-        if self.optimizer_offload and self.processes > 1:
-            raise ValueError("optimizer_offload is for a single card; several share the moments out, with processes")
+    def _has_small_moments_on_one_card(self) -> "LearnerSection":
+        if self.processes > 1 and (self.optimizer_offload or self.optimizer_dtype != "float32"):
+            raise ValueError("optimizer_dtype and optimizer_offload are for processes = 1; more share the moments out")
         return self
 
 

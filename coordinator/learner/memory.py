@@ -146,17 +146,15 @@ class Estimate:
         policy = SimulatedPolicy(model, settings)
         self.parameters = policy.parameters
         self.published_bytes: int = self.parameters * (model.dtype or torch.float32).itemsize
-        self._weights_bytes: int = policy.weights_bytes
-        self._trained_bytes: int = policy.trained_bytes
-        self._layer: int = max(policy.layer_bytes)
-        self._layers: int = sum(policy.layer_bytes)
+        self._weights_bytes, self._trained_bytes = policy.weights_bytes, policy.trained_bytes
+        self._layer, self._layers = max(policy.layer_bytes), sum(policy.layer_bytes)
         self._outside = policy.weights_bytes - self._layers
         self._largest: int = max(weight.nbytes for weight in policy.model.parameters())
         self._several = batch.tokens(settings) > (settings.micro_batch_tokens or batch.tokens(settings))
         self._activations, self._of_layer = _activations(policy, batch.fullest_piece(settings))
-        self._moments: float = 2 * getattr(torch, settings.optimizer_dtype).itemsize / WIDEST  # times the weights
+        self._moments = 2 * getattr(torch, settings.optimizer_dtype).itemsize / WIDEST  # times the weights
         is_small = settings.optimizer_dtype != "float32" or settings.optimizer_offload
-        self._changed: int = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
+        self._changed = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
         self._check, self._canary = policy.self_check(), policy.canary()
         self._written = policy.published(merged=self._merged)
 

@@ -71,6 +71,7 @@ def _figures(found: "Footprint", cards: Cards) -> dict[str, Any]:
         "phases_gib": {name: _gib(size) for name, size in found.phases.items()},
         "peak_gib": _gib(found.peak_bytes),
         "host_gib": _gib(found.host_bytes),
+        "auditor_gib": _gib(found.auditor_bytes),
         "disk_gib": _gib(found.disk_bytes),
         "fits": found.peak_bytes <= cards.usable_bytes,
     }
@@ -107,15 +108,16 @@ def text(found: dict[str, Any]) -> str:
         *(f"{name:<22} {size:>16.1f}" for name, size in plan["phases_gib"].items()),
         "",
         f"{'memory of the host':<22} {plan['host_gib']:>16.1f}",
+        f"{'an auditor there':<22} {plan['auditor_gib']:>16.1f}",
         f"{'disk':<22} {plan['disk_gib']:>16.1f}",
         "",
     ]
     counts = sorted({way["cards"] for way in found["ways"]})
-    lines.append(f"{'most on each of':<34} {' '.join(f'{count:>3} cards' for count in counts)}")
+    lines.append(f"{'most on each of':<40} {' '.join(f'{count:>3} cards' for count in counts)}")
     for number in range(0, len(found["ways"]), len(counts)):
         row = found["ways"][number : number + len(counts)]
         cells = (f"{way['peak_gib']:>8.1f}{' ' if way['fits'] else '!'}" for way in row)
-        lines.append(f"{_way(row[0]):<34} {''.join(cells)}".rstrip())
+        lines.append(f"{_way(row[0]):<40} {''.join(cells)}".rstrip())
     worst = max(plan["phases_gib"], key=plan["phases_gib"].get)
     verdict = "It fits" if plan["fits"] else f"It does not fit: {worst} needs {plan['peak_gib']:.1f} GiB"
     return "\n".join([*lines, "", f"{verdict}. An exclamation mark: more than a card has."])

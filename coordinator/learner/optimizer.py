@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from coordinator.learner.settings import TrainSettings
+from protocol.errors import ConfigInvalid
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW remembers of each weight."""
@@ -31,7 +32,12 @@ def make_optimizer(model: Any, trained: dict[str, torch.Tensor], settings: Train
     common: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
     if settings.optimizer_dtype == "float32" and not settings.optimizer_offload:
         return torch.optim.AdamW(weights, **common, fused=True)
-    dtype = getattr(torch, settings.optimizer_dtype)
+    weights, dtype = list(weights), getattr(torch, settings.optimizer_dtype)
+    if any(isinstance(weight, DTensor) for weight in weights):
+        raise ConfigInvalid(
+            "learner.optimizer_dtype and learner.optimizer_offload are for one process, and several train this policy.",
+            hint="Leave both out: ranks share the moments out among themselves.",
+        )
     return SmallAdamW(weights, **common, dtype=dtype, on_host=settings.optimizer_offload, seed=settings.seed)
 
 
@@ -131,6 +137,6 @@ def _adam(
 
 
 def _flat(tensor: Any) -> torch.Tensor:
-    """Return this rank's numbers of a tensor, in one dimension, in place."""
-    found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found.detach().view(-1) if found.is_contiguous() else found.detach().reshape(-1)
+    """Return a tensor in one dimension; one that is contiguous, in place."""
+    found: torch.Tensor = tensor.detach().reshape(-1)
+    return found

@@ -115,17 +115,13 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
     from coordinator.learner.memory import PROMPT_TOKENS
 
     now, one = config.learner, PROMPT_TOKENS + config.sampling.max_new_tokens
-    less: dict[str, Any] = (
-        {"micro_batch_tokens": one} if not now.micro_batch_tokens or now.micro_batch_tokens > one else {}
-    )
+    less = {"micro_batch_tokens": one} if not now.micro_batch_tokens or now.micro_batch_tokens > one else {}
     twice: dict[str, Any] = {} if now.gradient_checkpointing else {"gradient_checkpointing": True}
     light: dict[str, Any] = (
         {} if now.lora_rank or now.processes > 1 else {"optimizer_dtype": "bfloat16", "optimizer_offload": True}
     )
     adapters: dict[str, Any] = {} if now.lora_rank else {"lora_rank": LORA_RANK}
-    ranks: Iterator[dict[str, Any]] = (
-        {"processes": count} for count in (2, 4, 8) if count > now.processes and now.device != "cpu"
-    )
+    ranks = ({"processes": count} for count in (2, 4, 8) if count > now.processes and now.device != "cpu")
     for change in (twice, less, twice | less, twice | less | light, *ranks, adapters, adapters | twice | less):
         if change:
             yield change

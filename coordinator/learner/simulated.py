@@ -36,10 +36,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     """Counts the bytes of storages that are made while it is active, fake or real."""
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         self._known = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in known})
-        self._live: int = 0
-        self.peak: int = 0
+        self._live = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -70,9 +69,9 @@ class SimulatedPolicy:
                 Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
             )
         self.layers: Any = self.model.get_decoder().layers
-        self.parameters = self.model.num_parameters()
-        self.weights_bytes: int = sum(weight.nbytes for weight in self.model.parameters())
-        self.trained_bytes: int = sum(weight.nbytes for weight in self.trained)
+        self.parameters = int(self.model.num_parameters())
+        self.weights_bytes = sum(weight.nbytes for weight in self.model.parameters())
+        self.trained_bytes = sum(weight.nbytes for weight in self.trained)
         self.layer_bytes: list[int] = [sum(weight.nbytes for weight in layer.parameters()) for layer in self.layers]
         self.model.eval()
         if settings.gradient_checkpointing:
@@ -163,7 +162,7 @@ class SimulatedPolicy:
         """Bytes above those of weights, adapters and gradients."""
         held = [*self.model.parameters(), *self.model.buffers(), *self.trained]
         held += [weight.grad for weight in self.trained if weight.grad is not None]
-        with LiveBytes(held) as live:
+        live = LiveBytes(held)
+        with live:
             work()
-        peak: int = live.peak
-        return peak
+        return live.peak

@@ -82,8 +82,12 @@ def tensor_bytes(policy: Policy) -> int:
     return sum(tensor.nbytes for tensor in held)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shape", SHAPES)
+MEASURED = [("wide layers", way) for way in WAYS]
+MEASURED += [("many words", "all weights"), ("many words", "LoRA, bf16")]
+MEASURED += [("many layers", "all weights, bf16, layers twice"), ("many layers", "all weights, one piece")]
+
+
+@pytest.mark.parametrize(("shape", "way"), MEASURED)
 def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_path: Path) -> None:
     settings = WAYS[way]
     policy = Policy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), settings)

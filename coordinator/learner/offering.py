@@ -61,7 +61,12 @@ def _write_adapter(folder: Path, current: Path, made: Path) -> None:
     """The base's own files, and the folder's adapter as this round's learner would write it."""
     _require_adapter(folder, current)
     said = _json(current / adapter.CONFIG)
-    settings = TrainSettings(learning_rate=0.0, lora_rank=said["r"], lora_alpha=said["lora_alpha"])
+    settings = TrainSettings(
+        learning_rate=0.0,
+        lora_rank=said["r"],
+        lora_alpha=said["lora_alpha"],
+        lora_targets=tuple(said["target_modules"]),
+    )
     with without_adapter(current) as base:
         shutil.copytree(base, made)
         policy = Policy(base, settings)

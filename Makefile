@@ -78,6 +78,8 @@ bench-llama bench-verification: $(LLAMA)
 
 bench-learner bench-loop: $(TRL)
 
+bench-correction: $(REAL)/.installed
+
 bench-engines: export OMP_WAIT_POLICY = PASSIVE
 
 bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)

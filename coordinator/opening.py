@@ -61,6 +61,7 @@ FIXED = (
     "sampling.max_new_tokens",
     "learner.groups_per_update",
     "learner.lora_rank",
+    "learner.lora_targets",
     "market.budget_micros",
     "store.url",
 )

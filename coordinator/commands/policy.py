@@ -197,7 +197,7 @@ def publish(
         newest, _ = archive.read(newest_version)
         current = Path(scratch) / "current"
         if not newest or archive.write_policy(newest, current) is None:
-            raise OutOfOrder("No version is published yet.", hint="model.path names the policy to start from.")
+            raise OutOfOrder("No version is published yet.", hint=replacing.NO_VERSION_YET)
         from coordinator.learner import offering
 
         offering.prepare(folder, current, Path(scratch) / name)

@@ -54,6 +54,12 @@ class LearnerSection(Section):
     )
     lora_rank: int = Field(0, ge=0, le=1024, description="rank of LoRA adapters; 0 trains all weights")
     lora_alpha: float = Field(32.0, gt=0, description="LoRA's alpha: what is learned counts alpha / rank")
+    lora_targets: tuple[str, ...] = Field(
+        (), description="names of the linear layers that are adapted; those of the Llama family and Phi-3 if empty"
+    )
+    lora_coverage_min: float = Field(
+        0.5, ge=0, le=1, description="least share of the model's matrices that adapters cover, or the round is refused"
+    )
     publish_adapters: bool = Field(
         True, description="publish adapters beside a base that never changes; else the weights with them in"
     )

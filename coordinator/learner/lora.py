@@ -8,7 +8,7 @@
   else the merged weights, W + (α / r) · B A, which a node loads like any others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from protocol import adapter
 from protocol.errors import ConfigInvalid
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear layers of the Llama family, as peft names them."""
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+"""The linear layers of the Llama family and of Phi-3, as peft names them: the default of `learner.lora_targets`."""
 
 
 def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
@@ -38,34 +38,44 @@ def stored_name(model: Any, weight: str) -> str | None:
 
 def weights_by_stored_name(model: Any) -> dict[str, torch.Tensor]:
     """Return the weights that may have an adapter, by their names in the files of a policy."""
-    found = ((stored_name(model, f"{name}.weight"), model.get_parameter(f"{name}.weight")) for name in _targets(model))
+    found = ((stored_name(model, f"{name}.weight"), model.get_parameter(f"{name}.weight")) for name in _linear(model))
     return {name: weight for name, weight in found if name}
 
 
-def _targets(model: Any) -> list[str]:
-    """The linear layers that get an adapter."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in TARGETS
-    ]
+def _linear(model: Any) -> list[str]:
+    """Return the linear layers of a model, but for its output."""
+    output = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not output]
+
+
+def _matrices(model: Any) -> int:
+    """Return how many numbers a model's matrices hold, without embeddings and output: experts count, norms do not."""
+    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    return sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and id(weight) not in ends)
 
 
 class Adapters(nn.Module):
     """The adapters of one model, which is frozen."""
 
-    def __init__(self, model: Any, rank: int, alpha: float) -> None:
+    def __init__(
+        self, model: Any, rank: int, alpha: float, targets: Collection[str] = TARGETS, *, coverage_min: float = 0.0
+    ) -> None:
         super().__init__()
         self._scale = alpha / rank
         self._silent = False
-        stored = {name: stored_name(model, f"{name}.weight") for name in _targets(model)}
+        targeted = [name for name in _linear(model) if name.rpartition(".")[2] in targets]
+        stored = {name: stored_name(model, f"{name}.weight") for name in targeted}
         self._names = [name for name in stored if stored[name]]
         if not self._names:
             raise ConfigInvalid(
                 f"Adapters cannot be added to a {model.config.model_type} model: it has no linear layer called "
-                f"{', '.join(TARGETS)}.",
-                hint="Set learner.lora_rank=0 to train all weights.",
+                f"{', '.join(targets)}.",
+                hint="Set learner.lora_targets to names of its layers, or learner.lora_rank=0 to train all weights.",
             )
+        self.coverage = sum(model.get_parameter(f"{name}.weight").numel() for name in self._names) / _matrices(model)
+        """The share of the numbers in the model's matrices that lie in adapted ones."""
+        if self.coverage < coverage_min:
+            raise self._too_few(model, coverage_min)
         self._stored = [str(stored[name]) for name in self._names]
         self._of_weight = {f"{name}.weight": index for index, name in enumerate(self._names)}
         model.requires_grad_(False)
@@ -78,6 +88,22 @@ class Adapters(nn.Module):
             self.down.append(nn.Parameter(down.to(layer.weight.device)))
             self.up.append(nn.Parameter(torch.zeros(layer.out_features, rank, device=layer.weight.device)))
             layer.register_forward_hook(self._add(len(self.down) - 1))
+
+    def _too_few(self, model: Any, coverage_min: float) -> ConfigInvalid:
+        """Name the layers that could be adapted, too."""
+        others = {name.rpartition(".")[2] for name in _linear(model)} - {
+            name.rpartition(".")[2] for name in self._names
+        }
+        more = (
+            f"Add some of {', '.join(sorted(others))} to learner.lora_targets"
+            if others
+            else ("Its other matrices are no linear layers, such as experts: set learner.lora_rank=0")
+        )
+        return ConfigInvalid(
+            f"Adapters would cover {self.coverage:.0%} of the {model.config.model_type} model's matrices, and "
+            f"learner.lora_coverage_min asks for {coverage_min:.0%}.",
+            hint=f"{more}, or lower learner.lora_coverage_min.",
+        )
 
     def rounded(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The matrices as they are published, by their names there."""

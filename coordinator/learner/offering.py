@@ -1,8 +1,8 @@
 """A folder in hub format as the operator's next version: is it this round's policy with other weights?
 
 - Tensors are compared before anything is loaded: transformers would fill in by chance what is missing.
-- Configuration and tokenizer must say what the round's say; the round's own files are published, with the folder's
-  weights in the type and the files in which its versions come, and a canary of their own.
+- Configuration and tokenizer must mean what the round's mean, however they are written; the round's own files are
+  published, with the folder's weights in the type and the files in which its versions come, and a canary of their own.
 - Where versions are an adapter beside a base, the folder brings an adapter of the same form; the base stays what it is.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from transformers import AutoConfig
 
 from coordinator.learner.adapter_files import without_adapter
 from coordinator.learner.policy import Policy
@@ -29,6 +31,7 @@ SAID_BY_THE_WRITER = {
     "torch_dtype",
     "use_cache",
     "_attn_implementation",
+    "auto_map",
 }
 """Keys of a configuration that change no number that the model computes from the same weights."""
 
@@ -58,7 +61,12 @@ def _write_adapter(folder: Path, current: Path, made: Path) -> None:
     """The base's own files, and the folder's adapter as this round's learner would write it."""
     _require_adapter(folder, current)
     said = _json(current / adapter.CONFIG)
-    settings = TrainSettings(learning_rate=0.0, lora_rank=said["r"], lora_alpha=said["lora_alpha"])
+    settings = TrainSettings(
+        learning_rate=0.0,
+        lora_rank=said["r"],
+        lora_alpha=said["lora_alpha"],
+        lora_targets=tuple(said["target_modules"]),
+    )
     with without_adapter(current) as base:
         shutil.copytree(base, made)
         policy = Policy(base, settings)
@@ -106,10 +114,15 @@ def _require_same_policy(folder: Path, current: Path) -> None:
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    said = _json(folder / "config.json")
-    if not isinstance(said, dict):
+    """Return a configuration as transformers understands it: what is left out or written in an old way is filled in."""
+    path = folder / "config.json"
+    if not isinstance(_json(path), dict):
         raise ConfigInvalid(f"config.json of {folder} is no object.")
-    return {name: value for name, value in said.items() if name not in SAID_BY_THE_WRITER}
+    try:
+        read = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    except Exception as error:  # classes of configurations check what they want, in any way
+        raise ConfigInvalid(f"{path} cannot be read by transformers: {error}"[:300]) from error
+    return {name: value for name, value in read.items() if name not in SAID_BY_THE_WRITER}
 
 
 def _json(path: Path) -> Any:

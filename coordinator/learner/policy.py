@@ -14,6 +14,7 @@
 
 import copy
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -34,7 +35,7 @@ from coordinator.learner.batch import Tensors, collate, minibatches, pieces
 from coordinator.learner.diagnostics import Metrics, mean
 from coordinator.learner.forward import completion_logprobs, packs, prepare, require_supported
 from coordinator.learner.loading import keep_as_published, load_model
-from coordinator.learner.lora import Adapters
+from coordinator.learner.lora import TARGETS, Adapters
 from coordinator.learner.objective import Terms, policy_loss, shares
 from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optimizer
 from coordinator.learner.publication import (
@@ -50,6 +51,8 @@ from coordinator.learner.settings import TrainSettings
 from coordinator.learner.trajectories import factors
 from protocol import adapter, canary
 from protocol.learning import TrainingGroup
+
+log = logging.getLogger(__name__)
 
 RANDOM = "random"
 GGUF_MAGIC = b"GGUF"
@@ -76,7 +79,7 @@ class Policy:
         self._published_dtype: torch.dtype = described.dtype or torch.float32
         self.model = self._load(folder, trained=not settings.lora_rank)
         self._reference = self._load(folder, trained=False) if settings.algorithm.beta else None
-        self._adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
+        self._adapters = self._adapt() if settings.lora_rank else None
         self._trained = dict((self._adapters or self.model).named_parameters())
         self._optimizer = make_optimizer(self.model, self._trained, settings)
         ends = self.model.generation_config.eos_token_id
@@ -87,6 +90,14 @@ class Policy:
         """Tokens that end a completion."""
         self.update = 0
         """Updates made so far."""
+
+    def _adapt(self) -> Adapters:
+        settings = self._settings
+        targets, least = settings.lora_targets or TARGETS, settings.lora_coverage_min
+        adapters = Adapters(self.model, settings.lora_rank, settings.lora_alpha, targets, coverage_min=least)
+        if self._ranks.first:
+            log.info("adapters cover %.1f %% of the numbers in the model's matrices", 100 * adapters.coverage)
+        return adapters
 
     @property
     def _steps(self) -> int:

@@ -52,6 +52,10 @@ class TrainSettings:
     lora_rank: int = 0
     """0 trains all weights."""
     lora_alpha: float = 32.0
+    lora_targets: tuple[str, ...] = ()
+    """Names of the linear layers that are adapted; those of the usual families if empty."""
+    lora_coverage_min: float = 0.0
+    """Adapters on a smaller share of the model's matrices are refused."""
     max_completion_length: int = 1
     seed: int = 0
     """What is drawn in an update follows from it and the update's number."""

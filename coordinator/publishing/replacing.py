@@ -45,6 +45,11 @@ STAGE = r"ordered-[0-9a-f]{16}"
 
 LOOK = "`swarm-coordinator policy list` shows which versions are kept; `publish.keep` keeps more of them."
 
+NO_VERSION_YET = (
+    "Wait until `swarm-coordinator status` shows version 1 and give the order again; or begin a new round from these "
+    "weights, with model.path set to their folder and another round.directory."
+)
+
 
 class Replacement(Section):
     """What shall come in place of the newest version, why, and by whose order."""
@@ -130,7 +135,7 @@ def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
         )
     newest, update = publish.newest_version(connection)
     if not newest:
-        raise OutOfOrder("No version is published yet.", hint="model.path names the policy to start from.")
+        raise OutOfOrder("No version is published yet.", hint=NO_VERSION_YET)
     return newest, max(update, latest_batch(connection))
 
 

@@ -191,6 +191,13 @@ async def test_nothing_replaces_the_policy_of_a_finished_round(served: Served) -
     assert (await rollback(served, 1, 409))["code"] == OutOfOrder.code
 
 
+async def test_whoever_publishes_before_the_first_version_is_told_what_to_do(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        told = await rollback(served, 1, 409)
+        assert "shows version 1" in told["hint"]
+        assert "model.path" in told["hint"]
+
+
 async def test_a_learner_that_merges_adapters_is_not_sent_back(tmp_path: Path) -> None:
     async with serve(tmp_path, "learner.lora_rank=4", "learner.publish_adapters=false") as served:
         await served.publish(1, FIRST)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config, Qwen3MoeConfig
 
 from coordinator.config import Config, load
+from coordinator.learner import offering
 from coordinator.learner.crew import Crew
 from coordinator.learner.export import export
+from coordinator.learner.lora import Adapters
 from coordinator.learner.policy import Policy
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.start import place
@@ -145,3 +147,62 @@ def test_a_round_does_not_start_on_an_adapter(config: Config, policy_folder: Pat
     model = config.model.model_copy(update={"path": str(adapted)})
     with pytest.raises(ConfigInvalid, match="has an adapter"):
         place(model, tmp_path / "start", seed=0)
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+}
+
+
+def random_model(config: Any) -> Any:
+    return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
+
+
+@pytest.mark.parametrize("kind", [Qwen3Config, Phi3Config])
+def test_all_matrices_of_common_families_are_adapted(kind: Any) -> None:
+    assert Adapters(random_model(kind(**SHAPE)), 4, 8.0, coverage_min=1.0).coverage == 1.0
+
+
+def test_a_mixture_whose_experts_cannot_be_adapted_is_refused_with_its_share() -> None:
+    kind: Any = Qwen3MoeConfig  # whose head_dim transformers declares elsewhere
+    config = kind(**SHAPE, head_dim=16, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2)
+    share = Adapters(random_model(config), 4, 8.0).coverage
+    assert 0.1 < share < 0.35
+    with pytest.raises(ConfigInvalid, match=rf"cover {share:.0%} of the qwen3_moe model's matrices.*asks for 50%"):
+        Adapters(random_model(config), 4, 8.0, coverage_min=0.5)
+
+
+def test_layers_that_could_be_adapted_are_named() -> None:
+    with pytest.raises(ConfigInvalid, match=r"Add some of down_proj, gate_proj, k_proj, o_proj, up_proj to"):
+        Adapters(random_model(Qwen3Config(**SHAPE)), 4, 8.0, ("q_proj", "v_proj"), coverage_min=0.5)
+    with pytest.raises(ConfigInvalid, match="no linear layer called nothing"):
+        Adapters(random_model(Qwen3Config(**SHAPE)), 4, 8.0, ("nothing",))
+
+
+def test_the_operators_targets_are_trained_published_and_taken(config: Config) -> None:
+    learner = config.learner.model_copy(update={"lora_targets": ("q_proj", "v_proj"), "lora_coverage_min": 0.1})
+    (folder,) = versions(config.model_copy(update={"learner": learner}), 1)
+    names = {name.split(".")[-3] for name in load_file(folder / adapter.WEIGHTS)}
+    assert names == {"q_proj", "v_proj"}
+    assert set(json.loads((folder / adapter.CONFIG).read_text())["target_modules"]) == names
+    offering.prepare(folder, folder, made := folder.with_name("made"))
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
+
+
+def test_a_round_says_what_adapters_cover_and_refuses_too_little(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        Crew(config, Ranks())
+    assert "adapters cover 100.0 %" in caplog.text
+    learner = config.learner.model_copy(update={"lora_targets": ("q_proj",)})
+    with pytest.raises(ConfigInvalid, match=r"learner.lora_coverage_min"):
+        Crew(config.model_copy(update={"learner": learner}), Ranks())

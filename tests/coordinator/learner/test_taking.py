@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from coordinator.learner import offering
 from coordinator.learner.policy import Policy
@@ -140,6 +141,24 @@ def test_weights_in_several_files_are_one_policy(policy_folder: Path, tmp_path: 
     (other / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     offering.prepare(other, current, tmp_path / "made")
     assert {path.name for path in (tmp_path / "made").iterdir()} == {path.name for path in current.iterdir()}
+
+
+def test_a_configuration_is_compared_by_what_it_means(policy_folder: Path, tmp_path: Path) -> None:
+    """The folder that a round began from has it in fewer words: what is not said is transformers' default."""
+    start = tmp_path / "start"
+    shutil.copytree(policy_folder, start)
+    said = json.loads((start / "config.json").read_text())
+    defaults = AutoConfig.for_model(said["model_type"]).to_dict()
+    short = {name: value for name, value in said.items() if name == "model_type" or value != defaults.get(name)}
+    theta = short.pop("rope_parameters", said["rope_parameters"])["rope_theta"]
+    short |= {"rope_theta": theta, "torch_dtype": short.pop("dtype", "float32"), "transformers_version": "4.40.0"}
+    (start / "config.json").write_text(json.dumps(short))
+    current = published(Policy(start, SETTINGS), tmp_path / "current")
+    assert json.loads((current / "config.json").read_text()).keys() > short.keys() - {"rope_theta", "torch_dtype"}
+    offering.prepare(start, current, tmp_path / "made")
+    (start / "config.json").write_text(json.dumps(short | {"rope_theta": 2 * theta}))
+    shutil.rmtree(tmp_path / "made")
+    refused(start, current, "rope_parameters")
 
 
 def refused(folder: Path, current: Path, words: str) -> None:

@@ -7,7 +7,7 @@
 3. Several probes of one class widen it: of each limit the widest counts.
 4. A group that fails hard by numbers of this policy does not count, and no renewal widens a limit beyond `WIDEST` times
    the first calibration. A probe that somebody has taken over gets no farther. `swarm-coordinator calibrate` may.
-5. float32's floor needs no probe, and classes that nodes did not name themselves get none.
+5. The floor of torch's float32 needs no probe, and classes that nodes did not name themselves get none.
 
 Pure: measured groups in, tolerances out.
 """
@@ -63,7 +63,7 @@ class Probes:
             return None
         before, is_measured = made.judging(name, self._round_id)
         if is_measured and not before.round_id:
-            return None  # float32's floor
+            return None  # the floor of float32
         every = [list(groups.values()) for groups in self._groups[name].values()]
         enough = [groups for groups in every if sum(map(len, groups)) >= POSITIONS_MIN]
         if not enough:

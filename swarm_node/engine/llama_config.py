@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import EngineFailed
 
+LAYERS_MAX = 512
+"""As `LLAMA_MAX_LAYERS`."""
+
 SLIDING = "sliding_attention"
 
 
@@ -62,7 +65,10 @@ class Config:
 
     @property
     def layers(self) -> int:
-        return self.whole("num_hidden_layers", "n_layer", "n_layers")
+        count = self.whole("num_hidden_layers", "n_layer", "n_layers")
+        if count > LAYERS_MAX:
+            raise self.refusal(f"llama.cpp has at most {LAYERS_MAX} layers, and config.json promises {count}")
+        return count
 
     @property
     def heads(self) -> int:

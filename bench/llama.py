@@ -40,10 +40,10 @@ from swarm_node.engine.llama_context import LlamaContext
 from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.llama_ggml import Type
 from swarm_node.engine.llama_model import LlamaModel
+from swarm_node.engine.llama_recipes import recipe_of
 from swarm_node.engine.llama_sampler import NumpyLogits
 from swarm_node.engine.messages import GroupDone
 from swarm_node.engine.policy_files import read_config
-from swarm_node.engine.qwen3_shape import Shape
 from swarm_node.engine.torch_engine import TorchEngine
 
 FEW = 8
@@ -73,9 +73,10 @@ def theirs(model: llama_cpp.Llama, count: int) -> float:
 
 def own_loop(folder: Path, file: Path) -> llama_cpp.Llama:
     """The policy in llama-cpp-python, in float16."""
-    shape = Shape.of(read_config(folder))
-    wanted = llama_weights.places(shape, Type.F16)
-    llama_weights.write_gguf(file, shape, 512, wanted, llama_weights.sources(folder))
+    recipe, config = recipe_of(read_config(folder))
+    given = llama_weights.sources(folder)
+    wanted = llama_weights.places(recipe, config, Type.F16, given)
+    llama_weights.write_gguf(file, recipe, config, wanted, given)
     return llama_cpp.Llama(
         str(file), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, flash_attn=True, verbose=False
     )

@@ -17,12 +17,16 @@ from protocol.plain import counted
 from protocol.signing import NodeKey
 from swarm_node.api_client import Coordinator
 from swarm_node.doctor import cards, report, storage
-from swarm_node.doctor.examine import ask, weights_bytes
+from swarm_node.doctor.examine import ask, config_bytes, weights_bytes
+from swarm_node.engine.precision import Model, describe_model
 from swarm_node.join_string import JoinString
 from swarm_node.machine import gpu
 from swarm_node.member import Settings
 
 PATIENCE_S = 20.0
+
+CLASSES_MAX = 16
+"""Classes that are read of an answer; a round admits fewer."""
 
 NODES_MIN = 2
 """Fewer say nothing about a machine like this one."""
@@ -88,6 +92,32 @@ async def tell(settings: Settings, key: NodeKey) -> list[str]:
     """Demand, earnings, and the model against this machine; raises where the coordinator cannot be asked or trusted."""
     with trio.move_on_after(PATIENCE_S):
         return await _look(settings.join, settings, key)
+    raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
+
+
+class Published(NamedTuple):
+    """What a round says of its model before anything of it is downloaded."""
+
+    model: Model | None
+    """None while no version is published."""
+    classes: tuple[str, ...]
+    """Of numerics that it admits; none: any. The coordinator says so, and nobody signs it."""
+
+
+async def published(settings: Settings, key: NodeKey) -> Published:
+    """Ask for the model; its sizes and its configuration are checked against what the round signs."""
+    with trio.move_on_after(PATIENCE_S):
+        coordinator = Coordinator(settings.join.url, settings.join.round_id, key)
+        try:
+            classes = (await coordinator.status()).get("classes")
+            found = await ask(coordinator, settings.join)
+            config = await config_bytes(found)
+        finally:
+            await coordinator.close()
+        sound = isinstance(classes, list) and all(isinstance(one, str) and one.isprintable() for one in classes)
+        weights = weights_bytes(found)
+        model = None if weights is None else await trio.to_thread.run_sync(describe_model, weights, config)
+        return Published(model, tuple(classes)[:CLASSES_MAX] if sound and classes else ())
     raise Unreachable(f"The coordinator at {settings.join.url} did not answer within {PATIENCE_S:.0f} s.")
 
 

@@ -90,6 +90,7 @@ def told(config: Config, round_id: str) -> dict[str, Any]:
         "max_updates": config.round.max_updates,
         "samples_per_group": config.sampling.samples_per_group,
         "max_price_micros_per_mtok": config.market.max_price_micros_per_mtok,
+        "classes": list(config.audit.classes),
     }
 
 

@@ -147,8 +147,9 @@ class Estimate:
         self.parameters = policy.parameters
         self.published_bytes: int = self.parameters * (model.dtype or torch.float32).itemsize
         self._weights_bytes, self._trained_bytes = policy.weights_bytes, policy.trained_bytes
-        self._layer, self._layers = max(policy.layer_bytes), sum(policy.layer_bytes)
-        self._outside = policy.weights_bytes - self._layers
+        self._layer: int = max(policy.layer_bytes)
+        self._layers: int = sum(policy.layer_bytes)
+        self._outside: int = policy.weights_bytes - self._layers
         self._largest: int = max(weight.nbytes for weight in policy.model.parameters())
         self._several = batch.tokens(settings) > (settings.micro_batch_tokens or batch.tokens(settings))
         self._activations, self._of_layer = _activations(policy, batch.fullest_piece(settings))

@@ -1,6 +1,7 @@
 """`swarm-node join` and `swarm-node mirror`: taking part in a round."""
 
 import json
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     from ledger.witness import Witnesses
     from swarm_node import member
     from swarm_node.app import Earnings, Show
+    from swarm_node.engine.choose import Machine, Options
+    from swarm_node.engine.client import Choose
+
+log = logging.getLogger(__name__)
 
 EXIT_CODES = "Exit codes: 0 the round is finished or Ctrl-C was pressed, 1 this node cannot go on, 2 wrong usage."
 
@@ -90,7 +95,7 @@ def join(
 
     from swarm_node import app as agent
     from swarm_node.allowance.settings import changed
-    from swarm_node.engine.choose import Options, choose, for_policy, this_machine, threads_of
+    from swarm_node.engine.choose import Options, choose, this_machine, threads_of
 
     logs.to_stderr(quiet)
     if child:
@@ -106,12 +111,13 @@ def join(
     me = _member(join_string, home, name, reach, typed, price=price, owner=owner, witnesses=trusted)
     if dry_run or not (quiet or as_json):
         _preview(me, must=dry_run)
+    choose_engine = _fitting(me, engine.value, options, machine)
     if dry_run:
         return
     settings = agent.Settings(
         member=me,
         groups_per_request=groups,
-        engine_command=partial(for_policy, engine.value, options),
+        engine_command=choose_engine,
         threads=threads_of(options, machine),
         show=_live_view(wanted=not (plain or quiet or as_json or logs.are_objects())),
     )
@@ -200,6 +206,35 @@ def _preview(settings: "member.Settings", *, must: bool) -> None:
         said = [f"demand and earnings: unknown: {named(error)}"]
     for line in said:
         typer.echo(line, err=True)
+
+
+def _fitting(settings: "member.Settings", wanted: str, options: "Options", machine: "Machine") -> "Choose":
+    """Return how the engine is chosen, in the precision that fits the round's model; raise if none can sample it here.
+
+    Where the round cannot be asked, or has published no version yet, the agent finds out later.
+    """
+    import trio
+
+    from swarm_node import identity, preview
+    from swarm_node.doctor import cards
+    from swarm_node.engine.choose import for_policy
+    from swarm_node.engine.precision import Memory, choose_precision
+    from swarm_node.machine import gpu, use
+
+    key = identity.load_or_create(settings.home / identity.FILE).key
+    try:
+        found = trio.run(preview.published, settings, key)
+    except SwarmError:  # the agent says why, and waits where that helps
+        log.info("precision: not decided, the round cannot be asked yet")
+        return partial(for_policy, wanted, options)
+    if found.model is None:
+        log.info("precision: not decided, no version is published yet")
+        return partial(for_policy, wanted, options)
+    memory = Memory(cards.free_bytes(gpu.look(), vram_share=options.vram_share), use.memory_bytes()[1])
+    chosen = choose_precision(wanted, options, machine, found.model, memory, found.classes)
+    log.info("precision: %s", chosen.line)
+    fit = options._replace(dtype=chosen.dtype)
+    return lambda plays, unfit: for_policy(wanted, fit, plays, {**chosen.unfit, **unfit})
 
 
 def _live_view(*, wanted: bool) -> "Show | None":

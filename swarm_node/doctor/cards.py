@@ -1,13 +1,8 @@
 """The graphics card, its driver, and its memory against the round's model."""
 
 from swarm_node.doctor.report import Finding, fail, ok, skip, warn
-from swarm_node.machine.gpu import Seen
-
-OVERHEAD_BYTES = 512 * 1024 * 1024
-"""What CUDA itself and a cache for a few samples take."""
-
-ROOM = 1.25
-"""Weights and the cache of keys and values, for the batch that a node has; less makes it sample fewer at once."""
+from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
+from swarm_node.machine.gpu import Card, Seen
 
 HOT_CELSIUS = 87.0
 """Cards slow down from here."""
@@ -40,9 +35,9 @@ def memory(seen: Seen, weights_bytes: int | None, *, vram_share: float = 1.0) ->
     known = [one for one in seen.cards if one.memory_bytes is not None]
     if not known:
         return skip("vram", "No card tells its memory; the model would lie in the machine's.")
-    best = max(known, key=lambda one: (one.memory_bytes or 0) - (one.used_bytes or 0))
+    best = max(known, key=_free)
     total = best.memory_bytes or 0
-    free = min(total - (best.used_bytes or 0), int(total * vram_share))
+    free = min(_free(best), int(total * vram_share))
     need = int(weights_bytes * ROOM) + OVERHEAD_BYTES
     evidence = f"{best.name}: {free / GB:.1f} of {total / GB:.1f} GB free, about {need / GB:.1f} GB wanted"
     if weights_bytes > total:
@@ -52,3 +47,15 @@ def memory(seen: Seen, weights_bytes: int | None, *, vram_share: float = 1.0) ->
         step = "Close what else uses the card, or raise `--vram-share`; else fewer samples are drawn at once."
         return warn("vram", "The model fits, but little or nothing is left for many samples at once.", evidence, step)
     return ok("vram", "The model fits into the card's memory.", evidence)
+
+
+def free_bytes(seen: Seen, *, vram_share: float = 1.0) -> int | None:
+    """Return what an engine may take of the card that has the most memory free; None where no card says."""
+    return max(
+        (min(_free(one), int(one.memory_bytes * vram_share)) for one in seen.cards if one.memory_bytes is not None),
+        default=None,
+    )
+
+
+def _free(card: Card) -> int:
+    return (card.memory_bytes or 0) - (card.used_bytes or 0)

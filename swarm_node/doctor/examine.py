@@ -14,7 +14,9 @@ from pathlib import Path
 
 import trio
 
+from protocol import limits
 from protocol.errors import AgentTooOld, NotFound, SwarmError, named
+from protocol.ids import ChunkId
 from protocol.signing import NodeKey
 from swarm_node import identity
 from swarm_node.api_client import Coordinator
@@ -129,6 +131,16 @@ def weights_bytes(found: Line) -> int | None:
     if found.manifest is None:
         return None
     return sum(entry.size_bytes for entry in found.manifest.files if entry.path.endswith(".safetensors"))
+
+
+async def config_bytes(found: Line) -> bytes | None:
+    """Fetch config.json, a few kilobytes, unread; None where it is not published in one piece."""
+    entries = found.manifest.files if found.manifest else ()
+    entry = next((one for one in entries if one.path == "config.json"), None)
+    if found.manifest is None or entry is None or entry.patches or entry.size_bytes > limits.POLICY_CONFIG_MAX_BYTES:
+        return None
+    sizes = found.manifest.chunk_sizes()
+    return b"".join([await found.coordinator.origin.chunk(ChunkId(chunk), sizes[chunk]) for chunk in entry.chunks])
 
 
 async def _try(check: str, look: Callable[[], Finding]) -> Finding:

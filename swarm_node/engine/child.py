@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 from protocol import limits
 from protocol.errors import EngineNotStarted, MalformedMessage
+from swarm_node.engine import described
 from swarm_node.engine.memory import limit_private
 from swarm_node.engine.messages import LENGTH_BYTES, Answer, Failed, Ready, Said, frame
 from swarm_node.engine.session import AnyEngine, Session
@@ -45,7 +46,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--dtype", default="auto", help="auto, or what this engine computes in")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="llama: layers on the GPU; negative: all")
     parser.add_argument("--vram-share", type=float, default=1.0, help="share of the GPU's memory to take at the most")
+    parser.add_argument("--describe", action="store_true", help="describe the config.json on standard input, and end")
     options = parser.parse_args(arguments)
+    if options.describe:
+        sys.exit(described.main())
     pipe = claim_stdout()
     commands: queue.Queue[bytes] = queue.Queue(COMMANDS_WAITING_MAX)
     answers: queue.Queue[bytes] = queue.Queue(ANSWERS_WAITING_MAX)

@@ -22,6 +22,8 @@ from swarm_node.machine import cores
 
 AUTO = "auto"
 
+NONE_HERE = "No engine can sample here."
+
 NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
 
 
@@ -88,7 +90,7 @@ def choose(wanted: str, options: Options, machine: Machine, unfit: Mapping[str, 
             lacks = candidate.lacks(machine, options)
         else:
             lacks = f"it does not compute in {options.dtype}, but in {', '.join(sorted(candidate.dtypes - {AUTO}))}"
-        if wanted == AUTO and not lacks:
+        if wanted == AUTO and not lacks and "torch" not in unfit:  # which is the one that others go behind
             lacks = candidate.yields(machine, options)
         if not lacks:
             why = "it was asked for" if wanted == name else candidate.because(machine)
@@ -98,7 +100,7 @@ def choose(wanted: str, options: Options, machine: Machine, unfit: Mapping[str, 
         refused[name] = lacks
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     hint = ", or ".join(ENGINES[name].install for name in refused)
-    raise ConfigInvalid(f"No engine can sample here. {reasons}.", hint=f"Install one: {hint}. Or choose another.")
+    raise ConfigInvalid(f"{NONE_HERE} {reasons}.", hint=f"Install one: {hint}. Or choose another.")
 
 
 def for_policy(wanted: str, options: Options, plays: bool = False, unfit: Mapping[str, str] = NONE_UNFIT) -> Choice:

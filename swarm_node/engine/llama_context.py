@@ -52,7 +52,7 @@ class LlamaContext:
         weakref.finalize(self, llama_cpp.llama_free, self.pointer)
         self._model = model  # which must not go before
         self._memory = llama_cpp.llama_get_memory(self.pointer)
-        self._vocabulary = model.shape.vocabulary
+        self._vocabulary = model.vocabulary
         self.rows, self.width = rows, width
 
     def step(self, tokens: Ints, positions: Ints, rows: Ints) -> NDArray[np.float32]:

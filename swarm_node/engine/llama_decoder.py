@@ -30,11 +30,11 @@ class LlamaDecoder:
     def __init__(self, folder: Path, config: dict[str, Any], kind: Type, *, threads: int, gpu_layers: int) -> None:
         self._model = LlamaModel(folder, config, kind, gpu_layers)
         self._kind, self._threads = kind, threads
-        shape = self._model.shape
-        self.vocab_size, self.positions_max = shape.vocabulary, int(config["max_position_embeddings"])
+        self.vocab_size, self.positions_max = self._model.vocabulary, self._model.positions
         self.parameters = self._model.parameters
         device = "gpu" if gpu_layers and llama_cpp.llama_supports_gpu_offload() else "cpu"
-        self.numerics = f"llama/{_SHORT[kind]}/{device}"
+        short = "fp16" if kind == Type.F32 and not self._model.is_exact else _SHORT[kind]
+        self.numerics = f"llama/{short}/{device}"
         self._context: LlamaContext | None = None
         self._rows: list[list[int]] = []
         """The tokens of each row."""

@@ -1,4 +1,4 @@
-"""The engine on llama.cpp: consumer graphics cards, Apple, and processors; for policies with the architecture of Qwen3.
+"""The engine on llama.cpp: consumer graphics cards, Apple, and processors; for the architectures of `llama_recipes`.
 
 - Nothing here needs torch.
 - Precision is that of the weights: float32, float16, bfloat16, or q8_0, eight bits with a scale for every 32 weights.
@@ -7,8 +7,6 @@
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import EngineFailed
-from swarm_node.engine import qwen3_shape
 from swarm_node.engine.decoder import Decoder
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_decoder import LlamaDecoder
@@ -35,9 +33,4 @@ class LlamaEngine(Engine):
         self._threads, self._gpu_layers = threads, gpu_layers
 
     def _build(self, folder: Path, config: dict[str, Any]) -> Decoder:
-        if not qwen3_shape.supports(config):
-            raise EngineFailed(
-                f"The llama engine knows Qwen3 only, and {folder} holds {config.get('model_type')!r} or a variant.",
-                hint="Start the node with `--engine torch`.",
-            )
         return LlamaDecoder(folder, config, self._kind, threads=self._threads, gpu_layers=self._gpu_layers)

@@ -116,7 +116,7 @@ def watching(parameters: Any) -> Iterator[dict[str, Weight]]:
         if tensor.name == _name(node):  # else this is not the layout that we know
             for source in filter(None, tensor.src):
                 name = _Tensor.from_address(source).name
-                if name == _name(source) and name.endswith(b".weight"):
+                if name == _name(source) and name.endswith((b".weight", b".bias")):
                     found[name.decode()].add(source)
         return False  # its values are not wanted
 

@@ -1,4 +1,4 @@
-"""A Qwen3 in llama.cpp whose weights can be written over in place.
+"""A policy in llama.cpp whose weights can be written over in place.
 
 - The first load goes through a GGUF file, which is gone afterwards: weights are read into memory, not mapped.
 - A swap encodes and writes only the tensors that differ from those that are there.
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 from swarm_node.engine import llama_weights
 from swarm_node.engine.llama_ggml import Type, Weight, watching
-from swarm_node.engine.qwen3_shape import Shape
+from swarm_node.engine.llama_recipes import recipe_of
 
 log = logging.getLogger(__name__)
 
@@ -39,33 +40,36 @@ class LlamaModel:
     def __init__(self, folder: Path, config: dict[str, Any], kind: Type, gpu_layers: int) -> None:
         llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
-        self.shape = Shape.of(config)
-        self._places = llama_weights.places(self.shape, kind)
+        self._recipe, self._config = recipe_of(config)
+        self.vocabulary, self.positions = self._config.vocabulary, self._config.positions
+        self.is_exact = kind == Type.F32 and self._recipe.is_exact
+        self._kind = kind
         given = llama_weights.sources(folder)
-        if wrong := llama_weights.misfits(self._places, given, self.shape):
-            raise ValueError(f"its tensors are not those that config.json describes: {', '.join(wrong[:5])}")
+        self._places = llama_weights.places(self._recipe, self._config, kind, given)
         with tempfile.TemporaryDirectory(prefix="echo-swarm-") as scratch:
             file = Path(scratch) / "policy.gguf"
-            llama_weights.write_gguf(file, self.shape, int(config["max_position_embeddings"]), self._places, given)
+            llama_weights.write_gguf(file, self._recipe, self._config, self._places, given)
             self.pointer = _load(file, gpu_layers)
         weakref.finalize(self, llama_cpp.llama_model_free, self.pointer)
-        self.parameters = sum(math.prod(place.shape) for place in self._places.values())
-        self._digests = {name: given[name].digest() for name in self._places}
+        self.parameters = sum(math.prod(place.shape) for place in self._places)
+        self._digests = {place.name: place.digest(given) for place in self._places}
         self._weights = self._find()
 
     def swap(self, folder: Path) -> bool:
         """Write the tensors of another version that differ; False, and nothing written, if these are others."""
         given = llama_weights.sources(folder)
-        if not self._weights or llama_weights.misfits(self._places, given, self.shape):
+        if not self._weights:
             return False
-        for name, place in self._places.items():
-            if (digest := given[name].digest()) != self._digests[name]:
-                self._weights[name].write(given[name].encoded(place.kind))
-                self._digests[name] = digest
+        if llama_weights.misfits(self._places, llama_weights.places(self._recipe, self._config, self._kind, given)):
+            return False
+        for place in self._places:
+            if (digest := place.digest(given)) != self._digests[place.name]:
+                self._weights[place.name].write(np.ascontiguousarray(place.encoded(given)))
+                self._digests[place.name] = digest
         return True
 
     def _find(self) -> dict[str, Weight]:
-        """Every weight by the policy's name for it; none if one of them is not found."""
+        """Every weight by its name; none if one of them is not found."""
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = 32
         with watching(parameters) as found:
@@ -75,15 +79,14 @@ class LlamaModel:
             token = (llama_cpp.llama_token * 1)(0)
             failed = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(token, 1))
             llama_cpp.llama_free(context)
-        weights = {name: found[place.name] for name, place in self._places.items() if place.name in found}
         missing = [
-            name for name, place in self._places.items()
-            if name not in weights or not weights[name].fits(place.size_bytes)
+            place.name for place in self._places
+            if place.name not in found or not found[place.name].fits(place.size_bytes)
         ]  # fmt: skip
         if failed or missing:
             log.warning("weights cannot be swapped in place, every version is loaded anew: %s", missing[:5])
             return {}
-        return weights
+        return found
 
 
 def _load(file: Path, gpu_layers: int) -> Any:

@@ -1,6 +1,8 @@
-"""A Qwen3's tensors as llama.cpp wants them: its names, its types, and a GGUF file of them.
+"""A policy's tensors as llama.cpp wants them: its names, its types, and a GGUF file of them.
 
-- Matrices are stored in the type asked for, or in F16 where a row does not divide into blocks; vectors in float32.
+- Matrices are stored in the type asked for, or in F16 where a row does not divide into blocks; vectors, norms, biases
+  and the matrices that choose experts in float32.
+- gguf's own map gives the names. The experts of a layer become one tensor; what else differs says `llama_recipes`.
 - The file has no vocabulary: nothing but token ids ever goes in or out.
 - Tensors are read and encoded one by one, and copied unchanged where the policy's type is the one wanted.
 """
@@ -8,7 +10,8 @@
 import json
 import math
 import mmap
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +21,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol import adapter, tensors
+from swarm_node.engine.llama_config import Config
 from swarm_node.engine.llama_ggml import Q8_BLOCK, Bytes, Type, encode, encoded_bytes
+from swarm_node.engine.llama_recipes import Change, Recipe, constants, write_fields
 from swarm_node.engine.policy_files import read_adapter, tensor_files
-from swarm_node.engine.qwen3_shape import Shape
 
 _TYPE_OF = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
 """Of what the files of a policy may hold."""
@@ -28,15 +32,27 @@ _TYPE_OF = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of the policy belongs."""
+    """A tensor of llama.cpp, and the tensors of the policy that it holds: one, or those of all experts in order."""
 
     name: str
+    sources: tuple[str, ...]
     shape: tuple[int, ...]
     kind: Type
+    change: Change | None = None
+    stacked: bool = False
 
     @property
     def size_bytes(self) -> int:
         return encoded_bytes(math.prod(self.shape), self.kind)
+
+    def digest(self, given: "Mapping[str, Source]") -> bytes:
+        """Return what differs wherever the values differ."""
+        return b"".join(given[name].digest() for name in self.sources)
+
+    def encoded(self, given: "Mapping[str, Source]") -> Bytes:
+        """Return the values as ggml stores them."""
+        parts = [given[name].encoded(self.kind, self.change) for name in self.sources]
+        return np.stack(parts) if self.stacked else parts[0]
 
 
 @dataclass(frozen=True)
@@ -57,13 +73,14 @@ class Source:
             hasher.update(np.float64(self.added.scale).tobytes())
         return hasher.digest()
 
-    def encoded(self, kind: Type) -> Bytes:
+    def encoded(self, kind: Type, change: Change | None = None) -> Bytes:
         """Its values in this type; the last axis holds the bytes of a row."""
         if self.added is not None:
-            return self._merged(self.added).encoded(kind)
-        if kind == self.kind:
+            return self._merged(self.added).encoded(kind, change)
+        if kind == self.kind and change is None:
             return np.frombuffer(self.data, np.uint8).reshape(*self.shape[:-1], -1)
-        return encode(self._values().reshape(self.shape), kind)
+        values = self._values().reshape(self.shape)
+        return encode(np.ascontiguousarray(values if change is None else change(values)), kind)
 
     def _merged(self, added: "Adapter") -> "Source":
         """As `protocol.adapter` defines it: in float32, then in the type in which it is stored."""
@@ -86,39 +103,58 @@ class Adapter:
     scale: float
 
 
-def places(shape: Shape, kind: Type) -> dict[str, Place]:
-    """Every tensor of such a policy, by its own name."""
-    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-    outer: dict[str, tuple[str, tuple[int, ...]]] = {
-        "model.embed_tokens": ("token_embd", (shape.vocabulary, shape.hidden)),
-        "model.norm": ("output_norm", (shape.hidden,)),
-    }
-    if not shape.tied:
-        outer["lm_head"] = ("output", (shape.vocabulary, shape.hidden))
-    inner: dict[str, tuple[str, tuple[int, ...]]] = {
-        "input_layernorm": ("attn_norm", (shape.hidden,)),
-        "self_attn.q_proj": ("attn_q", (queries, shape.hidden)),
-        "self_attn.k_proj": ("attn_k", (keys, shape.hidden)),
-        "self_attn.v_proj": ("attn_v", (keys, shape.hidden)),
-        "self_attn.q_norm": ("attn_q_norm", (shape.head,)),
-        "self_attn.k_norm": ("attn_k_norm", (shape.head,)),
-        "self_attn.o_proj": ("attn_output", (shape.hidden, queries)),
-        "post_attention_layernorm": ("ffn_norm", (shape.hidden,)),
-        "mlp.gate_proj": ("ffn_gate", (shape.intermediate, shape.hidden)),
-        "mlp.up_proj": ("ffn_up", (shape.intermediate, shape.hidden)),
-        "mlp.down_proj": ("ffn_down", (shape.hidden, shape.intermediate)),
-    }
-    found = dict(outer)
-    for layer in range(shape.layers):
-        for name, (short, sizes) in inner.items():
-            found[f"model.layers.{layer}.{name}"] = (f"blk.{layer}.{short}", sizes)
-    return {
-        f"{name}.weight": Place(f"{short}.weight", sizes, _kind(sizes, kind)) for name, (short, sizes) in found.items()
-    }
+_EXPERT = re.compile(r"(?P<stem>.+\.experts)\.(?P<number>\d+)(?P<rest>\..+)")
+
+_EXACT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")
+"""Matrices that llama.cpp wants in float32."""
 
 
-def _kind(sizes: tuple[int, ...], wanted: Type) -> Type:
-    if len(sizes) == 1:
+def places(recipe: Recipe, config: Config, kind: Type, given: Mapping[str, "Source"]) -> list[Place]:
+    """Return every tensor that llama.cpp is given of such a policy; one that it does not know is refused by name."""
+    names = gguf.get_tensor_name_map(recipe.arch, config.layers)
+    found, unknown = list[Place](), list[str]()
+    for name, sources in _gathered(given).items():
+        if config.tied and name == "lm_head.weight":
+            continue
+        made = next((made for rule in recipe.rules if (made := rule(config, name)) is not None), [(name, None)])
+        for own, change in made:
+            # gguf knows BLOOM's names only as they were before transformers put a prefix in front of them.
+            known = (names.get_name(one, (".weight", ".bias")) for one in (own, own.removeprefix("transformer.")))
+            if (short := next(filter(None, known), None)) is None:
+                unknown.append(own)
+                continue
+            found.append(_place(short, name, sources, given, kind, change))
+    if unknown:
+        raise config.refusal(f"llama.cpp has no tensors for {', '.join(unknown[:3])}")
+    return found
+
+
+def _place(
+    short: str, name: str, sources: list[str], given: Mapping[str, "Source"], kind: Type, change: Change | None
+) -> Place:
+    shapes = {given[source].shape for source in sources}
+    if len(shapes) > 1:
+        raise ValueError(f"the experts of {name} differ in shape")
+    shape, stacked = shapes.pop(), sources != [name]
+    if change is not None:
+        shape = change(np.broadcast_to(np.float32(0), shape)).shape
+    whole = (len(sources), *shape) if stacked else shape
+    return Place(short, tuple(sources), whole, _kind(short, whole, kind), change, stacked)
+
+
+def _gathered(given: Iterable[str]) -> dict[str, list[str]]:
+    """Return the tensors by name, those of a layer's experts under one."""
+    found: dict[str, dict[int, str]] = {}
+    for name in given:
+        if (expert := _EXPERT.fullmatch(name)) is None:
+            found[name] = {0: name}
+        else:
+            found.setdefault(expert["stem"] + expert["rest"], {})[int(expert["number"])] = name
+    return {name: [parts[number] for number in sorted(parts)] for name, parts in found.items()}
+
+
+def _kind(name: str, sizes: tuple[int, ...], wanted: Type) -> Type:
+    if len(sizes) == 1 or not name.endswith(".weight") or name.endswith(_EXACT):
         return Type.F32
     return Type.F16 if wanted == Type.Q8_0 and sizes[-1] % Q8_BLOCK else wanted
 
@@ -155,37 +191,30 @@ def _sources(parts: Iterable[Path]) -> dict[str, Source]:
     return found
 
 
-def misfits(wanted: Mapping[str, Place], given: Mapping[str, Source], shape: Shape) -> list[str]:
-    """The names of tensors that are missing, too many, or of another shape."""
-    ignored = {"lm_head.weight"} if shape.tied else set()
-    wrong = wanted.keys() ^ (given.keys() - ignored)
-    wrong |= {name for name, place in wanted.items() if name in given and given[name].shape != place.shape}
-    return sorted(wrong)
+def misfits(wanted: Iterable[Place], given: Iterable[Place]) -> list[str]:
+    """Return the names of tensors that are missing, too many, or of another shape."""
+    shapes, found = ({place.name: (place.sources, place.shape) for place in places} for places in (wanted, given))
+    return sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
 
 
 def write_gguf(
-    file: Path, shape: Shape, positions: int, wanted: Mapping[str, Place], given: Mapping[str, Source]
+    file: Path, recipe: Recipe, config: Config, wanted: Sequence[Place], given: Mapping[str, Source]
 ) -> None:
-    """A model that llama.cpp can load."""
-    writer = gguf.GGUFWriter(file, "qwen3")
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(positions)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.intermediate)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head)
-    writer.add_value_length(shape.head)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(shape.epsilon)
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(shape.vocabulary)
-    for place in wanted.values():
+    """Write a model that llama.cpp can load."""
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[recipe.arch])
+    width = next((place.shape[-1] for place in wanted if place.name.endswith(".ffn_down.weight")), None)
+    write_fields(recipe, config, width, writer)
+    fixed = constants(config)
+    for place in wanted:
         kind = gguf.GGMLQuantizationType(place.kind)
         writer.add_tensor_info(place.name, place.shape, np.dtype(np.float32), place.size_bytes, kind)
+    for name, values in fixed.items():
+        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, place in wanted.items():
-        writer.write_tensor_data(given[name].encoded(place.kind))
+    for place in wanted:
+        writer.write_tensor_data(place.encoded(given))
+    for values in fixed.values():
+        writer.write_tensor_data(values)
     writer.close()

@@ -30,6 +30,10 @@ DEEPSEEK: dict[str, Any] = LATENT | {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
     "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
+DOTS: dict[str, Any] = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+    "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "num_key_value_heads": 4,
+}  # fmt: skip  # as above
 DELTA: dict[str, Any] = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"],
@@ -71,7 +75,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2 (window)": ("qwen2", WINDOW | {"use_sliding_window": True, "max_window_layers": 0}),
     "Qwen2-MoE": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 16}),
     "Qwen3": ("qwen3", {}),
-    "Qwen3-MoE": ("qwen3_moe", EXPERTS),
+    "Qwen3-MoE": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "Qwen3-Next": ("qwen3_next", EXPERTS | DELTA | {"shared_expert_intermediate_size": 16}),
     "Qwen3.5": ("qwen3_5_text", DELTA),
     "Qwen3.5-MoE": ("qwen3_5_moe_text", EXPERTS | DELTA | {"shared_expert_intermediate_size": 16}),
@@ -85,16 +89,35 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         WINDOW | {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "Phi-2": ("phi", {"partial_rotary_factor": 0.5}),
-    "Phi-3 and 4": ("phi3", WINDOW),
+    "Phi-3 (window)": ("phi3", WINDOW),
+    "Phi-4": ("phi3", {"sliding_window": None}),
     "Phi-3.5-MoE": ("phimoe", {"num_local_experts": 4}),
     "OLMo": ("olmo", {}),
     "OLMo 2": ("olmo2", {}),
     "OLMo 3": ("olmo3", WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
-    "OLMoE": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "OLMoE": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "GPT-OSS": (
         "gpt_oss",
         WINDOW
         | {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "GPT-OSS (rounded positions)": (
+        "gpt_oss",
+        WINDOW
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": True,
+            },
+        },
     ),
     "GPT-2": ("gpt2", GPT),
     "GPT-J": ("gptj", GPT | {"rotary_dim": 4}),
@@ -104,8 +127,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4}),
     "MPT": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
     "StableLM": ("stablelm", {}),
-    "StarCoder2": ("starcoder2", WINDOW),
-    "SmolLM3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "StarCoder2 (window)": ("starcoder2", WINDOW),
+    "StarCoder2": ("starcoder2", {"sliding_window": None}),
+    "SmolLM3": ("smollm3", {"num_hidden_layers": 4}),
     "Granite": (
         "granite",
         {"logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "embedding_multiplier": 3.0},
@@ -150,7 +174,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1},
     ),
     "Seed-OSS": ("seed_oss", {}),
-    "EXAONE 4": (
+    "EXAONE 4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]}),
+    "EXAONE 4 (window)": (
         "exaone4",
         WINDOW | {"sliding_window_pattern": 2, "layer_types": ["sliding_attention", "full_attention"]},
     ),
@@ -158,20 +183,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Nemotron": ("nemotron", {}),
     "Apertus": ("apertus", {}),
     "Arcee": ("arcee", {}),
-    "dots.llm1": (
-        "dots1",
-        {
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "first_k_dense_replace": 1,
-            "n_group": 2,
-            "topk_group": 1,
-            "n_shared_experts": 1,
-        }
-        | WINDOW
-        | {"layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    "dots.llm1": ("dots1", DOTS | {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]}),
+    "dots.llm1 (window)": ("dots1", DOTS | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
     "Helium": ("helium", {}),
     "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "LFM2-MoE": ("lfm2_moe", EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_engine import LlamaEngine
@@ -67,7 +67,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An architecture that only transformers knows."""
+    """A Llama, which our own decoder for torch does not know."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=False)
     return make_other_policy(tmp_path_factory.mktemp("foreign"), config, dtype=torch.float32)
 
@@ -75,7 +75,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(
     params=[
         *(("torch", policy) for policy in ("policy", "grouped", "wide", "foreign")),
-        *(("llama", policy) for policy in ("policy", "grouped")),
+        *(("llama", policy) for policy in ("policy", "grouped", "foreign")),
     ],
     ids="-".join,
 )
@@ -83,3 +83,10 @@ def pair(request: pytest.FixtureRequest) -> tuple[Make, Path]:
     """An engine and a policy that it knows."""
     engine, policy = request.param
     return ENGINES[engine], request.getfixturevalue(policy)
+
+
+@pytest.fixture(scope="session")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mistral whose layers see a window of the text, which llama.cpp does not compute."""
+    config = MistralConfig(**SIZES, sliding_window=4)
+    return make_other_policy(tmp_path_factory.mktemp("windowed"), config, dtype=torch.float32)

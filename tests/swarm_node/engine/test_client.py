@@ -123,7 +123,7 @@ async def test_requests_that_died_with_the_child_are_not_forgotten_when_more_are
 
 
 async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
-    policy: Path, foreign: Path, caplog: pytest.LogCaptureFixture
+    policy: Path, windowed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     with trio.fail_after(DEADLINE_S):
@@ -131,9 +131,9 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
             with pytest.raises(EngineFailed, match="No policy is loaded"):
                 await engine.submit([request("early")])
             assert (await engine.load(policy, 1)).numerics == "llama/bf16/cpu"
-            assert (await engine.load(foreign, 2)).numerics == "torch/bf16/cpu"
+            assert (await engine.load(windowed, 2)).numerics == "torch/bf16/cpu"
             assert "engine torch: torch is installed; " in caplog.text
-            assert "; not llama: it cannot load the policy (The llama engine knows Qwen3 only" in caplog.text
+            assert "; not llama: it cannot load the policy (The llama engine does not support" in caplog.text
             await engine.submit([request("a", version=2)])
             assert await ends(engine) == ["a"]
 

@@ -15,7 +15,7 @@ from protocol.rollout import Sample
 from swarm_node.engine import llama_ggml, llama_weights
 from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.llama_ggml import Bytes, Type, Weight, encode
-from swarm_node.engine.qwen3_shape import Shape
+from swarm_node.engine.llama_recipes import recipe_of
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
 from tests.tiny_policy import with_canary
@@ -130,10 +130,45 @@ def test_weights_that_cannot_be_found_are_loaded_anew(
     assert "cannot be swapped in place" in caplog.text
 
 
-def test_an_architecture_that_it_does_not_know_is_refused_with_the_engine_that_does(foreign: Path) -> None:
-    with pytest.raises(EngineFailed, match="knows Qwen3 only") as refused:
-        LlamaEngine(dtype="float16").load(foreign, 1)
+def test_a_policy_that_llama_cpp_computes_otherwise_is_refused_with_the_engine_that_does_not(windowed: Path) -> None:
+    with pytest.raises(EngineFailed, match=r"does not support this policy \(mistral\): .* without windows") as refused:
+        LlamaEngine(dtype="float16").load(windowed, 1)
     assert "--engine torch" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "helium"}, "converts no policy of this architecture"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
+        ({"hidden_act": "gelu"}, "computes silu, and config.json names gelu"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rotary positions of the kind longrope"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "truncate": False}}, "rounds the bounds"),
+        ({"partial_rotary_factor": 0.5}, "only a part of each head is rotated"),
+        ({"num_key_value_heads": 3}, "do not share 3 keys evenly"),
+        ({"num_key_value_heads": 0}, "gives 0 as num_key_value_heads"),
+        ({"rms_norm_eps": "nothing"}, "gives 'nothing' as rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "gives 0 as rope_theta"),
+    ],
+)
+def test_what_llama_cpp_does_not_compute_is_refused_by_name(
+    foreign: Path, tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    folder = shutil.copytree(foreign, tmp_path / "policy")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(EngineFailed, match=reason) as refused:
+        LlamaEngine(dtype="float16").load(folder, 1)
+    assert "does not support this policy" in refused.value.message
+
+
+def test_a_tensor_that_llama_cpp_has_no_place_for_is_refused_by_name(foreign: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(foreign, tmp_path / "policy")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.gate.scale"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineFailed, match=r"has no tensors for model\.layers\.0\.gate\.scale"):
+        LlamaEngine(dtype="float16").load(folder, 1)
 
 
 def test_rows_keep_what_they_have_when_the_room_grows(grouped: Path) -> None:
@@ -161,11 +196,12 @@ def test_rows_keep_what_they_have_when_the_room_grows(grouped: Path) -> None:
 def test_the_file_has_each_tensor_under_the_name_and_in_the_type_that_llama_expects(
     grouped: Path, tmp_path: Path
 ) -> None:
-    shape = Shape.of(json.loads((grouped / "config.json").read_bytes()))
-    given, wanted = llama_weights.sources(grouped), llama_weights.places(shape, Type.Q8_0)
-    llama_weights.write_gguf(tmp_path / "policy.gguf", shape, 40_960, wanted, given)
+    recipe, config = recipe_of(json.loads((grouped / "config.json").read_bytes()))
+    given = llama_weights.sources(grouped)
+    wanted = llama_weights.places(recipe, config, Type.Q8_0, given)
+    llama_weights.write_gguf(tmp_path / "policy.gguf", recipe, config, wanted, given)
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "policy.gguf").tensors}
-    assert found.keys() == {place.name for place in wanted.values()}
+    assert found.keys() == {place.name for place in wanted}
     assert found["blk.0.ffn_down.weight"].tensor_type == gguf.GGMLQuantizationType.F16, "48 are no two blocks of 32"
     assert found["blk.0.attn_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
     assert found["output.weight"].tensor_type == gguf.GGMLQuantizationType.Q8_0

@@ -13,7 +13,7 @@ from protocol.errors import AuditFailed
 from tests.coordinator.audit.claims import drawn, honest, logits, replayed
 
 ROUND, CLASS = "a" * 64, "torch/bf16/cuda"
-NOISE, LENGTH = 1e-2, 600
+NOISE, LENGTH, LONG = 1e-2, 600, 3_000
 GROUPS = POSITIONS_MIN // LENGTH + 1
 
 
@@ -101,20 +101,20 @@ def test_another_card_of_the_class_widens_it() -> None:
 
 
 def test_a_card_with_five_times_the_outliers_of_the_probe_fails_not_even_softly() -> None:
-    """Of each thousand positions one strays four times as far on the probe, and five do on the other card."""
+    """In ten thousand positions 7 stray ten times as far on the probe, and 35 do on the other card."""
     field = Field()
     for seed in range(GROUPS * 4):
-        field.bring(with_outliers(1, seed))
-    outcomes = {field.outcome(with_outliers(5, 1_000 + seed)) for seed in range(50)}
+        field.bring(with_outliers(7e-4, seed))
+    outcomes = {field.outcome(with_outliers(35e-4, 1_000 + seed, LONG)) for seed in range(20)}
     assert outcomes == {Outcome.PASS}
-    assert field.outcome(with_outliers(100, 1)) is not Outcome.PASS
+    assert field.outcome(with_outliers(0.05, 1, LONG)) is Outcome.HARD
 
 
-def with_outliers(per_mille: int, seed: int) -> Measured:
+def with_outliers(rate: float, seed: int, length: int = LENGTH) -> Measured:
     chance = np.random.Generator(np.random.Philox(seed))
-    table = logits(LENGTH, seed=seed)
+    table = logits(length, seed=seed)
     rough = NOISE * chance.normal(0, 1, table.shape)
-    rough[chance.random(LENGTH) < per_mille / 1000] *= 4
+    rough[chance.random(length) < rate] *= 10
     return replayed(table, drawn(table + rough, seed), seed)
 
 

@@ -44,6 +44,7 @@ from swarm_node.engine.messages import (
     Loaded,
     Measure,
     Measured,
+    Progress,
     Ready,
     Request,
     Said,
@@ -56,7 +57,8 @@ START_TIMEOUT_S = 300.0
 """Importing torch takes 5 s of CPU, vLLM 15; a laptop that is busy or wakes a cold disk needs patience."""
 
 ANSWER_TIMEOUT_S = 300.0
-"""Between two answers: longer than any lease lives, and the largest policies are read from disk in this time."""
+"""Between two answers: the largest policies are read from disk in this time. While it samples, a child reports its
+progress every second, so that a group may take as long as its lease lives."""
 
 TEXTS_AT_ONCE = 16
 """Texts in one `Encode`: at `TOKENS_MAX` each, their tokens fit into a frame."""
@@ -273,12 +275,14 @@ class EngineClient:
     async def _ask(self, command: Load | Measure | Encode, kind: type[R]) -> R:
         """Send a command that has one answer; the groups that end before it are kept."""
         await self._send(command)
-        while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | Ended):
+        while isinstance(answer := await self._receive(self._answer_timeout_s), GroupGrown | Progress | Ended):
             self._note(answer)
         return self._expect(answer, kind)
 
     def _note(self, answer: Said) -> None:
-        """Keep a group for `finished`."""
+        """Keep a group for `finished`; progress shows that the child lives, which `_receive` was waiting for."""
+        if isinstance(answer, Progress):
+            return
         if isinstance(answer, GroupGrown) and answer.request_id in self._unanswered:
             self._early.append(answer)
             return

@@ -140,6 +140,12 @@ class GroupGrown(Message):
     parts: tuple[Part, ...]
 
 
+class Progress(Message):
+    """The engine has taken steps since it last said anything: it samples, and has nothing to hand over yet."""
+
+    kind: Literal["progress"] = "progress"
+
+
 class GroupDone(Message):
     """All samples of one request, without their prefixes; of an episode with what the environment said."""
 
@@ -213,7 +219,7 @@ class Command(Message):
 
 Ended = GroupDone | GroupFailed | Cancelled
 Reply = Ready | Loaded | Measured | Encoded | Failed
-Said = GroupGrown | Ended | Reply
+Said = GroupGrown | Progress | Ended | Reply
 
 
 class Answer(Message):

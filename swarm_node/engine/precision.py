@@ -143,11 +143,11 @@ def _fitting(
     where = "memory" if device == "cpu" else "memory of the graphics card"
     for dtype in admitted:
         need = needed_bytes(model.parameters, dtype)
-        size = f"{model.parameters / GB:.2f} billion parameters in {dtype} take about {need / GB:.1f} GB"
+        size = f"{engine} in {dtype}: {model.parameters / GB:.2f} billion parameters, about {need / GB:.1f} GB"
         if free is None or options.gpu_layers > 0:  # a part on the card, as its owner says
-            return Chosen(engine, dtype, f"{engine} in {dtype}: {size}; how much {where} is free is not known")
+            return Chosen(engine, dtype, f"{size}; free {where} is not known")
         if need <= free:
-            return Chosen(engine, dtype, f"{engine} in {dtype}: {size}, and {free / GB:.1f} GB of {where} are free")
+            return Chosen(engine, dtype, f"{size} of {free / GB:.1f} GB {where}")
     least = admitted[-1]
     need = needed_bytes(model.parameters, least)
     return (

@@ -2,11 +2,13 @@
 
 - A command that cannot be obeyed yet waits, and those after it wait behind it; `Cancel` never waits.
 - Whatever a request does to the engine, it is answered, and the next one finds an engine that works.
+- While steps are taken, something is said every second: a long group is no engine that hangs.
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,11 +30,16 @@ from swarm_node.engine.messages import (
     Loaded,
     Measure,
     Measured,
+    Progress,
     Request,
     Said,
 )
 
 log = logging.getLogger(__name__)
+
+
+PROGRESS_S = 1.0
+"""Between two answers while steps are taken; far less than the agent waits for one."""
 
 
 class AnyEngine(Protocol):
@@ -65,8 +72,11 @@ class Session:
         engine: AnyEngine,
         answer: Callable[[Said], None],
         limit_memory: Callable[[int], None] = lambda size_bytes: None,
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._answer, self._limit_memory = engine, answer, limit_memory
+        self._engine, self._answer, self._limit_memory, self._now = engine, answer, limit_memory, now
+        self._answered_at = now()
         self._folder: Path | None = None
         """Of the policy that is loaded."""
         self._waiting: deque[Waiting] = deque()
@@ -101,6 +111,7 @@ class Session:
         try:
             match command:
                 case Generate(requests=requests):
+                    self._answered_at = self._now()
                     for request in requests:
                         self._add(request)
                 case Load():
@@ -144,7 +155,7 @@ class Session:
 
     def _step(self) -> None:
         try:
-            ended: Iterable[GroupGrown | Ended] = self._engine.step()
+            ended: Sequence[GroupGrown | Ended] = self._engine.step()
         except Exception as error:  # the agent must hear of any failure, and the next request may still succeed
             log.exception("a step failed")
             self._engine.cancel(self._unanswered)
@@ -154,6 +165,12 @@ class Session:
             if not isinstance(group, GroupGrown):
                 self._unanswered.discard(group.request_id)
             self._answer(group)
+        now = self._now()
+        if ended:
+            self._answered_at = now
+        elif now - self._answered_at >= PROGRESS_S:
+            self._answered_at = now
+            self._answer(Progress())
 
 
 def _without(command: Waiting, names: set[str]) -> Waiting | None:

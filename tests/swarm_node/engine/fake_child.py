@@ -18,13 +18,14 @@ from swarm_node.engine.messages import (
     Load,
     Loaded,
     Measured,
+    Progress,
     Ready,
     Reply,
     frame,
 )
 
 
-def answer(body: Ended | Reply) -> None:
+def answer(body: Ended | Progress | Reply) -> None:
     os.write(1, frame(Answer(body=body)))
 
 
@@ -96,6 +97,11 @@ def misbehave(fault: str) -> None:
             threading.Event().wait()
         case "answers something else":
             answer(Loaded(parameters=1, numerics="fake/fp32/cpu", rebuilt=True, seconds=0.0))
+        case "is slow":
+            for _ in range(8):
+                threading.Event().wait(0.5)
+                answer(Progress())
+            end("second")
         case "answers twice":
             end("first")
 

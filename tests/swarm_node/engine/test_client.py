@@ -138,6 +138,17 @@ async def test_a_policy_of_another_architecture_finds_the_engine_that_knows_it(
             assert await ends(engine) == ["a"]
 
 
+async def test_an_engine_that_reports_progress_may_take_longer_than_an_answer_may(policy: Path) -> None:
+    """A text of 32,000 tokens takes more than the 300 s after which a silent engine is stopped."""
+    command = [sys.executable, str(FAKE), "is slow"]
+    with trio.fail_after(DEADLINE_S):
+        async with open_engine(command, answer_timeout_s=3.0) as engine:
+            await engine.load(policy, 1)
+            await engine.submit([request("first"), request("second")])
+            assert await ends(engine) == ["first", "second"]
+            assert engine.starts == 1
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -47,7 +47,7 @@ def test_the_precision_is_the_finest_that_fits(free_gb: int, offloads: bool, exp
     found = choose_precision("auto", Options(), machine(offloads=offloads), FOUR_B, memory)
     assert (found.engine, found.dtype) == expected
     assert f"{found.engine} in {found.dtype}: 4.00 billion parameters" in found.line
-    assert f"{free_gb}.0 GB of memory" in found.line
+    assert f"of {free_gb}.0 GB memory" in found.line
 
 
 def test_a_card_computes_in_the_type_of_the_policy() -> None:
@@ -72,7 +72,7 @@ def test_a_precision_that_the_owner_named_is_kept_or_refused() -> None:
 
 def test_memory_that_nobody_states_refuses_nothing() -> None:
     found = choose_precision("auto", Options(), machine(), FOUR_B, Memory(None, None))
-    assert (found.dtype, "is not known" in found.line) == ("float32", True)
+    assert (found.dtype, "memory is not known" in found.line) == ("float32", True)
 
 
 def test_only_classes_that_the_round_admits_are_chosen() -> None:

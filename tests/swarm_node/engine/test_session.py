@@ -1,5 +1,7 @@
 """The engine's conversation, without pipes: which answers the commands get, and in what order."""
 
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from swarm_node.engine.torch_engine import TorchEngine
 class Talk:
     """A session, and what it said in few words."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, now: Callable[[], float] = lambda: 0.0) -> None:
         self.said: list[str] = []
-        self._session = Session(engine, lambda body: self.said.append(_words(body.model_dump())))
+        self._session = Session(engine, lambda body: self.said.append(_words(body.model_dump())), now=now)
 
     def tell(self, *commands: Load | Generate | Cancel | Measure) -> None:
         for command in commands:
@@ -132,3 +134,21 @@ def test_an_engine_is_limited_before_it_loads_and_texts_are_encoded_with_what_it
     encoded = said[2]
     assert isinstance(encoded, Encoded)
     assert [len(prompt) // 4 for prompt in encoded.prompts] == [6, 1]
+
+
+def test_a_long_group_reports_progress_every_second_of_its_steps(policy: Path) -> None:
+    """Without a word for 300 s the agent stopped an engine that was sampling a long text."""
+    ticks = count()
+    talk = Talk(TorchEngine(), now=lambda: 0.4 * next(ticks))
+    talk.tell(Load(folder=str(policy), version=1), generate("long", max_new_tokens=40))
+    loaded, *said = talk.go_on()
+    assert (loaded, said[-1]) == ("loaded", "group_done long")
+    assert set(said[:-1]) == {"progress"}
+    assert len(said[:-1]) >= 3
+
+
+def test_a_step_that_reports_something_needs_no_progress_beside_it(policy: Path) -> None:
+    ticks = count()
+    talk = Talk(TorchEngine(), now=lambda: 1.0 * next(ticks))
+    talk.tell(Load(folder=str(policy), version=1), generate("short"))
+    assert talk.go_on() == ["loaded", "group_done short"]

@@ -90,9 +90,12 @@ def refusal(config: Config, room: Room) -> ConfigInvalid | None:
     model, versions = memory.described(config), memory.kept_versions(config)
     device, ranks = config.learner.device, config.learner.processes
 
+    estimates: dict[str, memory.Estimate] = {}
+
     def lack(ranks: int, **changes: Any) -> tuple[str, int, int] | None:
-        found = memory.estimate(config, model, **changes)
-        return room.lack(found.footprint(ranks, device=device, versions=versions))
+        key = json.dumps(changes)
+        estimates[key] = estimates.get(key) or memory.estimate(config, model, **changes)
+        return room.lack(estimates[key].footprint(ranks, device=device, versions=versions))
 
     if not (missing := lack(ranks)):
         return None

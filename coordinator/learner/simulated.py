@@ -70,8 +70,8 @@ class SimulatedPolicy:
             )
         self.layers: Any = self.model.get_decoder().layers
         self.parameters = int(self.model.num_parameters())
-        self.weights_bytes = sum(weight.nbytes for weight in self.model.parameters())
-        self.trained_bytes = sum(weight.nbytes for weight in self.trained)
+        self.weights_bytes: int = sum(weight.nbytes for weight in self.model.parameters())
+        self.trained_bytes: int = sum(weight.nbytes for weight in self.trained)
         self.layer_bytes: list[int] = [sum(weight.nbytes for weight in layer.parameters()) for layer in self.layers]
         self.model.eval()
         if settings.gradient_checkpointing:

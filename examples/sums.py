@@ -1,18 +1,17 @@
-"""Sums of small numbers, answered as an equation and nothing else: `9 + 8 = ?` wants `9 + 8 = 17`."""
+"""Sums of small numbers, answered as an equation and nothing else: `Add 9 and 8.` wants `9 + 8 = 17`."""
 
 import random
 import re
 
-SIZES = {"train": 4000, "validation": 50, "held_out": 100}
+PAIRS = [(a, b) for a in range(2, 13) for b in range(2, 10)]
+SPLITS = {"held_out": slice(0, 24), "validation": slice(24, 28), "train": slice(28, None)}
 EQUATION = re.compile(r"\d+ \+ \d+ = \d+")
 
 
 def problems(split, seed):
-    """Yield a question to the assistant, and its answer."""
-    chance = random.Random(f"{split} {seed}")
-    for _ in range(SIZES[split]):
-        a, b = chance.randrange(2, 12), chance.randrange(2, 12)
-        question = [{"role": "user", "content": f"{a} + {b} = ?"}]
+    """Yield a question to the assistant, and its answer; no question is in two splits."""
+    for a, b in random.Random(0).sample(PAIRS, len(PAIRS))[SPLITS[split]]:
+        question = [{"role": "user", "content": f"Add {a} and {b}."}]
         yield {"prompt": question, "answer": f"{a} + {b} = {a + b}"}
 
 

@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from tests.processes.programs import script
 
@@ -96,6 +97,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], help="section.key=value on top of the example")
     options = parser.parse_args()
     console = Console()
+    transformers_logging.disable_progress_bar()
     if options.directory.exists():
         console.print(f"{options.directory} is there already. Remove it, or name another folder with --directory.")
         return 2

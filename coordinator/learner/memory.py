@@ -68,7 +68,12 @@ class Batch:
         return Batch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
 
     def fullest_piece(self, settings: TrainSettings) -> Tensors:
-        """As many samples of the greatest length as a piece may have; their prompts differ in length by one."""
+        """As many samples of the greatest length as a piece may have.
+
+        Prompts differ in length by one: masks then have a row for each sample. Masks are real tensors here, so without
+        a bound for a piece, prompts are alike and masks have one row.
+        """
+        uneven = 1 if settings.micro_batch_tokens else 0
         length, room = settings.max_completion_length, settings.micro_batch_tokens or self.tokens(settings)
         owners: list[int] = []
         for group in range(self.groups):
@@ -79,7 +84,9 @@ class Batch:
                 owners.append(group)
         mask = torch.ones(len(owners), length)
         return Tensors(
-            prompts=tuple(torch.zeros(max(1, self.prompt - group % 2), dtype=torch.long) for group in set(owners)),
+            prompts=tuple(
+                torch.zeros(max(1, self.prompt - uneven * (group % 2)), dtype=torch.long) for group in set(owners)
+            ),
             owners=torch.tensor(owners),
             tokens=mask.long(),
             mask=mask,

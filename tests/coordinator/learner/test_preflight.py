@@ -172,15 +172,16 @@ def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) 
 @pytest.mark.processes
 def test_launch_refuses_what_does_not_fit_before_a_key_is_made(eight_billion: Path, tmp_path: Path) -> None:
     """Of a folder that has no weights: what is refused was not read, let alone downloaded."""
+    huge = {**QWEN3_8B, "vocab_size": 2**26, "num_hidden_layers": 2}  # terabytes, on any machine
+    (eight_billion / "config.json").write_text(json.dumps(huge))
     toml = tmp_path / "round.toml"
     toml.write_text(
-        f'[round]\ndirectory = "{tmp_path / "round"}"\n[model]\npath = "{eight_billion}"\n'
-        "[sampling]\nmax_new_tokens = 8192\n[learner]\nmicro_batch_tokens = 0\n"
+        f'[round]\ndirectory = "{tmp_path / "round"}"\n[model]\npath = "{eight_billion}"\n',
     )
     command = [script("swarm-coordinator"), "launch", str(toml)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
-    assert "The learner does not fit: forward and backward in the memory of this machine needs" in ended.stderr
+    assert "in the memory of this machine needs" in ended.stderr
     assert not (tmp_path / "round").exists()
 
 
@@ -192,7 +193,8 @@ def test_plan_prints_gib_by_phase_and_says_what_does_not_fit(eight_billion: Path
         assert any(line.startswith(name) for line in said.output.splitlines()), name
     assert "LoRA of rank 32, layers computed twice" in said.output
     assert "does not fit" in said.output
-    found = json.loads(CliRunner().invoke(app, [*words, "--json", "--set", "learner.lora_rank=16"]).output)
+    less = ["--set", "learner.lora_rank=16", "--set", "learner.gradient_checkpointing=true"]
+    found = json.loads(CliRunner().invoke(app, [*words, *less, "--json"]).output)
     assert found["plan"]["fits"]
     assert found["plan"]["parameters"] == 8_190_735_360
     assert {way["cards"] for way in found["ways"]} == {1, 2}

@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], help="section.key=value on top of the example")
     options = parser.parse_args()
     console = Console()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     if options.directory.exists():
         console.print(f"{options.directory} is there already. Remove it, or name another folder with --directory.")
         return 2

@@ -102,8 +102,8 @@ def admit(
     now_ms: int,
 ) -> None:
     """Enter an accepted claim, and draw whether it is audited; it counts for so many groups, 0 if for a part of one."""
-    owner, place, before = standings.enter(connection, node, groups)
-    rate = _rate_ppm(connection, owner, before, worth_micros, terms)
+    owner, place, before, backlog = standings.enter(connection, node, groups)
+    rate = _rate_ppm(connection, owner, before, worth_micros, backlog, terms)
     epoch, drawn, is_last = lottery.draw(connection, claim_id, rate, terms)
     claimed = {
         "claim_id": claim_id,
@@ -123,12 +123,12 @@ def admit(
 
 
 def _rate_ppm(
-    connection: sa.Connection, owner: str, standing: trust.Standing, worth_micros: int, terms: AuditTerms
+    connection: sa.Connection, owner: str, standing: trust.Standing, worth_micros: int, backlog: int, terms: AuditTerms
 ) -> int:
     """How likely the owner's next claim is audited, if it is worth so much."""
     if (rate := trust.rate_ppm(standing, terms.rules)) in (0, ALL_PPM):
         return rate  # whatever is held
-    ease = pace.ease(standings.backlog(connection), terms.backlog_max)
+    ease = pace.ease(backlog, terms.backlog_max)
     eased = trust.rate_ppm(standing, terms.rules, ease=ease)
     window = _window(connection, owner, _NO_PLACE, trust.window(standing, terms.rules, drawn_ppm=eased))
     held_micros = sum(row.amount_micros for row in (*window, *_pledge(connection, of=owner)))

@@ -48,11 +48,13 @@ _put = Prepared(
     .where(trust.c.owner == sa.bindparam("of"))
     .values({field.name: sa.bindparam(f"new_{field.name}") for field in fields(Standing)})
 )
+BACKLOG = sa.select(sa.func.count()).select_from(audits).where(WAITS)
+"""Claims that wait for an auditor."""
 _enter = Prepared(
     sa.update(trust)
     .where(trust.c.owner == sa.select(nodes.c.owner).where(nodes.c.node_id == sa.bindparam("node")).scalar_subquery())
     .values(accepted=trust.c.accepted + 1, claims=trust.c.claims + sa.bindparam("more"))
-    .returning(trust)
+    .returning(trust, BACKLOG.scalar_subquery().label("backlog"))
 )
 _begin = Prepared(sa.insert(trust))
 ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
@@ -96,7 +98,6 @@ _is_proven = sa.exists().where(trust.c.owner == _under_way.c.owner, trust.c.grou
 # No more owners are counted than are asked for: there may be thousands.
 _owners_at_work = Prepared(sa.select(sa.func.count()).select_from(_each_at_work.subquery()))
 _proven_at_work = Prepared(sa.select(sa.func.count()).select_from(_each_at_work.where(_is_proven).subquery()))
-BACKLOG = sa.select(sa.func.count()).select_from(audits).where(WAITS)
 _backlog = Prepared(BACKLOG)
 
 
@@ -122,13 +123,13 @@ def count(connection: sa.Connection, owner: str, groups: int) -> int:
     return int(place or 1)
 
 
-def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, Standing]:
-    """A node's next claim counts: for which owner, at which place, and how they stood before it."""
+def enter(connection: sa.Connection, node: NodeId, groups: int) -> tuple[str, int, Standing, int]:
+    """Count a node's next claim; return its owner, its place, how they stood before it, and the audits' backlog."""
     row = _enter(connection, node=node, more=groups).first()
     if row is None:
         owner = owner_of(connection, node)
-        return owner, count(connection, owner, groups), Standing()
-    return row.owner, row.accepted, Standing(row.claims - groups, row.groups, row.soft, row.hard)
+        return owner, count(connection, owner, groups), Standing(), backlog(connection)
+    return row.owner, row.accepted, Standing(row.claims - groups, row.groups, row.soft, row.hard), row.backlog
 
 
 def require_allowed(connection: sa.Connection, node: NodeId) -> None:

@@ -78,7 +78,7 @@ bench-llama bench-verification: $(LLAMA)
 
 bench-learner bench-loop: $(TRL)
 
-bench-correction: $(REAL)/.installed
+bench-correction bench-replay: $(REAL)/.installed
 
 bench-engines: export OMP_WAIT_POLICY = PASSIVE
 

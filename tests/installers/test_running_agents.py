@@ -27,8 +27,9 @@ start() {
   until works; do sleep 0.1; done  # until it has said so
 }
 stop() {
-  kill "-$(sed -n 's/^KillSignal=SIG//p' "$unit")" "$(cat "$HOME/agent.pid")"
-  while works; do sleep 0.1; done  # until it has said that it left
+  pid=$(cat "$HOME/agent.pid")
+  kill "-$(sed -n 's/^KillSignal=SIG//p' "$unit")" "$pid"
+  while grep -q . "/proc/$pid/cmdline" 2>/dev/null; do sleep 0.1; done  # until it has ended
 }
 case $1 in
   is-active) works ;;

@@ -1,4 +1,4 @@
-"""How far a trained model moves away from its samples, and how many of them each bound of the correction drops.
+"""Distances of a trained model from its samples, and how many of them each bound of the correction drops.
 
 - SmolLM2-135M-Instruct with all weights in training at 1e-5, every batch exactly S updates old; sampled by the torch
   engine, on the trial of `bench.learning`: no network, no clock.

@@ -45,7 +45,7 @@ class Options:
     config_file: Path
     seed: int
     nodes: tuple[tuple[str, ...], ...]
-    """Of each node, the options of `swarm-node join` that are its own."""
+    """The options of `swarm-node join` that each node has of its own."""
     settings: tuple[str, ...]
     json_file: Path | None
     stay: bool

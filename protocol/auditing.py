@@ -29,7 +29,7 @@ class TakeCases(Message):
     """The same name after a restart, another for another auditor."""
     at_most: int = Field(ge=1, le=limits.AUDIT_CASES_MAX)
     classes: tuple[Numerics, ...] = Field((), max_length=limits.CLASSES_MAX)
-    """Those with tolerances of this round's policy: claims that were held for them are judged now."""
+    """Classes with tolerances of this round's policy: claims that were held for them are judged now."""
 
 
 class HoldCases(Message):
@@ -48,7 +48,7 @@ class AuditCase(Message):
     """Empty if another finished the group."""
     fragments: Fragments = ()
     is_probe: bool = False
-    """It is of a node of the operator's own, on which its class is calibrated."""
+    """True for a node of the operator's own, on which its class is calibrated."""
 
 
 class CaseFile(Message):
@@ -79,7 +79,7 @@ class Judged(Message):
     validator: str = Field(max_length=40)
     report: bytes = Field(max_length=limits.AUDIT_REPORT_MAX_BYTES)
     waits_for: Numerics = ""
-    """Of a held claim, the class that is to be calibrated first."""
+    """The class that is to be calibrated first, of a held claim."""
 
 
 class Verdicts(Message):
@@ -87,9 +87,9 @@ class Verdicts(Message):
 
     verdicts: tuple[Judged, ...] = Field(min_length=1, max_length=limits.AUDIT_CASES_MAX)
     seconds: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """What their replay took."""
+    """Seconds that their replay took."""
     threads: int = Field(0, ge=0)
-    """That it ran on; 0 if that is not said."""
+    """Threads of that replay; 0 if that is not said."""
 
 
 class Why(Message):

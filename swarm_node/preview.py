@@ -96,12 +96,12 @@ async def tell(settings: Settings, key: NodeKey) -> list[str]:
 
 
 class Published(NamedTuple):
-    """What a round says of its model before anything of it is downloaded."""
+    """A description of its model that a round gives before anything of it is downloaded."""
 
     model: Model | None
     """None while no version is published."""
     classes: tuple[str, ...]
-    """Of numerics that it admits; none: any. The coordinator says so, and nobody signs it."""
+    """Classes of numerics that it admits; none: any. The coordinator says so, and nobody signs it."""
 
 
 async def published(settings: Settings, key: NodeKey) -> Published:

@@ -157,7 +157,7 @@ class Auditor:
         self._name = name
         self._at_most = CASES_AT_FIRST
         self._seconds = 0.0
-        """What the last batch took."""
+        """Duration of the last batch."""
         self._probes = Probes(archive.metadata.round_id)
         self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
 
@@ -187,7 +187,7 @@ class Auditor:
         self._http.close()
 
     def _tolerances(self) -> Calibration:
-        """What is judged by; unless it is signed nothing is even taken, let alone pardoned."""
+        """The tolerances to judge by; unless they are signed nothing is even taken, let alone pardoned."""
         found = calibration.load(self._config.round.directory, self._archive.metadata.root())
         for name in (self._config.audit.tolerance, *self._config.audit.classes):
             found.judging(name, self._archive.metadata.round_id)  # raises where one is no class
@@ -316,7 +316,7 @@ class Auditor:
 
 
 def loader(config: Config) -> Load:
-    """How versions are loaded, as the operator set it."""
+    """Return the loader of versions that the operator's settings ask for."""
 
     def load(folder: Path, moved: Callable[[], None]) -> "Scorer":
         # Torch takes seconds to come, and a round without cases never needs it.
@@ -334,7 +334,7 @@ def loader(config: Config) -> Load:
 
 
 def threads_of(config: Config) -> int:
-    """As set, or half of the cores that this process may use: the others are the learner's and nodes'."""
+    """Return the threads as set, or half of the usable cores: the others are the learner's and nodes'."""
     if config.audit.threads:
         return config.audit.threads
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

@@ -37,9 +37,9 @@ FILE_MAX_BYTES = MIB
 
 QUANTILE = 0.999
 WIDER = 2.0
-"""On measured tolerances and group means."""
+"""Factor on measured tolerances and group means."""
 RATE_WIDER = 10.0
-"""On measured rates: another card of the class may pass a tolerance five times as often as the probed one."""
+"""Factor on measured rates: another card of the class may pass a tolerance five times as often as the probed one."""
 FARTHER = 4.0
 """On the largest value seen among the probes; ten times the tolerance is the least that is called far."""
 

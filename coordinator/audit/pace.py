@@ -1,4 +1,4 @@
-"""Whether auditors keep up: what they check a second, what comes in to be checked, and what follows from a backlog.
+"""The pace of auditors: what they check a second, what comes in to be checked, and what follows from a backlog.
 
     backlog:   0 ──── a quarter of backlog_max ──── a half ──── three quarters ──── backlog_max
     rate:      as set │ a third eased              │ two thirds │ as little as the escrow covers │ no work is offered
@@ -26,27 +26,27 @@ FACT = "audit_pace"
 RECENT = 32
 
 STEPS = 3
-"""In which rates fall, from a quarter of the largest backlog to three quarters of it."""
+"""Steps in which rates fall, from a quarter of the largest backlog to three quarters of it."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How auditors and nodes go."""
+    """The pace of auditors and of nodes."""
 
     waiting: int
     waiting_tokens: int
     auditor_tokens_per_s: float
-    """Of an auditor while it is at work; 0 while none has judged anything."""
+    """Tokens of an auditor while it is at work; 0 while none has judged anything."""
     incoming_tokens_per_s: float
-    """Drawn for an audit."""
+    """Tokens that are drawn for an audit."""
     threads: int
-    """Of that auditor."""
+    """Threads of that auditor."""
     auditors_needed: int
-    """Of the same kind, at work all the time; 0 while that is unknown."""
+    """Auditors of the same kind that would suffice, at work all the time; 0 while that is unknown."""
 
 
 def ease(backlog: int, backlog_max: int) -> float:
-    """How far rates fall while so many claims wait: 0 as set, 1 to what the escrow covers."""
+    """Return how far rates fall while so many claims wait: 0 as set, 1 to what the escrow covers."""
     quarters = 4 * backlog // backlog_max
     return min(STEPS, quarters) / STEPS
 

@@ -18,17 +18,17 @@ from coordinator.audit.calibration import POSITIONS_MIN, Calibration, Limit, Tol
 from coordinator.audit.replay import Measured
 
 KEPT_POSITIONS = 4 * POSITIONS_MIN
-"""Of one probe: some two megabytes."""
+"""Positions kept of one probe: some two megabytes."""
 
 WIDEST = 4.0
-"""How many times as wide as at first a limit may become by renewals."""
+"""Most times as wide as at first that renewals may make a limit."""
 
 PROBES_KEPT = 64
 """Probes of one class that are measured at a time."""
 
 
 class Probes:
-    """What probes of each class have brought."""
+    """The groups that probes of each class have brought."""
 
     def __init__(self, round_id: str) -> None:
         self._round_id = round_id

@@ -91,7 +91,7 @@ class Scorer:
 
     @property
     def packs(self) -> bool:
-        """Whether a prompt is computed once for all samples of its group."""
+        """True if a prompt is computed once for all samples of its group."""
         return packs(self._model)
 
     def score(self, claims: Sequence[Prefill]) -> list[list[Scored]]:
@@ -169,7 +169,7 @@ class Scorer:
 
 
 def _before(cumulative: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """What stands before a block of each position: [t]."""
+    """Return the sum that stands before a block of each position: [t]."""
     return cumulative.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0].where(block > 0, 0.0)
 
 

@@ -19,7 +19,7 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a round adds to the messages of its prompts."""
+    """The additions of a round to the messages of its prompts."""
 
     system_prompt: str = ""
     """The first message, of the system, where the messages have none."""

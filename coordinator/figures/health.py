@@ -225,13 +225,13 @@ def _in_vain(connection: sa.Connection) -> Counter[str]:
 
 
 def _metrics_lately(connection: sa.Connection) -> list[dict[str, float]]:
-    """What was reported of the last updates, the newest first."""
+    """Return the metrics of the last updates, the newest first."""
     lately = sa.select(batches.c.metrics).where(batches.c.reported_ms.is_not(None)).order_by(batches.c.batch.desc())
     return [metrics or {} for metrics in connection.execute(lately.limit(UPDATES_LATELY)).scalars()]
 
 
 def _masked_share(lately: list[dict[str, float]]) -> float | None:
-    """None until enough updates were reported."""
+    """Return the share that was dropped lately; None until enough updates were reported."""
     shares = [float(metrics[MASKED]) for metrics in lately[:MASKED_UPDATES] if MASKED in metrics]
     return sum(shares) / len(shares) if len(shares) == MASKED_UPDATES else None
 

@@ -39,13 +39,13 @@ CARDS_GIB = {
 """GiB that the driver reports: a little less than what is printed on the box, since error correction takes some."""
 
 RESERVED_BYTES = GIB
-"""What the driver's context, the workspaces of matrix products and NCCL's buffers take of each card."""
+"""Memory of the driver's context, the workspaces of matrix products and NCCL's buffers on each card."""
 
 FRAGMENTED = 0.05
 """Share of the rest that lies in gaps between tensors: the allocator's blocks are larger than what they hold."""
 
 CARDS_MAX = 64
-"""As many as `learner.processes` may be."""
+"""Most cards: as many as `learner.processes` may be."""
 
 
 @dataclass(frozen=True)

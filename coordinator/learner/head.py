@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 CHUNK_BYTES = 64 * 2**20
-"""Of logits at a time, at least; large enough for matrix products at full speed in small models."""
+"""Bytes of logits at a time, at least; large enough for matrix products at full speed in small models."""
 
 OF_GRADIENT = 8
 """Logits at a time are as many bytes as an eighth of the gradient of the output layer's weight, where that is more.

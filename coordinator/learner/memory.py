@@ -39,7 +39,7 @@ WIDEST = 4
 """Bytes of a float32 number: as auditors hold weights, and as the learner does all that it trains."""
 
 MEASURED_LAYERS = (6, 3)
-"""Of a model whose layers are alike: the difference is what three of them hold."""
+"""Layers that are measured of a model whose layers are alike: the difference is what three of them hold."""
 
 CHECKPOINTS_AT_ONCE = 2
 """The last, and the next while it is written."""
@@ -57,7 +57,7 @@ def described(config: Config) -> Any:
 
 @dataclass(frozen=True)
 class Batch:
-    """How much text an update is made of, at most."""
+    """The most text that an update is made of."""
 
     groups: int
     samples: int
@@ -68,7 +68,7 @@ class Batch:
         return Batch(config.learner.groups_per_update, config.sampling.samples_per_group, prompt)
 
     def fullest_piece(self, settings: TrainSettings) -> Tensors:
-        """As many samples of the greatest length as a piece may have.
+        """Return as many samples of the greatest length as a piece may have.
 
         Prompts differ in length by one: masks then have a row for each sample. Masks are real tensors here, so without
         a bound for a piece, prompts are alike and masks have one row.
@@ -110,9 +110,9 @@ class Footprint:
     trained: int
     """Numbers that the optimizer changes."""
     phases: dict[str, int]
-    """On each card."""
+    """Bytes by phase, on each card."""
     host_bytes: int
-    """Of the machine's memory, by all ranks; on the CPU, this is where they compute."""
+    """Bytes of the machine's memory, by all ranks; on the CPU, this is where they compute."""
     auditor_bytes: int
     """The same, by an auditor."""
     disk_bytes: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coordinator.learner.memory import Estimate, Footprint
 
 LORA_RANK = 32
-"""Of adapters that are shown where the file trains all weights."""
+"""Rank of the adapters that are shown where the file trains all weights."""
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of cards that are shown."""

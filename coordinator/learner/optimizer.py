@@ -17,7 +17,7 @@ from coordinator.learner.settings import TrainSettings
 from protocol.errors import ConfigInvalid
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each weight."""
+"""The two moments that AdamW remembers of each weight."""
 
 PART = 2**24
 """Numbers of a weight that are changed at a time: five float32 copies of them, 320 MiB, are held meanwhile."""

@@ -34,10 +34,10 @@ REFUSED = 2
 """Exit code of the process that is asked, where the learner does not fit."""
 
 LORA_RANK = 32
-"""Of adapters that are tried where all weights do not fit."""
+"""Rank of the adapters that are tried where all weights do not fit."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says how much memory a container may have."""
+"""The folder in which Linux says how much memory a container may have."""
 
 
 def require_fits(config: Config, *, auditor: bool) -> None:
@@ -67,9 +67,9 @@ class Room:
     memory: int
     disk: int
     card: int | None = None
-    """On each card; None where the learner computes on the CPU."""
+    """Bytes on each card; None where the learner computes on the CPU."""
     auditor: bool = True
-    """Whether an auditor is started here, too."""
+    """True if an auditor is started here, too."""
 
     def lack(self, needed: "Footprint") -> tuple[str, int, int] | None:
         """Return what does not fit, the bytes that it needs and those that are free."""

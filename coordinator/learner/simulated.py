@@ -93,7 +93,7 @@ class SimulatedPolicy:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """What the optimizer changes."""
+        """The weights that the optimizer changes."""
         return list((self.adapters or self.model).parameters())
 
     def is_uniform(self) -> bool:

@@ -101,7 +101,7 @@ def configuration_file(model: ModelSection) -> Path | None:
 
 
 def _configuration(model: ModelSection) -> dict[str, Any]:
-    """What config.json says, as far as it can be read."""
+    """Return the content of config.json, as far as it can be read."""
     try:
         file = configuration_file(model)
         found = json.loads(file.read_bytes()) if file else {}

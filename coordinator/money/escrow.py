@@ -136,7 +136,7 @@ def _rate_ppm(
 
 
 def _window_size(connection: sa.Connection, owner: str, standing: trust.Standing, terms: AuditTerms) -> int:
-    """How many of the owner's unaudited groups stay unpaid: as many as at the lowest rate that one of them had."""
+    """Return how many unaudited groups of the owner stay unpaid: as many as at the lowest rate that one of them had."""
     drawn_ppm = _least_rate(connection, of=owner).scalar() or ALL_PPM
     return trust.window(standing, terms.rules, drawn_ppm=drawn_ppm)
 

@@ -90,7 +90,7 @@ def _explained(
 
 
 def _held(held_as: str) -> str:
-    """What a held claim waits for, in words."""
+    """Say in words what a held claim waits for."""
     if held_as == LOST:
         return (
             "Held, and never judged: its version was deleted before its class was calibrated. The claim stays unpaid. "

@@ -62,7 +62,7 @@ ANSWERS = trust.c.owner.in_([nodes.c.owner, nodes.c.node_id])
 VALIDATED = sa.func.coalesce(sa.select(trust.c.groups).where(trust.c.owner == nodes.c.owner).scalar_subquery(), 0)
 """How many groups of a node's owner were found right since the last hard fault."""
 HELD_CLAIMS = sa.select(sa.func.count()).where(audits.c.owner == nodes.c.owner, HELD).scalar_subquery()
-"""How many claims of a node's owner are held until their class is calibrated."""
+"""The number of claims of a node's owner that are held until their class is calibrated."""
 IS_KNOWN = sa.exists().where(trust.c.owner == nodes.c.owner, trust.c.groups > 0)
 """Whether a group of a node's owner was found right since the last hard fault."""
 _barred = sa.select(trust.c.owner, trust.c.hard).join_from(nodes, trust, ANSWERS).where(trust.c.banned_ms.is_not(None))
@@ -239,7 +239,7 @@ def oldest_waiting(connection: sa.Connection) -> int | None:
 
 
 def held(connection: sa.Connection) -> dict[str, int]:
-    """How many claims are held until a class is calibrated, by class."""
+    """Count the claims that are held until a class is calibrated, by class."""
     rows = sa.select(audits.c.held_as, sa.func.count()).where(HELD).group_by(audits.c.held_as)
     return {name: int(count) for name, count in connection.execute(rows.order_by(audits.c.held_as))}
 

@@ -34,7 +34,7 @@ TRIALS_MIN = 4
 """Nodes on trial in one plan, at the least."""
 
 JUDGED_FROM_CHUNKS = 4
-"""In each stripe, at the least, before a child judges its parents: of less, others often send all in good faith."""
+"""Chunks in each stripe, at least, before a child judges its parents: of less, others often send all in good faith."""
 
 Receipts = Mapping[str, Mapping[str, int]]
 """Who sent how many bytes of a version to each receiver."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from protocol.errors import EngineFailed
 
 LAYERS_MAX = 512
-"""As `LLAMA_MAX_LAYERS`."""
+"""The bound `LLAMA_MAX_LAYERS` of llama.cpp."""
 
 SLIDING = "sliding_attention"
 
@@ -97,7 +97,7 @@ class Config:
 
     @property
     def windows(self) -> list[bool]:
-        """Which layers see no more than a window of the text."""
+        """Return which layers see no more than a window of the text."""
         if self.value("sliding_window") is None or self._values.get("use_sliding_window") is False:
             return [False] * self.layers
         types = self._values.get("layer_types")
@@ -105,7 +105,7 @@ class Config:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether some text is longer than the window of a layer."""
+        """Return True if some text is longer than the window of a layer."""
         return any(self.windows) and self.whole("sliding_window") < self.positions
 
     def rope(self, layers: str = "full_attention") -> dict[str, Any]:

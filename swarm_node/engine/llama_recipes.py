@@ -35,31 +35,31 @@ GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 RMS_EPSILON = ("rms_norm_eps", "norm_eps")
 EPSILON = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-"""What families call the same number."""
+"""Names that families give to the same number."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the conversion of one architecture needs besides the numbers that all have."""
+    """The needs of the conversion of one architecture besides the numbers that all have."""
 
     arch: MODEL_ARCH
     activations: tuple[str, ...] = SILU
     rules: tuple[Rule, ...] = ()
     fields: tuple[Field, ...] = ()
     windows: bool = False
-    """Whether llama.cpp computes windows of attention in the layers that config.json names."""
+    """True if llama.cpp computes windows of attention in the layers that config.json names."""
     partly_rotated: bool = False
-    """Whether llama.cpp leaves a part of each head unrotated where config.json says so."""
+    """True if llama.cpp leaves a part of each head unrotated where config.json says so."""
     shares_keys: bool = True
-    """Whether several heads may share keys; where not, config.json may still carry a number that nothing reads."""
+    """True if several heads may share keys; where not, config.json may still carry a number that nothing reads."""
     scalings: tuple[str, ...] = ("linear", "yarn")
-    """Of rotary positions, besides none."""
+    """Kinds of rotary positions, besides none."""
     defaults: tuple[tuple[str, Any], ...] = ()
-    """What transformers assumes where config.json says nothing."""
+    """Values that transformers assumes where config.json says nothing."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether float32 weights give float32 results: llama.cpp reads GELU from a table in half precision."""
+        """Return True if float32 weights give float32 results: llama.cpp reads GELU from a table in half precision."""
         return self.activations in (SILU, RELU_SQUARED)
 
 
@@ -377,7 +377,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "dots1": Recipe(MODEL_ARCH.DOTS1, rules=(_corrected,), fields=(_experts, _some_experts, _own_keys)),
     }
 )
-"""By `model_type`."""
+"""Recipes by `model_type`."""
 
 
 def recipe_of(values: Mapping[str, Any]) -> tuple[Recipe, Config]:

@@ -1,4 +1,4 @@
-"""Which engine samples a round's model on this machine, and in which precision: decided before a node registers.
+"""The engine and the precision that sample a round's model on this machine: decided before a node registers.
 
 - What is published of the model says how large it is and whether an engine knows it; nothing of its weights is needed.
   Its config.json is read by an engine child (`described`), not by the agent.
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 GB = 10**9
 
 DESCRIBED_S = 60.0
-"""For a child that imports numpy and reads a few kilobytes."""
+"""Patience with a child that imports numpy and reads a few kilobytes."""
 
 OVERHEAD_BYTES = 512 * 1024 * 1024
-"""What CUDA itself and a cache for a few samples take; on a processor, torch and a cache."""
+"""Memory of CUDA itself and a cache for a few samples; on a processor, torch and a cache."""
 
 ROOM = 1.25
 """Weights and the cache of keys and values, for the batch that a node has; less makes it sample fewer at once."""
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "q8_0": 34 / 32}
-"""Of one parameter."""
+"""Bytes of one parameter."""
 
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "q8_0": "q8_0"}
-"""As classes of numerics have them."""
+"""Names of precisions in classes of numerics."""
 
 
 NONE_FOR_MODEL = "No engine of this machine can sample this round's model."
@@ -46,11 +46,11 @@ HINT = (
 
 
 class Model(NamedTuple):
-    """What a round publishes of its model."""
+    """A description of its model that a round publishes."""
 
     weights_bytes: int
     dtype: str = "float32"
-    """In which its weights are published."""
+    """The precision in which its weights are published."""
     refused: Mapping[str, str] = {}
     """Engines that do not know its architecture, and why."""
     halved: tuple[str, ...] = ()
@@ -84,10 +84,10 @@ def _shown(text: str) -> str:
 
 
 class Memory(NamedTuple):
-    """How many bytes are free, where the system says so."""
+    """Return how many bytes are free, where the system says so."""
 
     card: int | None
-    """On the graphics card that has the most."""
+    """Return the bytes that are free on the graphics card that has the most."""
     processor: int | None
 
 

@@ -7,7 +7,8 @@
 - As long as it is at work on cases it says so, and they stay its own, however slow it is: a replay moves with every
   module that computed something. Where nothing moves for `audit.timeout_s`, it ends itself, and another gets its cases.
 - It takes as many cases as it may do in that time, so that others have their share of what waits.
-- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`).
+- Groups of the operator's own nodes calibrate their class as they are replayed (`coordinator.audit.probing`). What bf16
+  costs on this policy it measures by itself, before it judges the first claim in bf16 (`coordinator.audit.rounding`).
 - A version that is gone, or a case that cannot be replayed, is the coordinator's trouble: the claim is pardoned.
 - It gives way to others on the processor: settling later is better than sampling or learning later.
 - When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
@@ -23,17 +24,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from coordinator.audit import calibration
-from coordinator.audit.calibration import Calibration
+from coordinator.audit.calibration import POSITIONS_MIN, Calibration
 from coordinator.audit.case import Case, RoundArchive, earlier, opened
 from coordinator.audit.check import look_closer, replay, report_on
 from coordinator.audit.probing import Probes
 from coordinator.audit.replay import Prefill, Scored
+from coordinator.audit.rounding import Rounding, drawings, honest_groups
 from coordinator.audit.verdict import VALIDATOR, Outcome, Report
 from coordinator.config import Config
 from coordinator.learner.watchdog import Watchdog
@@ -42,8 +45,11 @@ from coordinator.refusals import named, pause_s, refusal
 from protocol import limits
 from protocol.auditing import AuditCase, CaseFile, Cases, Found, HoldCases, Judged, TakeCases, Verdicts
 from protocol.errors import AuditFailed, SwarmError, Unreachable
+from protocol.lease import Lease
+from protocol.rollout import unpack_tokens
 
 if TYPE_CHECKING:
+    from coordinator.audit.reference_node import ReferenceNode
     from coordinator.audit.scorer import Scorer
 
 log = logging.getLogger(__name__)
@@ -159,6 +165,7 @@ class Auditor:
         self._seconds = 0.0
         """Duration of the last batch."""
         self._probes = Probes(archive.metadata.round_id)
+        self._rounding = Rounding(archive.metadata.round_id)
         self._http = httpx.Client(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {token}"})
 
     def run(self) -> None:
@@ -173,6 +180,7 @@ class Auditor:
                 taken = self._take(tolerances)
                 if taken.cases:
                     with self._holding():
+                        tolerances = self._measure_rounding(taken, tolerances)
                         judged = self._judge(taken, tolerances)
                     self._calibrate(tolerances)
                 elif taken.done:
@@ -193,7 +201,40 @@ class Auditor:
             found.judging(name, self._archive.metadata.round_id)  # raises where one is no class
         return found
 
-    def _calibrate(self, made: Calibration) -> None:
+    def _measure_rounding(self, taken: Cases, made: Calibration) -> Calibration:
+        """Return the tolerances with those of 16 bits, if claims are to be judged by them and they are due."""
+        offers = [Lease.from_bytes(case.lease) for case in taken.cases]
+        classes = {offer.judged_as or self._config.audit.tolerance for offer in offers}
+        for precision in self._rounding.due(taken.version, classes, made):
+            try:
+                self._sample_honestly(taken.version, precision, offers)
+            except SwarmError as error:  # claims in it are held until it can be measured
+                log.warning("rounding not measured precision=%s: %s", precision, error)
+            made = self._calibrate(made)
+        return made
+
+    def _sample_honestly(self, version: int, precision: str, offers: Sequence[Lease]) -> None:
+        """Sample prompts of these leases in 16 bits, as an honest node would, and count the groups as a probe's."""
+        sampler, policy = self._archive.sampler(version), self._policies.folder(version)
+        if sampler is None or policy is None:
+            raise AuditFailed(f"The weights of version {version} are not kept any more.")
+        log.info("measuring rounding version=%d precision=%s positions=%d", version, precision, POSITIONS_MIN)
+        node = self._reference_node(policy, precision)
+        prompts = [(unpack_tokens(offer.prompt), offer.seed) for offer in offers]
+        every = drawings(prompts, max_new_tokens=sampler.max_new_tokens, temperature=sampler.temperature)
+        groups = honest_groups(every, node.sample, partial(self._policies.score, version))
+        for number, group in enumerate(groups):
+            self._probes.add(node.numerics, f"auditor {self._name}", f"{version}-{number}", group)
+
+    def _reference_node(self, policy: Path, precision: str) -> "ReferenceNode":
+        from coordinator.audit.reference_node import ReferenceNode  # torch takes seconds to come
+
+        self._watchdog.moved(PREPARE_MAX_S)
+        node = ReferenceNode(policy, precision, device=self._config.audit.device, moved=self._watchdog.moved)
+        self._watchdog.moved()
+        return node
+
+    def _calibrate(self, made: Calibration) -> Calibration:
         """Sign the tolerances of classes that probes have brought enough of; what was held for them is judged next."""
         folder, root = self._config.round.directory, self._archive.metadata.root()
         try:
@@ -203,6 +244,7 @@ class Auditor:
                 log.info("calibrated class=%s positions=%d", tolerance.name, tolerance.positions)
         except SwarmError as error:  # nobody is blamed without it, and the operator can do it by hand
             log.warning("not calibrated: %s", error)
+        return made
 
     @contextmanager
     def _holding(self) -> Iterator[None]:

@@ -56,8 +56,8 @@ engines were compared in float32 on the shipped numbers' own model only."""
 UNNAMED = "unnamed/fp32/unnamed"
 """The class of a node that does not say what it computes with."""
 
-POSITIONS_MIN = 10_000
-"""Fewer probed positions say nothing of one in a thousand."""
+POSITIONS_MIN = 5_000
+"""Five of them are beyond the quantile. Fewer probed positions say nothing of one in a thousand."""
 
 GROUP_CONTEXTS_MIN = 64
 """A mean over fewer is mostly chance."""
@@ -126,19 +126,28 @@ class Calibration(_Model):
     def judging(self, name: str, round_id: str) -> tuple[Tolerance, bool]:
         """Return the tolerances that a class is judged by, and whether they were measured on this round's policy.
 
-        A class that is not known is judged by one of its precision, if possible of its engine, else by torch's float32.
+        A class without numbers of this policy is judged by those of its precision that have some, else by its own of
+        another policy, else by one of its precision, if possible of its engine, else by torch's float32.
         """
         name = name or UNNAMED
-        found = next((entry for entry in self.classes if entry.name == name), None)
-        if found is not None:
-            return found, found.is_measured_on(round_id)
+        own = next((entry for entry in self.classes if entry.name == name), None)
+        if own is not None and own.is_measured_on(round_id):
+            return own, True
         if name.count("/") != 2:
             raise AuditFailed(f"{name[:100]!r} is no class of nodes.", hint="A class is engine/dtype/device.")
         engine, precision, _ = name.split("/")
-        others = sorted(self.classes, key=lambda entry: entry.name.split("/")[0] != engine)
+        others = sorted(
+            self.classes,
+            key=lambda entry: (entry.round_id != round_id, entry.name != name, entry.name.split("/")[0] != engine),
+        )
         alike = [entry for entry in others if entry.precision == precision]
         alike += [entry for entry in others if entry.name == EXACT]
-        return (alike or others)[0].model_copy(update={"name": name, "round_id": ""}), False
+        nearest = (alike or others)[0]
+        return (nearest if nearest is own else nearest.model_copy(update={"name": name, "round_id": ""})), False
+
+    def has_precision(self, precision: str, round_id: str) -> bool:
+        """Return True if a class of this precision was measured on this round's policy."""
+        return any(entry.precision == precision and entry.round_id == round_id for entry in self.classes)
 
     def measured_on(self, round_id: str) -> tuple[str, ...]:
         """Return the names of the classes that have numbers of this round's policy."""

@@ -18,7 +18,7 @@ from coordinator.audit.calibration import POSITIONS_MIN, Calibration, Limit, Tol
 from coordinator.audit.replay import Measured
 
 KEPT_POSITIONS = 4 * POSITIONS_MIN
-"""Positions kept of one probe: some two megabytes."""
+"""Positions kept of one probe: about a megabyte."""
 
 WIDEST = 4.0
 """Most times as wide as at first that renewals may make a limit."""

@@ -75,7 +75,7 @@ class Scorer:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self._moved = moved
         try:
-            self._model = _load(folder, getattr(torch, dtype) if isinstance(dtype, str) else dtype, device)
+            self._model = load_policy(folder, getattr(torch, dtype) if isinstance(dtype, str) else dtype, device)
             moved()
             self._head = Head.of(self._model)
             self._vocabulary: int = self._head.output.weight.shape[0]
@@ -198,8 +198,8 @@ def _tensors(claims: Sequence[Prefill], rows: Sequence[tuple[int, int]]) -> Tens
     )
 
 
-def _load(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """The model of a policy folder: no network, and no code or pickle from the folder, whatever it says."""
+def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """Return the model of a policy folder. Nothing is fetched, and no code or pickle of the folder is run."""
     # Its bar would stand among the findings.
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     with without_adapter(folder) as base:

@@ -1,0 +1,96 @@
+"""Rounding, measured by the auditor itself: how far honest work in 16 bits strays on this policy.
+
+1. Most GPU nodes sample in bf16. How far that strays from float32 depends on the policy, so each round measures it
+   before it judges the first claim of such a node, and again every `RENEW_VERSIONS` versions, since the policy moves.
+2. The auditor plays the node: it samples prompts of the round in that precision and replays its own answers as it
+   replays claims. Prompts are the coordinator's and seeds its own. No token comes from a node, so no node can widen a
+   tolerance.
+3. The class that is measured so is the auditor's, such as torch/bf16/cpu. Claims of other engines and devices in the
+   same precision are paid where they pass by its numbers, and held where they fail (`Calibration.judging`). Nobody
+   gains a wider tolerance by naming another class of that precision.
+
+Pure: models are arguments.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from coordinator.audit.calibration import POSITIONS_MIN, Calibration
+from coordinator.audit.replay import Measured, Prefill, Scored, measure
+from protocol.rollout import Completion, Tokens
+
+PRECISIONS = frozenset({"bf16", "fp16"})
+"""Those that an auditor can sample in."""
+
+RENEW_VERSIONS = 50
+"""Versions after which a precision is measured again: it costs about as much as ten audits."""
+
+LENGTH_MAX = 128
+"""Tokens of one completion: more prompts say more than longer answers."""
+
+COUNT_MIN, COUNT_MAX = 8, 64
+"""Completions of one prompt: a step takes little longer for many than for one."""
+
+GROUP_POSITIONS = 1024
+"""Tokens of one group, so that several prompts count."""
+
+GROUPS_MAX = 2_000
+"""Groups that may be sampled where all answers are short."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One group to sample: a prompt of the round, and a seed of the auditor's own."""
+
+    prompt: Tokens
+    seed: int
+    count: int
+    length: int
+    temperature: float
+
+
+Draw = Callable[[Drawing], list[Completion]]
+Score = Callable[[Sequence[Prefill]], list[list[Scored]]]
+
+
+class Rounding:
+    """When each precision was measured last."""
+
+    def __init__(self, round_id: str) -> None:
+        self._round_id = round_id
+        self._last: dict[str, int] = {}
+        """Precision → version."""
+
+    def due(self, version: int, classes: Iterable[str], made: Calibration) -> list[str]:
+        """Return the precisions to measure before claims of these classes are judged; they count as measured now."""
+        wanted = {name.split("/")[1] for name in classes if name.count("/") == 2} & PRECISIONS
+        found = [precision for precision in sorted(wanted) if self._is_due(precision, version, made)]
+        self._last |= dict.fromkeys(found, version)
+        return found
+
+    def _is_due(self, precision: str, version: int, made: Calibration) -> bool:
+        if precision not in self._last and made.has_precision(precision, self._round_id):
+            self._last[precision] = version  # measured before this auditor was started
+        return version >= self._last.get(precision, version - RENEW_VERSIONS) + RENEW_VERSIONS
+
+
+def drawings(prompts: Sequence[tuple[Tokens, int]], *, max_new_tokens: int, temperature: float) -> Iterator[Drawing]:
+    """Yield groups of these (prompt, seed of its lease) in turn, each with a seed that no lease has."""
+    length = min(max_new_tokens, LENGTH_MAX)
+    count = min(max(GROUP_POSITIONS // length, COUNT_MIN), COUNT_MAX)
+    for number, (prompt, seed) in enumerate(islice(cycle(prompts), GROUPS_MAX)):
+        yield Drawing(prompt, (seed + number + 1) % 2**63, count, length, temperature)
+
+
+def honest_groups(every: Iterable[Drawing], draw: Draw, score: Score) -> Iterator[Measured]:
+    """Yield what a replay makes of honest answers, until they are enough to calibrate on."""
+    positions = 0
+    for drawing in every:
+        said = draw(drawing)
+        prefill = Prefill(drawing.prompt, [one.tokens for one in said], drawing.seed, drawing.temperature)
+        group = measure(said, score([prefill])[0], drawing.seed)
+        positions += len(group)
+        yield group
+        if positions >= POSITIONS_MIN:
+            return

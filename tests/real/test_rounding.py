@@ -1,0 +1,142 @@
+"""Rounding on a trained model: what the auditor measures by itself pays honest nodes in bf16, and finds cheats."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bench.verification.cheats import quantised
+from bench.verification.sampler import Group, sample
+from coordinator.audit.calibration import Tolerance, derive
+from coordinator.audit.reference_node import ReferenceNode
+from coordinator.audit.replay import Measured, Prefill, measure
+from coordinator.audit.rounding import drawings, honest_groups
+from coordinator.audit.scorer import Scorer
+from coordinator.audit.verdict import Outcome, judge
+from protocol.rollout import Completion, PolicyBounds, end_tokens, pack_tokens, unpack_tokens
+from swarm_node.engine.messages import GroupDone, Request
+from swarm_node.engine.torch_engine import TorchEngine
+
+ROUND, CLASS = "a" * 64, "torch/bf16/cpu"
+SAMPLES, NEW_TOKENS = 8, 64
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Write a short poem about the sea.",
+    "What is the capital of France, and what is it known for?",
+    "Explain photosynthesis to a child.",
+    "How do I boil an egg?",
+    "Name three inventions of the last century.",
+    "Tell me a story about a fox.",
+    "What is 12 + 30?",
+)
+HONEST, CHEATING = 6, 2
+"""Groups."""
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2_folder: Path) -> list[list[int]]:
+    tokenizer: Any = AutoTokenizer.from_pretrained(smollm2_folder, local_files_only=True)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
+
+
+@pytest.fixture(scope="module")
+def scorer(smollm2_folder: Path) -> Scorer:
+    return Scorer(smollm2_folder)
+
+
+@pytest.fixture(scope="module")
+def tolerance(smollm2_folder: Path, prompts: list[list[int]], scorer: Scorer) -> Tolerance:
+    """Measured on half of the prompts."""
+    node = ReferenceNode(smollm2_folder, "bf16")
+    asked = [(np.array(prompt, np.uint32), seed) for seed, prompt in enumerate(prompts[::2])]
+    every = drawings(asked, max_new_tokens=NEW_TOKENS, temperature=1.0)
+    return derive(node.numerics, list(honest_groups(every, node.sample, scorer.score)), ROUND)
+
+
+@pytest.fixture(scope="module")
+def groups(prompts: list[list[int]]) -> list[Group]:
+    """Leases on the other half."""
+    return [Group(number, prompts[1::2][number % 4], seed=1000 + number, samples=SAMPLES) for number in range(HONEST)]
+
+
+@pytest.fixture(scope="module")
+def bounds(smollm2_folder: Path) -> PolicyBounds:
+    config, generation = (
+        json.loads((smollm2_folder / name).read_bytes()) for name in ("config.json", "generation_config.json")
+    )
+    return PolicyBounds(config["vocab_size"], end_tokens(config, generation), NEW_TOKENS)
+
+
+def replayed(scorer: Scorer, group: Group, said: Sequence[Completion]) -> Measured:
+    claim = Prefill(np.array(group.prompt, np.uint32), [one.tokens for one in said], group.seed, 1.0)
+    return measure(said, scorer.score([claim])[0], group.seed)
+
+
+def outcomes(measured: Iterator[Measured], tolerance: Tolerance) -> list[Outcome]:
+    return [judge(group, tolerance, 1).outcome for group in measured]
+
+
+def test_honest_groups_of_the_engine_that_nodes_run_pass(
+    smollm2_folder: Path, scorer: Scorer, tolerance: Tolerance, groups: list[Group]
+) -> None:
+    engine, done = TorchEngine(dtype="bfloat16"), list[GroupDone]()
+    engine.load(smollm2_folder, 1)
+    wanted = [
+        Request(
+            request_id=str(group.number),
+            version=1,
+            prompt=pack_tokens(group.prompt),
+            seed=group.seed,
+            samples=SAMPLES,
+            max_new_tokens=NEW_TOKENS,
+            temperature=1.0,
+        )
+        for group in groups
+    ]
+    engine.generate(wanted, done.append)
+    said = {
+        int(one.request_id): [
+            Completion(unpack_tokens(row.tokens), np.frombuffer(row.logprobs, "<f4"), row.finish) for row in one.samples
+        ]
+        for one in done
+    }
+    found = outcomes((replayed(scorer, group, said[group.number]) for group in groups), tolerance)
+    assert found == [Outcome.PASS] * HONEST
+
+
+def four_bits(model: Any) -> Any:
+    return quantised(model, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [(four_bits, {}), (None, {"temperature": 0.8}), (None, {"top_p": 0.9})],
+    ids=["4-bit weights", "temperature 0.8", "top-p 0.9"],
+)
+@pytest.mark.parametrize("disguised", [False, True], ids=["as drawn", "prefilled"])
+def test_cheats_are_found_in_the_first_groups(
+    smollm2_folder: Path,
+    scorer: Scorer,
+    tolerance: Tolerance,
+    groups: list[Group],
+    bounds: PolicyBounds,
+    change: Callable[[Any], Any] | None,
+    how: dict[str, float],
+    disguised: bool,
+) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32, local_files_only=True).eval()
+    model = change(model) if change else model
+    found = []
+    for group in groups[:CHEATING]:
+        measured = replayed(scorer, group, sample(model, [group], bounds, **how)[0])
+        if disguised:
+            measured = replace(measured, claimed_logprobs=measured.logprobs)
+        found.append(judge(measured, tolerance, 1).outcome)
+    assert Outcome.HARD in found

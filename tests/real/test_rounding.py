@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
+from bench.verification.cells import load
 from bench.verification.cheats import quantised
 from bench.verification.sampler import Group, sample
 from coordinator.audit.calibration import Tolerance, derive

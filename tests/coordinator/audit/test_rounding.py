@@ -1,7 +1,7 @@
 """What 16 bits cost on a policy, as the auditor measures it by itself: when, on which prompts, and what comes of it."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_it_ends_with_enough_positions() -> None:
         tokens = np.zeros(50, np.uint32)
         return [Completion(tokens, tokens.astype(np.float32), "length")] * drawing.count
 
-    def score(claims: list[Prefill]) -> list[list[Scored]]:
+    def score(claims: Sequence[Prefill]) -> list[list[Scored]]:
         scored = Scored(table, table, table + 1, table.astype(np.int64))
         return [[scored] * len(claim.completions) for claim in claims]
 

@@ -131,7 +131,7 @@ def test_cheats_are_found_in_the_first_groups(
     how: dict[str, float],
     disguised: bool,
 ) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32, local_files_only=True).eval()
+    model = load(smollm2_folder)
     model = change(model) if change else model
     found = []
     for group in groups[:CHEATING]:

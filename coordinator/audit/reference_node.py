@@ -100,8 +100,11 @@ def _multiply_in_float32(model: Any) -> None:
 
 
 def _rounded_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    bias = None if module.bias is None else module.bias.float()
-    return linear(inputs.float(), module.weight.float(), bias).to(inputs.dtype)
+    return linear(inputs.float(), module.weight.float(), _widened(module.bias)).to(inputs.dtype)
+
+
+def _widened(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.float()
 
 
 def _drawn(scores: torch.Tensor, chances: NDArray[np.float64]) -> tuple[Integers, NDArray[np.float32]]:

@@ -6,6 +6,7 @@
   to others. A learner that nobody has brought anything for as long as a lease lasts takes what there is.
 - A group past the staleness bound never enters a batch. It is marked stale, as one that gives its place is surplus: its
   prompt is offered again, and its nodes, which worked in time, are paid.
+- A report moves the bound that leases are offered by, where it adapts (`coordinator.work.bound`).
 - The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
   log-probabilities are not those of the tokens. What becomes of them is for `coordinator.money.escrow` to say.
 """
@@ -23,7 +24,7 @@ from coordinator.money import escrow
 from coordinator.people import standings
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
-from coordinator.work import admission, continuation, marks, newcomers
+from coordinator.work import admission, bound, continuation, marks, newcomers
 from coordinator.work import leases as lease_table
 from coordinator.work.leases import Terms
 from protocol.errors import OutOfOrder
@@ -50,7 +51,9 @@ def get(connection: sa.Connection, number: int, *, terms: Terms, audits: AuditTe
     return Batch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
 
 
-def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, now_ms: int) -> bool:
+def report(
+    connection: sa.Connection, message: Report, *, audits: AuditTerms, adapts: bound.Rules | None = None, now_ms: int
+) -> bool:
     """The claims of a trained batch are used; False if that was reported before."""
     row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
     if row is None:
@@ -60,10 +63,13 @@ def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, no
     in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
     used = list(in_batch)
     escrow.used(connection, used, suspects=message.mismatched, terms=audits, now_ms=now_ms)
+    metrics = dict(message.metrics)
+    if adapts:
+        metrics[bound.IN_FORCE] = bound.follow(connection, message.number, metrics, adapts)
     connection.execute(
         sa.update(batches)
         .where(batches.c.batch == message.number)
-        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=dict(message.metrics))
+        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=metrics)
     )
     return True
 

@@ -164,6 +164,8 @@ def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
     bound = bound_in_force(told)
     yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
     yield f"in vain {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
+    if alike := told["rollouts"].get("alike"):
+        yield f"set aside {counted(alike, 'group')} whose rewards were all alike, for others in their place"
     if refused := sum(told["rejected"].values()):
         yield f"rejected {counted(refused, 'answer')}{_counted(told['rejected'])}"
 

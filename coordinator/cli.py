@@ -21,6 +21,7 @@ from coordinator.commands import (
     backup,
     config,
     evaluate,
+    export,
     init,
     keys,
     nodes,
@@ -208,28 +209,13 @@ def fsck(
     raise typer.Exit(1 if found else 0)
 
 
-@app.command(
+app.command(
     epilog=lesson(
         "swarm-coordinator export round.toml policy --best",
         'transformers loads the folder: AutoModelForCausalLM.from_pretrained("policy").',
         EXIT_CODES,
     )
-)
-def export(
-    config_file: ConfigFile,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make.")],
-    settings: Settings,
-    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
-    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as peft has it.")] = False,
-    best: Annotated[bool, typer.Option("--best", help="The version with the best evaluation.")] = False,
-) -> None:
-    """Write the policy as a folder in hub format, which transformers and others load as it is."""
-    from coordinator.learner.export import export as write
-
-    if best and version:
-        raise ConfigInvalid("--best and --version name different policies.", hint="Give one of them.")
-    update = write(load(config_file, settings), folder, version=version, adapter=adapter, best=best)
-    typer.echo(f"{folder}: the policy after {update} updates")
+)(export.export)
 
 
 @app.command(

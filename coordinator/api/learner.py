@@ -185,7 +185,7 @@ async def report(request: web.Request) -> web.Response:
     """What became of a batch."""
     here = require_operator(request)
     message = Report.from_bytes(await body(request))
-    await here.database.run(batches.report, message, audits=here.audits, now_ms=now_ms())
+    await here.database.run(batches.report, message, audits=here.audits, adapts=here.terms.adapts, now_ms=now_ms())
     await here.database.run(programs.heard, now_ms())
     return web.Response(status=204)
 

@@ -29,6 +29,10 @@ class StalenessSection(Section):
     """The bound S, and how often a version is published."""
 
     max_updates: int = Field(4, ge=0, description="S: how many updates a rollout may lie behind the learner")
+    adaptive: bool = Field(
+        False, description="let S follow what the correction drops, between min_updates and max_updates"
+    )
+    min_updates: int = Field(1, ge=0, description="the least S, where it is adaptive, and the one to begin with")
     publish_every: int = Field(0, ge=0, description="kappa: updates between versions; 0 follows what is measured")
 
     admission: Literal["visible", "buffer"] = Field(
@@ -44,7 +48,12 @@ class StalenessSection(Section):
     @property
     def kappa(self) -> int:
         """As it is set; else, before anything is measured, the paper's S - 1."""
-        return self.publish_every or max(1, self.max_updates - 1)
+        return self.publish_every or max(1, self.least - 1)
+
+    @property
+    def least(self) -> int:
+        """The least that S may be: versions come often enough for every bound that may be in force."""
+        return max(self.min_updates, self.publish_every - 1) if self.adaptive else self.max_updates
 
     @model_validator(mode="after")
     def _publishes_within_the_bound(self) -> "StalenessSection":
@@ -53,4 +62,12 @@ class StalenessSection(Section):
                 f"publish_every = {self.kappa} leaves the learner without fresh rollouts: the last version would be "
                 f"{self.kappa - 1} updates old, and max_updates is {self.max_updates}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapts_within_its_bounds(self) -> "StalenessSection":
+        if self.adaptive and self.min_updates > self.max_updates:
+            raise ValueError(f"min_updates = {self.min_updates} is more than max_updates = {self.max_updates}")
+        if self.adaptive and self.admission == "buffer":
+            raise ValueError("adaptive needs admission = visible: a buffer takes whatever fits, however old it becomes")
         return self

@@ -67,6 +67,12 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapts_to_what_is_measured(self) -> "Config":
+        if self.staleness.adaptive and self.correction.mode == "none":
+            raise ValueError("staleness.adaptive follows what the correction drops, and correction.mode is none")
+        return self
+
     @property
     def state(self) -> Path | str:
         """What `coordinator.store.state.Database` opens."""

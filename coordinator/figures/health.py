@@ -61,9 +61,18 @@ ADVICE = {
 
 
 def figures(
-    connection: sa.Connection, asked: Load | None, kappa: int, *, programs_alarm: str = "", waits_s: float = 0.0
+    connection: sa.Connection,
+    asked: Load | None,
+    kappa: int,
+    *,
+    staleness_max: int = 0,
+    programs_alarm: str = "",
+    waits_s: float = 0.0,
 ) -> dict[str, Any]:
-    """What is told of the round's health, while the learner has waited for its next batch for so long."""
+    """What is told of the round's health, while the learner has waited for its next batch for so long.
+
+    `staleness_max` is the operator's bound, which the one in force may be below.
+    """
     ages, in_vain, idle_share = trained_ages(connection), _in_vain(connection), _idle_lately(connection, waits_s)
     kept = get_fact(connection, KEPT, {"size_bytes": 0, "room_bytes": 0})
     lately = _metrics_lately(connection)
@@ -92,7 +101,7 @@ def figures(
         or held_alarm(standings.held(connection))
         or kept_alarm(kept)
         or masked_alarm(masked)
-        or alarm(asked, kappa, idle_share, in_vain, share)
+        or alarm(asked, kappa, idle_share, in_vain, share, staleness_max)
         or _bias_alarm(bias, in_vain, trained),
     }
 
@@ -153,10 +162,17 @@ def kept_alarm(kept: dict[str, int]) -> str:
     )
 
 
-def alarm(asked: Load | None, kappa: int, idle_share: float, in_vain: Counter[str], in_vain_share: float) -> str:
+def alarm(
+    asked: Load | None,
+    kappa: int,
+    idle_share: float,
+    in_vain: Counter[str],
+    in_vain_share: float,
+    staleness_max: int = 0,
+) -> str:
     """What is wrong, why, and what to set; empty if nothing is."""
     if asked is not None and idle_share > IDLE_MAX:
-        return _why_idle(asked, kappa, idle_share)
+        return _why_idle(asked, kappa, idle_share, staleness_max)
     if in_vain_share > IN_VAIN_MAX:
         (most, _), *_ = in_vain.most_common(1)
         advice = ADVICE.get(most, "docs/protocol.md says what this code means")
@@ -185,7 +201,7 @@ def percentile(ages: Counter[int], share: float) -> int:
     return 0
 
 
-def _why_idle(asked: Load, kappa: int, idle_share: float) -> str:
+def _why_idle(asked: Load, kappa: int, idle_share: float, staleness_max: int) -> str:
     waits = f"The learner waits {idle_share:.0%} of its time: "
     # What would be left of it if rollouts took no throughput at all is the bound's fault.
     if VISIBLE.bubble(asked, kappa, math.inf) < idle_share / 2:
@@ -199,7 +215,13 @@ def _why_idle(asked: Load, kappa: int, idle_share: float) -> str:
         what, cure = f"rollouts of {asked.steps_per_rollout:.1f} steps", "shorten them by sampling.max_new_tokens"
     else:
         what, cure = f"broadcasts of {asked.steps_per_broadcast:.1f} steps", "lower staleness.publish_every"
-    return waits + f"S = {asked.staleness} is too small for {what}: raise staleness.max_updates to {enough}, or {cure}."
+    waits += f"S = {asked.staleness} is too small for {what}: "
+    if asked.staleness < staleness_max:
+        return waits + (
+            f"the bound adapts, and may be {staleness_max} once the correction drops little. Lower "
+            f"learner.learning_rate, raise staleness.min_updates, or {cure}."
+        )
+    return waits + f"raise staleness.max_updates to {enough}, or {cure}."
 
 
 def trained_ages(connection: sa.Connection) -> Counter[int]:

@@ -119,6 +119,7 @@ FAMILIES = (
     Family(
         "broadcast_nodes_reached", "gauge", "Nodes that sample with the version shown.", _one("broadcast", "reached")
     ),
+    Family("staleness_bound", "gauge", "S as leases are offered by it.", _one("staleness_bound")),
     Family("trained_age_mean", "gauge", "Updates between sampling and training, mean.", _one("age", "mean")),
     Family("trained_age_p99", "gauge", "The same of the 99th percentile.", _one("age", "p99")),
     Family("trained_age_max", "gauge", "The same of the oldest group.", _one("age", "max")),

@@ -161,12 +161,19 @@ def _versions(told: Mapping[str, Any]) -> Iterator[str]:
 
 def _staleness(told: Mapping[str, Any]) -> Iterator[str]:
     age = told["age"]
-    yield (
-        f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {told['staleness']})"
-    )
+    bound = bound_in_force(told)
+    yield f"trained on groups {age['mean']:.1f} updates old (p99 {age['p99']}, max {age['max']}; S = {bound})"
     yield f"in vain {told['in_vain_share']:.1%} of the work{_counted(told['in_vain'])}"
+    if alike := told["rollouts"].get("alike"):
+        yield f"set aside {counted(alike, 'group')} whose rewards were all alike, for others in their place"
     if refused := sum(told["rejected"].values()):
         yield f"rejected {counted(refused, 'answer')}{_counted(told['rejected'])}"
+
+
+def bound_in_force(told: Mapping[str, Any]) -> str:
+    """S, and the operator's where it is below that."""
+    now, most = told["staleness_bound"], told["staleness"]
+    return f"{now}" if now == most else f"{now} of at most {most}"
 
 
 def _prompts(told: Mapping[str, int]) -> Iterator[str]:

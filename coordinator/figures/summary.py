@@ -20,7 +20,7 @@ from coordinator.publishing import publish
 from coordinator.spreading import blames, broadcasts
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
-from coordinator.work import curriculum, evaluations
+from coordinator.work import bound, curriculum, evaluations
 from coordinator.work.leases import latest_batch, rules_of
 from ledger import store
 from ledger.accounts import BUDGET
@@ -74,10 +74,18 @@ def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, no
         "selection": curriculum.shown(connection, rules_of(config)),
         "fleet": activation.shown(connection),
         "publish_every": kappa,
+        "staleness_bound": bound.in_force(connection, config.staleness),
         "load": asdict(asked) if asked else None,
         "standby": _standby(config, now_ms),
         **running,
-        **health.figures(connection, asked, kappa, programs_alarm=alarm, waits_s=waits_s),
+        **health.figures(
+            connection,
+            asked,
+            kappa,
+            staleness_max=config.staleness.max_updates,
+            programs_alarm=alarm,
+            waits_s=waits_s,
+        ),
     }
 
 

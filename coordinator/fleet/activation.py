@@ -26,6 +26,7 @@ from coordinator.people import registry
 from coordinator.spreading import broadcasts
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, fleet, leases, nodes, rollouts
+from coordinator.work import bound
 from coordinator.work.leases import AT_WORK
 from protocol.ids import NodeId
 from protocol.lease import State
@@ -66,7 +67,7 @@ def load(connection: sa.Connection, config: Config, *, alive_since_ms: int) -> L
     if not train_s or groups is None:
         return None
     return Load(
-        staleness=config.staleness.max_updates,
+        staleness=bound.in_force(connection, config.staleness),
         rollouts_per_update=config.learner.groups_per_update,
         train_s=train_s,
         broadcast_s=spread["median_s"] if spread else 0.0,

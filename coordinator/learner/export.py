@@ -1,33 +1,68 @@
-"""A policy out of a round, as a folder that transformers and everybody else can load.
+"""A policy out of a round, as a folder that transformers and everybody else can load, or as a file for llama.cpp.
 
 - The learner's checkpoint is the newest policy there is; a published version is what nodes had.
 - An adapter is merged into its base, unless it is asked for alone, as peft has it.
-- The folder appears whole or not at all, and never over another.
+- A GGUF file is made of such a folder by the llama engine, which knows how llama.cpp wants each architecture. It is a
+  program of its own: the coordinator imports nothing of the node.
+- Folder and file appear whole or not at all, and never over another.
 """
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config
 from coordinator.publishing.best import FILE, kept
 from protocol import canary
 from protocol.adapter import CONFIG
-from protocol.errors import ConfigInvalid, NotFound
+from protocol.errors import ConfigInvalid, EngineFailed, NotFound
+
+REFUSED = 2
+"""Exit code of the program that makes a GGUF file, where it gives a reason."""
 
 
 def export(config: Config, target: Path, *, version: int = 0, adapter: bool = False, best: bool = False) -> int:
     """Write a version, the best one, or at 0 the learner's last checkpoint; returns the update that it stands at."""
-    if target.exists():
-        raise ConfigInvalid(f"{target} is there already.", hint="Name a folder that is not.")
-    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    _require_new(target)
     beside = target.with_name(f"{target.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     make = _best if best else _version if version else _checkpoint
     update = make(config, beside, version, adapter)
     beside.rename(target)
     return update
+
+
+def export_gguf(config: Config, target: Path, *, version: int = 0, best: bool = False, dtype: str = "auto") -> int:
+    """Write the same as a file that llama.cpp loads, in a type of its own or in that of the policy."""
+    _require_new(target)
+    with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as scratch:
+        folder, file = Path(scratch) / "policy", Path(scratch) / "policy.gguf"
+        update = export(config, folder, version=version, best=best)
+        _convert(folder, file, dtype)
+        file.rename(target)
+    return update
+
+
+def _require_new(target: Path) -> None:
+    if target.exists():
+        raise ConfigInvalid(f"{target} is there already.", hint="Name a folder or file that is not.")
+    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+
+
+def _convert(folder: Path, file: Path, dtype: str) -> None:
+    command = [sys.executable, "-P", "-m", "swarm_node.engine.llama_file", str(folder), str(file), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == REFUSED and done.stdout:
+        raise EngineFailed(**json.loads(done.stdout))
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        if "No module named" in reason:
+            raise ConfigInvalid("A GGUF file needs llama.cpp.", hint="pip install 'echo-swarm[llama]'")
+        raise EngineFailed(f"The GGUF file was not made: {reason or f'exit code {done.returncode}'}.")
 
 
 def _version(config: Config, folder: Path, version: int, adapter: bool) -> int:
@@ -63,10 +98,13 @@ def _fold(folder: Path, version: int, adapter: bool) -> None:
 
 
 def _checkpoint(config: Config, folder: Path, _version: int, adapter: bool) -> int:
+    from transformers.utils.logging import disable_progress_bar
+
     from coordinator.learner import checkpoint
     from coordinator.learner.policy import Policy
     from coordinator.learner.settings import train_settings
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     learner = config.round.directory / "learner"
     last = checkpoint.newest(learner / "checkpoints")
     if last is None:

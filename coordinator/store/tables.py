@@ -256,7 +256,7 @@ rollouts = sa.Table(
     sa.Column("marks", sa.JSON, nullable=False),  # what they are made of, as in `coordinator.work.marks`
     sa.Column("envelope", sa.LargeBinary, nullable=False),  # what the node signed
     sa.Column("accepted_ms", sa.BigInteger, nullable=False),
-    # unscored, buffered, batched, stale, unused, surplus, retracted, verifier_error, measured
+    # unscored, buffered, batched, stale, unused, surplus, alike, retracted, verifier_error, measured
     sa.Column("state", sa.String, nullable=False),
     sa.Column("batch", sa.Integer, nullable=True),
 )

@@ -7,9 +7,11 @@ from typing import Any
 
 from coordinator.figures.curves import REWARD, Branch, Point, Spread
 from coordinator.figures.history import Incident
+from coordinator.figures.overview import bound_in_force
 from coordinator.web import charts, evaluated, tree, words
 from coordinator.web.html import Markup, el
 from coordinator.web.layout import Column, Screen, document, live, node_link, strip, table
+from protocol.plain import plural
 
 FLEET_COLUMNS = (
     Column("node", is_text=True),
@@ -80,7 +82,7 @@ def _health(status: Mapping[str, Any]) -> Markup:
         "learner idle in all": words.percent(status["learner_idle_share"]),
         "work in vain": words.percent(status["in_vain_share"]),
         "age of groups": f"mean {age['mean']:.1f}, p99 {age['p99']}, most {age['max']}",
-        "bound S": words.counted(status["staleness"], "update"),
+        "bound S": f"{bound_in_force(status)} {plural(status['staleness'], 'update')}",
         "a version every": words.counted(status["publish_every"], "update"),
         "late work longer by": words.DASH if status["length_bias"] is None else f"{status['length_bias']:.2f} ×",
         "budget left": words.whole(status["budget_micros"]),

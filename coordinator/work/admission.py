@@ -1,6 +1,7 @@
 """How many groups a node may take now, or why it may take none, as effects.
 
-- The staleness bound counts by the version that the node holds (`coordinator.work.dispatch`).
+- The staleness bound counts by the version that the node holds (`coordinator.work.dispatch`), and may be one in force
+  below the operator's (`coordinator.work.bound`).
 - A lease is given out only if the free budget covers the dearest answer to it and to every open lease, and so does what
   is left of the hour's.
 - Newcomers get few leases, that nothing waits for (`coordinator.work.newcomers`): keys are free.
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from coordinator.people import standings
+from coordinator.store.state import get_fact
 from coordinator.store.tables import IS_OPEN, batches, facts, leases, nodes, parts, rollouts, versions
 from coordinator.store.tables import tally as tally_table
-from coordinator.work import newcomers, sizing, tally
+from coordinator.work import bound, newcomers, sizing, tally
 from coordinator.work.dispatch import admissible_groups, is_stale, room_in_buffer
 from coordinator.work.leases import Terms, is_held_up, last_expired_ms, latest_batch
 from ledger.accounts import BUDGET
@@ -42,6 +44,7 @@ _stands = Prepared(
         sa.select(facts.c.value).where(facts.c.name == newcomers.TRIALS).scalar_subquery().label("trials"),
         sa.select(facts.c.value).where(facts.c.name == newcomers.LINE).scalar_subquery().label("line"),
         standings.BACKLOG.scalar_subquery().label("backlog"),
+        sa.select(facts.c.value).where(facts.c.name == bound.BOUND).scalar_subquery().label("bound"),
         sa.select(sa.func.max(versions.c.version)).scalar_subquery().label("newest"),
         sa.select(versions.c.policy_update)
         .where(versions.c.version == sa.bindparam("version"))
@@ -107,6 +110,7 @@ def how_many(
 ) -> Admitted:
     """What a node of this neighbourhood may be given now, or why it may be given nothing."""
     stands = _stands(connection, version=message.version).one()
+    terms = terms.offered(stands.bound)
     reason = _refusal(stands, worker, message, terms)
     if reason not in ("", *NOT_NEEDED):
         return Admitted(0, reason, stands.newest or 0)
@@ -180,12 +184,17 @@ def room(connection: sa.Connection, terms: Terms) -> int:
     newest = _newest_update(connection).scalar()
     if newest is None:
         return 0
-    return _window(terms, newest, latest_batch(connection), tally.read(connection).unfinished)
+    return _window(_offered(connection, terms), newest, latest_batch(connection), tally.read(connection).unfinished)
 
 
 def has_room(connection: sa.Connection, terms: Terms, visible_update: int, learner_update: int) -> bool:
     """Return True if a group of a version of that update may be one more of those under way."""
-    return _window(terms, visible_update, learner_update, tally.read(connection).unfinished) > 0
+    offered = _offered(connection, terms)
+    return _window(offered, visible_update, learner_update, tally.read(connection).unfinished) > 0
+
+
+def _offered(connection: sa.Connection, terms: Terms) -> Terms:
+    return terms.offered(get_fact(connection, bound.BOUND)) if terms.adapts else terms
 
 
 def _window(terms: Terms, visible_update: int, learner_update: int, unfinished: int) -> int:

@@ -4,8 +4,11 @@
 - It takes the oldest policy versions first; where many are at work, of no owner more than a set share: a group is
   everybody's who worked on it. Where nobody works any more and no place is free, what is beyond a share gives its place
   to others. A learner that nobody has brought anything for as long as a lease lasts takes what there is.
+- With `selection.refill`, groups whose samples all earned the same give their places to others, as they teach nothing:
+  at most so many times a batch's size for each batch so far. They are paid. A learner that waits in vain takes them.
 - A group past the staleness bound never enters a batch. It is marked stale, as one that gives its place is surplus: its
   prompt is offered again, and its nodes, which worked in time, are paid.
+- A report moves the bound that leases are offered by, where it adapts (`coordinator.work.bound`).
 - The learner's report says that the claims of its batch are used, and which of them are suspect: their claimed
   log-probabilities are not those of the tokens. What becomes of them is for `coordinator.money.escrow` to say.
 """
@@ -21,9 +24,9 @@ import sqlalchemy as sa
 from coordinator.audit.lottery import AuditTerms
 from coordinator.money import escrow
 from coordinator.people import standings
-from coordinator.store.state import get_fact
+from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, groups, leases, nodes, parts, rollouts
-from coordinator.work import admission, continuation, marks, newcomers
+from coordinator.work import admission, bound, continuation, marks, newcomers
 from coordinator.work import leases as lease_table
 from coordinator.work.leases import Terms
 from protocol.errors import OutOfOrder
@@ -31,6 +34,12 @@ from protocol.learning import Batch, Earlier, Report, TrainingGroup, TrainingSam
 from protocol.lease import Lease
 from protocol.rollout import RolloutClaim
 from protocol.signing import open_envelope
+
+ALIKE = "alike"
+"""The state of a rollout that gave its place to another, since its samples all earned the same."""
+
+SET_ASIDE = "set_aside"
+"""The fact of how many did."""
 
 
 def get(connection: sa.Connection, number: int, *, terms: Terms, audits: AuditTerms, now_ms: int) -> Batch | None:
@@ -50,7 +59,9 @@ def get(connection: sa.Connection, number: int, *, terms: Terms, audits: AuditTe
     return Batch(number=number, groups=groups, credit_micros=_credit_micros(connection, number))
 
 
-def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, now_ms: int) -> bool:
+def report(
+    connection: sa.Connection, message: Report, *, audits: AuditTerms, adapts: bound.Rules | None = None, now_ms: int
+) -> bool:
     """The claims of a trained batch are used; False if that was reported before."""
     row = connection.execute(sa.select(batches.c.reported_ms).where(batches.c.batch == message.number)).first()
     if row is None:
@@ -60,10 +71,13 @@ def report(connection: sa.Connection, message: Report, *, audits: AuditTerms, no
     in_batch = connection.execute(sa.select(rollouts.c.claim_id).where(rollouts.c.batch == message.number)).scalars()
     used = list(in_batch)
     escrow.used(connection, used, suspects=message.mismatched, terms=audits, now_ms=now_ms)
+    metrics = dict(message.metrics)
+    if adapts:
+        metrics[bound.IN_FORCE] = bound.follow(connection, message.number, metrics, adapts)
     connection.execute(
         sa.update(batches)
         .where(batches.c.batch == message.number)
-        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=dict(message.metrics))
+        .values(reported_ms=now_ms, idle_s=message.idle_s, busy_s=message.busy_s, metrics=metrics)
     )
     return True
 
@@ -81,6 +95,7 @@ def _form(connection: sa.Connection, number: int, terms: Terms, audits: AuditTer
     """Choose the groups of a new batch, after dropping those past the bound."""
     learner_update, size = number - 1, terms.groups_per_update
     _drop_stale(connection, learner_update - terms.staleness, audits, now_ms)
+    _set_aside(connection, number, terms, audits, now_ms)
     proven_only = newcomers.is_fresh(get_fact(connection, newcomers.OTHERS), terms, now_ms)
     most = standings.share_of(connection, size, terms.max_owner_share, proven_only=proven_only)
     chosen, beyond = _choose(connection, size, most)
@@ -149,6 +164,24 @@ def _credit_micros(connection: sa.Connection, number: int) -> int:
         sa.select(sa.func.sum(parts.c.credit_micros)).where(parts.c.whole.in_(wholes)),
     )
     return sum(int(connection.execute(query).scalar() or 0) for query in credited)
+
+
+def _set_aside(connection: sa.Connection, number: int, terms: Terms, audits: AuditTerms, now_ms: int) -> None:
+    """Take groups whose samples all earned the same out of the buffer, as many as others may replace."""
+    done = get_fact(connection, SET_ASIDE, 0) if terms.selection.refill else 0
+    left = int(terms.selection.refill * terms.groups_per_update * number) - done
+    if left <= 0 or lease_table.is_held_up(connection, terms, now_ms):
+        return
+    columns = (rollouts.c.claim_id, rollouts.c.group_no, rollouts.c.rewards)
+    waiting = sa.select(*columns).where(rollouts.c.state == "buffered").order_by(rollouts.c.accepted_ms)
+    alike = [row for row in connection.execute(waiting).mappings() if len(set(marks.scores(dict(row)))) == 1][:left]
+    for row in alike:
+        here = rollouts.c.claim_id == row["claim_id"]
+        connection.execute(sa.update(rollouts).where(here).values(state=ALIKE))
+        lease_table.set_group(connection, row["group_no"], "trained")
+    if alike:
+        set_fact(connection, SET_ASIDE, done + len(alike))
+        escrow.used(connection, [row["claim_id"] for row in alike], terms=audits, now_ms=now_ms)
 
 
 def _drop_stale(connection: sa.Connection, oldest_update: int, audits: AuditTerms, now_ms: int) -> None:

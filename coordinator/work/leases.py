@@ -9,7 +9,8 @@
 - Every change of a lease goes through `protocol.lease.TRANSITIONS`, compared and set in one statement.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 from coordinator.config import Config
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import IS_OPEN, batches, groups, leases, nodes, rollouts, versions
-from coordinator.work import continuation, marks, sizing, tally
+from coordinator.work import bound, continuation, marks, sizing, tally
 from coordinator.work.selection import OFF, Rules
 from ledger.entry import amount
 from ledger.prepared import Prepared
@@ -87,6 +88,7 @@ class Terms:
     """What the configuration says about leases."""
 
     staleness: int
+    """S; where it adapts, the operator's maximum, by which work is taken and trained on."""
     groups_per_update: int
     groups_per_request: int
     samples_per_group: int
@@ -104,6 +106,8 @@ class Terms:
     """Groups of which a node gets those that suit its pace; 0: the oldest."""
     selection: Rules = OFF
     """Which prompts are worth a group."""
+    adapts: bound.Rules | None = None
+    """Within what the bound moves that leases are offered by."""
     buffered_max: int = 0
     """Updates' worth of groups that may be under way or wait, where admission goes by that; 0: by visible versions."""
     classes: tuple[str, ...] = ()
@@ -116,6 +120,12 @@ class Terms:
     """Of the nodes at work that measure while others sample for the learner."""
     audit_backlog_max: int = 512
     """Claims that may wait for an auditor before no more are taken."""
+
+    def offered(self, remembered: Mapping[str, Any] | None) -> "Terms":
+        """Return the terms of new leases, for what the store says of the bound in force."""
+        if self.adapts is None:
+            return self
+        return replace(self, staleness=bound.bound_of(remembered, self.adapts))
 
     @property
     def judges_alike(self) -> bool:
@@ -175,6 +185,7 @@ def terms_of(config: Config) -> Terms:
         tolerance=config.audit.tolerance,
         audit_backlog_max=config.audit.backlog_max,
         lookahead=config.leases.lookahead,
+        adapts=bound.rules_of(config.staleness),
         buffered_max=config.staleness.buffered_max if config.staleness.admission == "buffer" else 0,
         evaluation_share=config.eval.share,
         selection=rules_of(config),

@@ -32,6 +32,8 @@ class Rules:
     """Of a window that is taken."""
     exploration: float = 0.5
     """What it is worth, in units of reward, that a prompt was seldom seen."""
+    refill: float = 0.0
+    """Groups whose samples all earned the same that others replace, for each batch, in parts of its size."""
     solved: float = 1.0
     """The score from which a sample is right: tells the two ends of difficulty apart, and decides nothing."""
 

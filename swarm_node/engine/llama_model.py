@@ -34,11 +34,16 @@ def _log(level: int, text: bytes, _data: int | None) -> None:
 _LOG = llama_cpp.llama_log_callback(_log)
 
 
+def quieten() -> None:
+    """Have llama.cpp report its errors alone, to our log."""
+    llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
+
+
 class LlamaModel:
     """The weights of one policy; `pointer` is llama.cpp's own."""
 
     def __init__(self, folder: Path, config: dict[str, Any], kind: Type, gpu_layers: int) -> None:
-        llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
+        quieten()
         llama_cpp.llama_backend_init()
         self._recipe, self._config = recipe_of(config)
         self.vocabulary, self.positions = self._config.vocabulary, self._config.positions

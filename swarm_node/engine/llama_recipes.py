@@ -435,7 +435,6 @@ def write_fields(recipe: Recipe, config: Config, width: int | None, writer: gguf
         raise config.refusal("llama.cpp computes windows that config.json does not name")
     for field in recipe.fields:
         field(config, writer)
-    writer.add_tokenizer_model("none")
     writer.add_vocab_size(config.vocabulary)
 
 

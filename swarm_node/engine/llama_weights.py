@@ -3,7 +3,7 @@
 - Matrices are stored in the type asked for, or in F16 where a row does not divide into blocks; vectors, norms, biases
   and the matrices that choose experts in float32.
 - gguf's own map gives the names. The experts of a layer become one tensor; what else differs says `llama_recipes`.
-- The file has no vocabulary: nothing but token ids ever goes in or out.
+- The engine's file has no vocabulary: nothing but token ids ever goes in or out.
 - Tensors are read and encoded one by one, and copied unchanged where the policy's type is the one wanted.
 """
 
@@ -11,7 +11,7 @@ import json
 import math
 import mmap
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -197,13 +197,24 @@ def misfits(wanted: Iterable[Place], given: Iterable[Place]) -> list[str]:
     return sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
 
 
+def without_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """Say that there is no tokenizer."""
+    writer.add_tokenizer_model("none")
+
+
 def write_gguf(
-    file: Path, recipe: Recipe, config: Config, wanted: Sequence[Place], given: Mapping[str, Source]
+    file: Path,
+    recipe: Recipe,
+    config: Config,
+    wanted: Sequence[Place],
+    given: Mapping[str, Source],
+    describe: Callable[[gguf.GGUFWriter], None] = without_vocabulary,
 ) -> None:
-    """Write a model that llama.cpp can load."""
+    """Write a model that llama.cpp can load, with what else the file shall say of it."""
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[recipe.arch])
     width = next((place.shape[-1] for place in wanted if place.name.endswith(".ffn_down.weight")), None)
     write_fields(recipe, config, width, writer)
+    describe(writer)
     fixed = constants(config)
     for place in wanted:
         kind = gguf.GGMLQuantizationType(place.kind)

@@ -38,6 +38,12 @@ def test_rollouts_longer_than_the_bound_allows_are_named_with_the_staleness_that
     assert VISIBLE.bubble(replace(long, staleness=5), 2, math.inf) == 0
 
 
+def test_a_bound_that_adapts_is_not_to_be_raised_by_the_operator() -> None:
+    told = alarm(replace(CALM, rollout_s=310.0), 2, 0.4, Counter(), 0.0, staleness_max=6)
+    assert "S = 3 is too small for rollouts of 3.1 steps: the bound adapts, and may be 6" in told
+    assert "staleness.max_updates" not in told
+
+
 def test_slow_broadcasts_are_named() -> None:
     told = alarm(replace(CALM, broadcast_s=500.0), 1, 0.4, Counter(), 0.0)
     assert "S = 3 is too small for broadcasts of 5.0 steps: raise staleness.max_updates to 6" in told

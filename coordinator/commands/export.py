@@ -1,0 +1,71 @@
+"""`swarm-coordinator export`: the policy as a folder for transformers or a file for llama.cpp, and to the model hub."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.commands.options import ConfigFile, Settings
+from coordinator.config import load
+from protocol.errors import ConfigInvalid
+
+
+class Format(StrEnum):
+    """Forms of a policy."""
+
+    HUB = "hub"
+    GGUF = "gguf"
+
+
+class Dtype(StrEnum):
+    """Types of a GGUF file's weights."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    Q8_0 = "q8_0"
+
+
+def export(
+    config_file: ConfigFile,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to make, or the GGUF file.")],
+    settings: Settings,
+    version: Annotated[int, typer.Option(min=0, help="A published version; 0: the learner's last checkpoint.")] = 0,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as peft has it.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The version with the best evaluation.")] = False,
+    form: Annotated[
+        Format, typer.Option("--format", help="hub: a folder for transformers; gguf: a file for llama.cpp.")
+    ] = Format.HUB,
+    dtype: Annotated[Dtype, typer.Option(help="Type of a GGUF file's weights; auto: the policy's own.")] = Dtype.AUTO,
+    card: Annotated[bool, typer.Option("--card", help="Add a model card with the round's evidence.")] = False,
+    repository: Annotated[
+        str, typer.Option("--push", metavar="OWNER/NAME", help="Upload the folder, with its card, to the model hub.")
+    ] = "",
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+) -> None:
+    """Write the policy as a folder in hub format, which transformers and others load as it is, or as a GGUF file."""
+    from coordinator.commands.asking import launched
+    from coordinator.learner import export as learner
+    from coordinator.learner import hub
+
+    if best and version:
+        raise ConfigInvalid("--best and --version name different policies.", hint="Give one of them.")
+    if adapter and form is Format.GGUF:
+        raise ConfigInvalid("--adapter writes a folder.", hint="A GGUF file has the adapter merged: leave it out.")
+    if dtype is not Dtype.AUTO and form is Format.HUB:
+        raise ConfigInvalid("--dtype is for --format gguf.", hint="A folder has the policy's own type.")
+    if form is Format.GGUF and (card or repository):
+        raise ConfigInvalid("--card and --push are for a folder.", hint="Leave out --format gguf.")
+    config = load(config_file, settings)
+    if form is Format.GGUF:
+        update = learner.export_gguf(config, target, version=version, best=best, dtype=dtype.value)
+    else:
+        update = learner.export(config, target, version=version, adapter=adapter, best=best)
+    typer.echo(f"{target}: the policy after {update} updates")
+    if card or repository:
+        hub.write_card(launched(config), target, update)
+    if repository:
+        message = f"Echo Swarm: the policy after {update} updates"
+        typer.echo(f"pushed: {hub.push(target, repository, message, private=private)}")

@@ -1,0 +1,184 @@
+"""An exported policy for the model hub: its card, with the round's evidence, and the upload.
+
+- All of the card is read from the round's store and settings; whoever doubts it finds the round in the ledger.
+- The digest of a version's manifest is given only where the folder's weights are those files, byte for byte.
+- The upload is huggingface_hub's, with the token that this has; no token is read or kept here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.audit.case import RoundArchive
+from coordinator.config import Config
+from coordinator.files import mapped
+from coordinator.learner.settings import algorithm
+from coordinator.store.state import get_fact
+from coordinator.store.tables import rollouts, versions
+from coordinator.work import evaluations
+from ledger import store
+from protocol.chunks import digest
+from protocol.errors import ConfigInvalid, NotAuthorised, Unreachable
+from protocol.manifest import PolicyManifest
+from protocol.plain import counted
+
+FILE = "README.md"
+
+HUB = "hf://"
+
+
+def write_card(config: Config, folder: Path, update: int) -> None:
+    """Write the card of a policy that stands at this update into its folder."""
+    archive = RoundArchive(config)
+    try:
+        seen = archive.read(_seen, update)
+        of = archive.publisher.manifest(seen["version"]) if seen["version"] else None
+    finally:
+        archive.close()
+    (folder / FILE).write_text("\n".join(_lines(config, folder, update, seen, of)) + "\n")
+
+
+def push(folder: Path, repository: str, message: str, *, private: bool) -> str:
+    """Upload the folder as one commit, to a repository that is made if there is none; returns the commit's address."""
+    from huggingface_hub import HfApi, errors
+
+    again = f"The folder is whole: try again with `hf upload {repository} {folder}`."
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        made = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    except errors.HFValidationError as error:
+        raise ConfigInvalid(f"{repository} is no name of a repository: {_reason(error)}") from error
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code in (401, 403):
+            hint = f"Log in by `hf auth login` or set HF_TOKEN, to a token that may write. {again}"
+            raise NotAuthorised(f"The hub does not let this token write to {repository}.", hint=hint) from error
+        raise Unreachable(f"The hub refused the upload: {_reason(error)}", hint=again) from error
+    except (_client_error(), errors.OfflineModeIsEnabled, OSError, RuntimeError) as error:
+        raise Unreachable(f"The hub was not reached: {_reason(error)}", hint=again) from error
+    return str(made.commit_url)
+
+
+def _client_error() -> type[Exception]:
+    """Return the base of what the hub's HTTP client raises, whichever client its version uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(one for one in HfHubHTTPError.__mro__ if one.__name__ == "HTTPError")
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _seen(connection: sa.Connection, update: int) -> dict[str, Any]:
+    """What the store says of the round."""
+    at = sa.select(versions.c.version, versions.c.manifest_digest).where(versions.c.policy_update == update)
+    row = connection.execute(at.order_by(versions.c.version.desc()).limit(1)).first()
+    trained = sa.select(sa.func.count(), sa.func.count(rollouts.c.node_id.distinct()))
+    groups, nodes = connection.execute(trained.where(rollouts.c.batch <= update)).one()
+    progress = get_fact(connection, "progress", {})
+    return {
+        "round": get_fact(connection, "round_id", ""),
+        "version": row.version if row else 0,
+        "manifest": row.manifest_digest if row else "",
+        "checkpoint": store.checkpoint(connection),
+        "entries": store.size(connection),
+        "groups": groups,
+        "nodes": nodes,
+        "accuracy": (progress.get("accuracy_before"), progress.get("accuracy_after")),
+        "evaluations": [row for row in evaluations.shown(connection) if row["result"]],
+    }
+
+
+def _lines(
+    config: Config, folder: Path, update: int, seen: Mapping[str, Any], manifest: PolicyManifest | None
+) -> Iterator[str]:
+    yield from _head(config)
+    yield "# A policy trained in a swarm\n"
+    yield (
+        f"The policy after {update} updates of reinforcement learning with Echo Swarm "
+        f"{metadata.version('echo-swarm')}. {counted(seen['nodes'], 'node')} sampled the "
+        f"{counted(seen['groups'], 'group')} of {config.sampling.samples_per_group} completions for it.\n"
+    )
+    yield "## Evidence\n"
+    yield from _table(("what", "value"), _evidence(folder, update, seen, manifest))
+    if note := seen["checkpoint"]:
+        yield "\nThe ledger's last signed checkpoint when this was exported:\n"
+        yield f"```\n{note.decode().rstrip()}\n```"
+    yield "\n## Held-out problems\n"
+    yield from _measured(seen)
+    yield "\n## Settings\n"
+    yield from _table(("setting", "value"), _settings(config))
+
+
+def _head(config: Config) -> Iterator[str]:
+    """The metadata that the hub reads."""
+    yield "---"
+    yield "library_name: transformers"
+    yield "pipeline_tag: text-generation"
+    if config.model.path.startswith(HUB):
+        yield f"base_model: {json.dumps(config.model.path.removeprefix(HUB))}"
+    yield "tags:\n- reinforcement-learning\n- grpo\n- echo-swarm"
+    yield "---\n"
+
+
+def _evidence(
+    folder: Path, update: int, seen: Mapping[str, Any], manifest: PolicyManifest | None
+) -> Iterator[tuple[str, object]]:
+    yield "round", seen["round"]
+    yield "update", update
+    if manifest is not None and _is_published(folder, manifest):
+        yield "policy version", f"{seen['version']}, byte for byte"
+        yield "its manifest", f"`{seen['manifest']}` (BLAKE3)"
+    elif seen["version"]:
+        yield "policy version", f"of the same update as version {seen['version']}, in other files than were published"
+    else:
+        yield "policy version", "none was published at this update"
+    yield "ledger", f"{seen['entries']} entries"
+
+
+def _is_published(folder: Path, manifest: PolicyManifest) -> bool:
+    """Return True if the weights of the folder are all there is of them in the manifest, and the same."""
+    wanted = {entry.path: entry.digest for entry in manifest.files if entry.path.endswith(".safetensors")}
+    here = {path.name: digest(mapped(path)) for path in folder.glob("*.safetensors")}
+    return bool(wanted) and wanted == here
+
+
+def _measured(seen: Mapping[str, Any]) -> Iterator[str]:
+    before, after = seen["accuracy"]
+    if before is not None:
+        later = "not measured yet" if after is None else f"{after:.1%}"
+        yield f"The learner's own measurement: {before:.1%} right before the first update, {later} at the end.\n"
+    if not seen["evaluations"]:
+        yield "No version was measured by nodes." if before is not None else "Nothing was measured."
+        return
+    rows = (
+        (row["split"], row["version"], row["update"], row["result"]["samples"], f"{row['result']['average']:.4f}")
+        for row in seen["evaluations"]
+    )
+    yield from _table(("split", "version", "update", "samples", "average reward"), rows)
+
+
+def _settings(config: Config) -> Iterator[tuple[str, object]]:
+    chosen = asdict(algorithm(config))
+    correction = chosen.pop("correction")
+    yield "algorithm", config.learner.algorithm
+    yield "learning rate", config.learner.learning_rate
+    yield "groups per update", config.learner.groups_per_update
+    yield "lora_rank", config.learner.lora_rank or "0, all weights"
+    yield "temperature", config.sampling.temperature
+    yield "staleness.max_updates", config.staleness.max_updates
+    yield from ((f"objective.{name}", value) for name, value in chosen.items())
+    yield from ((f"correction.{name}", value) for name, value in correction.items())
+
+
+def _table(head: tuple[str, ...], rows: Any) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(str(value).replace('|', '/') for value in row)} |"

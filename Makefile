@@ -74,15 +74,15 @@ test-trl: $(TRL)  ## our objectives against TRL, and the board of Weights & Bias
 test-real: $(REAL)/.installed  ## a real model, SmolLM2-135M, that a package carries; ALL=1 damages every projection
 	@ALL='$(ALL)' $(BIN)/pytest tests/real $(ARGS)
 
-bench-llama bench-verification: $(LLAMA)
+bench-llama bench-verification bench-real: $(LLAMA)
 
-bench-learner bench-loop: $(TRL)
+bench-learner bench-loop bench-real: $(TRL)
 
-bench-correction bench-replay: $(REAL)/.installed
+bench-correction bench-replay bench-real: $(REAL)/.installed
 
 bench-engines: export OMP_WAIT_POLICY = PASSIVE
 
-bench-vllm bench-gpu: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
+bench-vllm bench-gpu bench-real: export SWARM_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM))/bin/python)
 
 bench-%: $(STAMP)  ## measure one thing against its goals; QUICK=1 for a small run, ARGS go to the bench
 	@name='$(subst -,_,$*)'; case ' $(BENCHES) ' in \

@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
-from transformers import Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench.harness import Bench, no_options, quick_from_environment
@@ -106,23 +106,35 @@ def measure_codec(bench: Bench, size_bytes: int, rounds: int) -> None:
         bench.goal(f"{case} at 1 GB/s of model size", bench.median(case), at_least=1.0)
 
 
+def make_start(folder: Path, shape: Shape) -> Path:
+    """A random Qwen3 in bf16 and the demo's tokenizer."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed=0, shape=shape)
+    model.config.initializer_range = 0.02  # of models of that size; the narrow default is wider
+    torch.manual_seed(0)
+    fresh: Any = Qwen3ForCausalLM(model.config)
+    fresh.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 class Run:
     """A learner, a publisher and one node, in one folder; a learner of adapters publishes these, or merged weights."""
 
-    def __init__(self, folder: Path, shape: Shape, *, lora_rank: int = 0, merged: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        start: Path,
+        *,
+        learning_rate: float = LEARNING_RATE,
+        lora_rank: int = 0,
+        merged: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._adapters = folder, lora_rank > 0 and not merged
-        tokenizer = make_tokenizer()
-        model = make_model(tokenizer, seed=0, shape=shape)
-        model.config.initializer_range = 0.02  # of models of that size; the narrow default is wider
-        torch.manual_seed(0)
-        fresh: Any = Qwen3ForCausalLM(model.config)
-        fresh.to(torch.bfloat16).save_pretrained(folder / "start")
-        tokenizer.save_pretrained(folder / "start")
-        self._tokenizer = tokenizer
-        self._digits = {tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
-        rate = LORA_LEARNING_RATE if lora_rank else LEARNING_RATE
-        settings = TrainSettings(learning_rate=rate, warmup_updates=1, lora_rank=lora_rank)
-        self.policy = Policy(folder / "start", settings)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(start)
+        self._digits = {self._tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
+        self.policy = Policy(start, TrainSettings(learning_rate, warmup_updates=1, lora_rank=lora_rank))
         self._engine = TorchEngine()
         self._publisher = Publisher(
             folder=folder,
@@ -202,9 +214,8 @@ class Run:
         return sum(token in self._digits for token in said) / len(said)
 
 
-def measure_run(bench: Bench, folder: Path, shape: Shape, versions: int) -> Iterator[str]:
+def measure_run(bench: Bench, run: Run, versions: int) -> Iterator[str]:
     """Publish and follow so many versions; a line of progress for each."""
-    run = Run(folder, shape)
     manifest, _ = run.publish()
     full, seconds, same = run.follow(manifest)
     bench.measure("full: bytes", full / 1e6, unit="MB")
@@ -228,10 +239,10 @@ def measure_run(bench: Bench, folder: Path, shape: Shape, versions: int) -> Iter
     bench.goal("20 times fewer bytes than full, in every version", full / largest, at_least=20.0)
 
 
-def measure_adapters(bench: Bench, folder: Path, shape: Shape, versions: int) -> Iterator[str]:
+def measure_adapters(bench: Bench, folder: Path, start: Path, versions: int) -> Iterator[str]:
     """The same learner of adapters, whose versions are adapters, and merged weights as patches."""
     for case in ("adapter", "merged"):
-        run = Run(folder / case, shape, lora_rank=LORA_RANK, merged=case == "merged")
+        run = Run(folder / case, start, learning_rate=LORA_LEARNING_RATE, lora_rank=LORA_RANK, merged=case == "merged")
         full, _, same = run.follow(run.publish()[0])
         for _ in range(versions):
             for _ in range(KAPPA):
@@ -257,9 +268,10 @@ def main() -> int:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers annotates half
     measure_codec(bench, size_bytes, rounds)
     with tempfile.TemporaryDirectory() as folder:
-        for line in measure_run(bench, Path(folder) / "run", shape, versions):
+        start = make_start(Path(folder) / "start", shape)
+        for line in measure_run(bench, Run(Path(folder) / "run", start), versions):
             print(line, flush=True)
-        for line in measure_adapters(bench, Path(folder), shape, versions):
+        for line in measure_adapters(bench, Path(folder), start, versions):
             print(line, flush=True)
     return bench.finish()
 

@@ -6,6 +6,7 @@
 - What is compared is measured in turns, round by round; a ratio is the median of the ratios of the rounds, which a
   machine that is busy for a while disturbs less than two medians taken apart.
 - `QUICK=1` asks for a smaller run; the bench reads `quick` and says its sizes in `inputs`.
+- A `Child` is a contender in a process of its own, whose peak memory is its own, too. It computes only while asked.
 
     bench = Bench("chunks", inputs={"chunk_mib": 4})
     for _ in range(9):
@@ -19,14 +20,20 @@ import json
 import math
 import os
 import platform
+import resource
+import subprocess
+import sys
+import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
 
 Input = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 
@@ -95,6 +102,59 @@ def machine() -> dict[str, str | int]:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+class Child:
+    """A contender in a process of its own: a line of JSON goes in, one comes out."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it lives as long as the child
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        )
+        self.ready = self._answer()
+        """Its first line, once it has loaded everything."""
+
+    def ask(self, question: object) -> dict[str, Any]:
+        """Have it compute, and return its answer."""
+        assert self._process.stdin is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # libraries print what they like
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:]
+        self.close()
+        raise RuntimeError(f"A contender ended with {status}:\n{said}")
+
+    def close(self) -> None:
+        """End it."""
+        with self._process:  # closes its pipes, whereupon it ends
+            self._errors.close()
+
+
+def serve(work: Callable[[Any], Mapping[str, object]]) -> None:
+    """Answer what a parent asks of this process, each time with the peak of its memory."""
+    print(json.dumps({"peak": peak_mib()}), flush=True)
+    for line in sys.stdin:
+        answer = dict(work(json.loads(line)))
+        print(json.dumps(answer | {"peak": peak_mib()}), flush=True)
+
+
+def peak_mib() -> float:
+    """The most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class Bench:

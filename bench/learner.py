@@ -13,23 +13,38 @@
 import argparse
 import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness import Bench, quick_from_environment
+from bench.harness import Bench, Child, quick_from_environment, serve
 
 TRL_PYTHON = Path(os.environ.get("TRL_PYTHON", Path(__file__).parents[1] / ".venv-trl" / "bin" / "python"))
 
 LEARNING_RATE = 1e-6
+
+
+@dataclass(frozen=True)
+class Way:
+    """What both sides are told of how to compute an update."""
+
+    longest: int
+    """Tokens of a completion."""
+    prompt: int = 0
+    """Tokens of the longest prompt; only `at_once` needs it."""
+    threads: int = 1
+    recompute: bool = False
+    """Gradient checkpointing."""
+    at_once: int = 0
+    """Samples computed at once; 0: all. Ours may compute as many tokens at once as TRL's rows of so many samples have
+    places."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,7 @@ def make_model(case: Case, folder: Path) -> None:
 class Ours:
     """`Policy.train_step`."""
 
-    def __init__(self, folder: Path, longest: int) -> None:
+    def __init__(self, folder: Path, way: Way) -> None:
         from coordinator.learner.algorithm import Algorithm, Correction
         from coordinator.learner.policy import Policy
         from coordinator.learner.ranks import Ranks
@@ -106,7 +121,14 @@ class Ours:
 
         # TRL without an inference engine takes samples for fresh.
         fresh = Algorithm(loss_aggregation="token", correction=Correction(mode="none"))
-        settings = TrainSettings(LEARNING_RATE, warmup_updates=1, max_completion_length=longest, algorithm=fresh)
+        settings = TrainSettings(
+            LEARNING_RATE,
+            warmup_updates=1,
+            max_completion_length=way.longest,
+            gradient_checkpointing=way.recompute,
+            micro_batch_tokens=way.at_once * (way.prompt + way.longest),
+            algorithm=fresh,
+        )
         self._ranks = Ranks()
         self._policy = Policy(folder, settings, self._ranks)
 
@@ -139,31 +161,33 @@ class Ours:
         return metrics["loss"], metrics["learner/grad_norm"]
 
 
+def grpo_config(**options: Any) -> Any:
+    """TRL's settings on a CPU in float32, without a board, a reference policy or a pinned loader."""
+    from trl import GRPOConfig
+
+    fixed = {"use_cpu": True, "bf16": False, "beta": 0.0, "epsilon_high": 0.28, "report_to": []}
+    return GRPOConfig(**{**fixed, "dataloader_pin_memory": False, **options})
+
+
 class Trl:
     """TRL's GRPOTrainer, its loss on a batch that is there already."""
 
-    def __init__(self, folder: Path, longest: int) -> None:
+    def __init__(self, folder: Path, way: Way) -> None:
         import torch
         from datasets import Dataset
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from trl import GRPOConfig, GRPOTrainer
+        from trl import GRPOTrainer
 
-        arguments = GRPOConfig(
+        arguments = grpo_config(
             output_dir=str(folder / "trl"),
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
+            gradient_checkpointing=way.recompute,
             per_device_train_batch_size=8,
             num_generations=8,
-            max_completion_length=longest,
+            max_completion_length=way.longest,
             learning_rate=LEARNING_RATE,
-            beta=0.0,
-            epsilon_high=0.28,
             loss_type="dapo",
-            report_to=[],
-            dataloader_pin_memory=False,
         )
-        self._torch = torch
+        self._torch, self._at_once = torch, way.at_once
         self.trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -171,6 +195,8 @@ class Trl:
             train_dataset=Dataset.from_list([{"prompt": "1+1="}] * 8),
             processing_class=AutoTokenizer.from_pretrained(folder),
         )
+        if way.recompute:  # else `train` switches it on
+            self.trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.trainer.create_optimizer()
         self.trainer.current_gradient_accumulation_steps = 1
         self.trainer.args.steps_per_generation = 1
@@ -179,12 +205,22 @@ class Trl:
         torch, trainer = self._torch, self.trainer
         model = trainer.model
         model.train()
-        loss = trainer.compute_loss(model, self._inputs(batch))
-        loss.backward()
+        total = 0.0
+        for inputs in self._micro_batches(self._inputs(batch)):
+            loss = trainer.compute_loss(model, inputs)
+            loss.backward()
+            total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
-        return float(loss.detach()), float(norm)
+        return total, float(norm)
+
+    def _micro_batches(self, whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Rows as the trainer accumulates their gradients: each micro-batch knows the tokens of the whole batch."""
+        rows = len(whole["completion_ids"])
+        for first in range(0, rows, self._at_once or rows):
+            last = first + (self._at_once or rows)
+            yield {name: part if name == "num_items_in_batch" else part[first:last] for name, part in whole.items()}
 
     def _inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         torch = self._torch
@@ -213,79 +249,44 @@ class Trl:
         }
 
 
-def serve(side: str, folder: Path, longest: int) -> None:
-    """A side's process: a batch a line in, CPU seconds, loss, gradient norm and peak memory out."""
+def work(side: str, folder: Path, way: Way) -> None:
+    """A side's process: a batch goes in, the seconds, loss and gradient norm of a step come out."""
     import torch
 
-    torch.set_num_threads(1)
-    trainer = Ours(folder, longest) if side == "ours" else Trl(folder, longest)
-    print(json.dumps({"peak": peak_mib()}), flush=True)
-    for line in sys.stdin:
-        batch = json.loads(line)
-        began = time.process_time()
+    torch.set_num_threads(way.threads)
+    trainer = Ours(folder, way) if side == "ours" else Trl(folder, way)
+
+    def step(batch: dict[str, Any]) -> dict[str, float]:
+        began, cpu_s = time.perf_counter(), time.process_time()
         loss, norm = trainer.step(batch)
-        cpu_s = time.process_time() - began
-        print(json.dumps({"cpu_s": cpu_s, "loss": loss, "norm": norm, "peak": peak_mib()}), flush=True)
+        cpu_s = time.process_time() - cpu_s
+        return {"seconds": time.perf_counter() - began, "cpu_s": cpu_s, "loss": loss, "norm": norm}
+
+    serve(step)
 
 
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-class Side:
-    """A side from outside."""
-
-    def __init__(self, side: str, folder: Path, longest: int) -> None:
-        python = str(TRL_PYTHON) if side == "trl" else sys.executable
-        command = [python, "-P", "-m", "bench.learner", "--serve", side, str(folder), str(longest)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-        self.loaded_mib = self._answer()["peak"]
-
-    def step(self, batch: dict[str, Any]) -> dict[str, float]:
-        assert self._process.stdin is not None
-        print(json.dumps(batch), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                found: dict[str, float] = json.loads(line)
-                return found
-        raise RuntimeError(f"A side ended with {self._process.wait()}.")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+def open_side(side: str, folder: Path, way: Way) -> Child:
+    """Start a side's process."""
+    python = str(TRL_PYTHON) if side == "trl" else sys.executable
+    return Child([python, "-P", "-m", "bench.learner", "--serve", side, str(folder), json.dumps(asdict(way))])
 
 
 def measure(bench: Bench, case: Case, folder: Path, rounds: int) -> None:
     """One case, the sides taking turns."""
     make_model(case, folder)
-    longest = case.completion_tokens[1]
+    way = Way(longest=case.completion_tokens[1])
     with ExitStack() as stack:
-        sides = {name: Side(name, folder, longest) for name in ("ours", "trl")}
-        for side in sides.values():
-            stack.callback(side.close)
+        sides = {name: stack.enter_context(closing(open_side(name, folder, way))) for name in ("ours", "trl")}
         answers: dict[str, dict[str, float]] = {}
         for number in range(rounds + 1):
             batch = make_batch(case, number)
-            answers = {name: side.step(batch) for name, side in sides.items()}
+            answers = {name: side.ask(batch) for name, side in sides.items()}
             if number:  # the first step makes the optimizer's state
                 for name, answer in answers.items():
                     bench.measure(f"{case.name}: {name}", 1000 * answer["cpu_s"], unit="CPU ms")
         for name, answer in answers.items():
             bench.measure(f"{case.name}: {name}, peak", answer["peak"], unit="MiB")
-            bench.measure(f"{case.name}: {name}, steps", answer["peak"] - sides[name].loaded_mib, unit="MiB")
+            bench.measure(f"{case.name}: {name}, steps", answer["peak"] - sides[name].ready["peak"], unit="MiB")
     gap = abs(answers["ours"]["norm"] / answers["trl"]["norm"] - 1)
     bench.goal(f"{case.name}: gradients agree", gap, at_most=1e-3)
     times = bench.ratio(f"{case.name}: TRL ÷ ours", f"{case.name}: trl", f"{case.name}: ours")
@@ -298,11 +299,11 @@ def measure(bench: Bench, case: Case, folder: Path, rounds: int) -> None:
 def main() -> int:
     """Measure every case, print and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", nargs=3, metavar=("SIDE", "FOLDER", "LONGEST"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, metavar=("SIDE", "FOLDER", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        side, folder, longest = options.serve
-        serve(side, Path(folder), int(longest))
+        side, folder, way = options.serve
+        work(side, Path(folder), Way(**json.loads(way)))
         return 0
     quick = quick_from_environment()
     rounds = 3 if quick else 7

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import RESULTS, Bench, quick_from_environment
-from bench.learner import TRL_PYTHON
+from bench.learner import TRL_PYTHON, grpo_config
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "examples" / "demo.toml"
@@ -70,7 +70,7 @@ def train_with_trl(folder: Path, updates: int) -> list[float]:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     from protocol.tasks.arithmetic import Arithmetic
 
@@ -86,24 +86,18 @@ def train_with_trl(folder: Path, updates: int) -> list[float]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ended.append(time.monotonic())
 
-    arguments = GRPOConfig(
+    arguments = grpo_config(
         output_dir=tempfile.mkdtemp(),
-        use_cpu=True,
-        bf16=False,
         gradient_checkpointing=False,
         per_device_train_batch_size=GROUPS * SAMPLES,
         num_generations=SAMPLES,
         max_completion_length=TOKENS,
         max_steps=updates,
         learning_rate=RATE,
-        beta=0.0,
-        epsilon_high=0.28,
         loss_type="dapo",
-        report_to=[],
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
-        dataloader_pin_memory=False,
     )
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),

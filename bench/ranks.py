@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness import Bench, quick_from_environment
-from bench.learner import CASES, Case, Ours, make_batch, make_model
+from bench.learner import CASES, Case, Ours, Way, make_batch, make_model
 from coordinator.config import load
 from coordinator.learner.launch import launch
 
@@ -46,7 +46,7 @@ def work(case: Case, folder: Path, steps: int, told: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    side, seconds, norm = Ours(folder, case.completion_tokens[1]), list[float](), 0.0
+    side, seconds, norm = Ours(folder, Way(longest=case.completion_tokens[1])), list[float](), 0.0
     for number in range(steps):
         batch = make_batch(case, number)
         began = time.monotonic()

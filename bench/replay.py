@@ -37,7 +37,7 @@ QUESTIONS = (
 )
 
 
-def requests(folder: Path, groups: int, tokens: int) -> list[Request]:
+def requests(folder: Path, groups: int, tokens: int, seed: int = 0) -> list[Request]:
     """Ask for some groups, in the model's own chat format."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = []
@@ -50,7 +50,7 @@ def requests(folder: Path, groups: int, tokens: int) -> list[Request]:
                 request_id=str(number),
                 version=1,
                 prompt=pack_tokens(tokenizer(text)["input_ids"]),
-                seed=number,
+                seed=seed + number,
                 samples=SAMPLES,
                 max_new_tokens=tokens,
                 temperature=1.0,

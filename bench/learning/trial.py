@@ -103,22 +103,27 @@ class Trial:
         self.crew.publish(self._versions[self.update])
         return self._versions[self.update]
 
+    def answer(self, group: TrainingGroup) -> str:
+        """The right answer of a group's problem."""
+        return self.text.problem(Source("train", int(group.claim_id, 16))).answer
+
     def right(self, most: int) -> float:
         """The share of so many held-out problems that greedy decoding answers exactly."""
         problems = self.task.problems("held_out")
         asked = [problems[number] for number in range(min(most, len(problems)))]
         return accuracy(self.crew.policy.model, asked, self.text.encode, self.end)
 
-    def held_out(self, most: int) -> list[Reward]:
-        """What the policy as it stands earns for one sample of each of so many held-out problems."""
+    def held_out(self, most: int, samples: int = 1) -> list[Reward]:
+        """What the policy as it stands earns for some samples of each of so many held-out problems."""
         folder = self._config.round.directory / "measured"
         shutil.rmtree(folder, ignore_errors=True)
         self.crew.publish(folder)
         count = min(most, len(self.task.problems("held_out")))
         sources = [Source("held_out", number) for number in range(count)]
         self._load(folder, self.update)
-        found = self._sampled(sources, samples=1)
-        return [self._judged(source, done)[0][0] for source, done in zip(sources, found, strict=True)]
+        found = self._sampled(sources, samples)
+        judged = [self._judged(source, done) for source, done in zip(sources, found, strict=True)]
+        return [reward for group in judged for reward, _ in group]
 
     def _sampled(self, sources: Sequence[Source], samples: int) -> list[GroupDone]:
         """A group for each source, in their order, from the version that is loaded."""

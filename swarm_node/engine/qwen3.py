@@ -1,4 +1,4 @@
-"""Qwen3 in plain torch: fused weights, a preallocated key-value cache, and no copy of what is already there.
+"""Qwen3, Qwen2 and Llama in plain torch: fused weights, a preallocated key-value cache, and no copy of what is there.
 
 - Each row of the cache belongs to one sample, and live rows are the first ones: a step works on slices.
 - Query, key and value are one product, gate and up another, see `matrix`. The checkpoint's names lead to slices of the
@@ -6,7 +6,8 @@
 - Grouped queries stand beside each other as if they were positions; keys and values are not repeated for them.
 - The head, and with tied weights the embedding, is kept in float32 in any dtype: rounded logits would cost more
   precision than all layers together.
-- What this file does not know (other rope scaling, sliding windows, biases) `qwen3_shape.supports` turns away.
+- Only Qwen3 normalizes each query and key, and only Qwen2 adds a bias to queries, keys and values.
+- What this file does not know (rope scaling, sliding windows, other biases) `qwen3_shape.supports` turns away.
 """
 
 from collections.abc import Sequence
@@ -24,13 +25,17 @@ from swarm_node.engine.sampler import TorchLogits
 WIDTH_STEP = 64
 """Positions by which the cache grows at least."""
 
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
 
 class Layer(NamedTuple):
     """The weights of one layer."""
 
     norm: torch.Tensor  # [hidden]
     qkv: Matrix  # [(heads + 2 kv_heads) · head, hidden]
-    qk_norm: torch.Tensor  # [heads + kv_heads, head]: that of the queries for every head, then that of the keys
+    qkv_bias: torch.Tensor | None  # [(heads + 2 kv_heads) · head]
+    qk_norm: torch.Tensor | None  # [heads + kv_heads, head]: that of the queries for every head, then that of the keys
     out: Matrix  # [hidden, heads · head]
     mlp_norm: torch.Tensor  # [hidden]
     gate_up: Matrix  # [2 · intermediate, hidden]
@@ -140,8 +145,12 @@ class Qwen3:
         shape = self._shape
         turned = shape.heads + shape.kv_heads
         flat = layer.qkv.times(self._normed(hidden, layer.norm))
+        if layer.qkv_bias is not None:
+            flat += layer.qkv_bias
         every = flat.view(*flat.shape[:-1], -1, shape.head)
-        both = self._normed(every[..., :turned, :], layer.qk_norm)
+        both = every[..., :turned, :]
+        if layer.qk_norm is not None:
+            both = self._normed(both, layer.qk_norm)
         left, right = both.chunk(2, dim=-1)
         both = both * cos + torch.cat((-right, left), dim=-1) * sin
         return both[..., : shape.heads, :], both[..., shape.heads :, :], every[..., turned:, :]
@@ -199,7 +208,8 @@ class Qwen3:
         return Layer(
             norm=self._empty(shape.hidden),
             qkv=matrix([queries, keys, keys], shape.hidden),
-            qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head),
+            qkv_bias=self._empty(queries + 2 * keys) if shape.biased else None,
+            qk_norm=self._empty(shape.heads + shape.kv_heads, shape.head) if shape.normed else None,
             out=matrix([shape.hidden], queries),
             mlp_norm=self._empty(shape.hidden),
             gate_up=matrix([shape.intermediate] * 2, shape.hidden),
@@ -216,15 +226,15 @@ class Qwen3:
         for number, layer in enumerate(self._layers):
             prefix = f"model.layers.{number}."
             plain |= {f"{prefix}input_layernorm": layer.norm, f"{prefix}post_attention_layernorm": layer.mlp_norm}
-            norms = torch.split(layer.qk_norm, [shape.heads, shape.kv_heads])  # one for all heads of a kind
-            parts = {
-                "self_attn.q_norm": (norms[0], norms[0].shape[1:]),
-                "self_attn.k_norm": (norms[1], norms[1].shape[1:]),
-                "self_attn.o_proj": layer.out.places()[0],
-                "mlp.down_proj": layer.down.places()[0],
-            }
-            parts |= zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv.places(), strict=True)
+            parts = {"self_attn.o_proj": layer.out.places()[0], "mlp.down_proj": layer.down.places()[0]}
+            if layer.qk_norm is not None:  # one for all heads of a kind
+                norms = torch.split(layer.qk_norm, [shape.heads, shape.kv_heads])
+                parts |= zip(QK_NORMS, ((norm, norm.shape[1:]) for norm in norms), strict=True)
+            parts |= zip(QKV, layer.qkv.places(), strict=True)
             parts |= zip(("mlp.gate_proj", "mlp.up_proj"), layer.gate_up.places(), strict=True)
-            places |= {prefix + name: place for name, place in parts.items()}
-        places |= {name: (tensor, tensor.shape) for name, tensor in plain.items()}
-        return {f"{name}.weight": place for name, place in places.items()}
+            places |= {f"{prefix}{name}.weight": place for name, place in parts.items()}
+            if layer.qkv_bias is not None:
+                biases = torch.split(layer.qkv_bias, [size[0] for _, size in layer.qkv.places()])
+                names = (f"{prefix}{name}.bias" for name in QKV)
+                places |= zip(names, ((bias, bias.shape) for bias in biases), strict=True)
+        return places | {f"{name}.weight": (tensor, tensor.shape) for name, tensor in plain.items()}

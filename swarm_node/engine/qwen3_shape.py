@@ -1,15 +1,38 @@
-"""What config.json says of a Qwen3: whether our engines know it, and its sizes; read without torch."""
+"""What config.json says of a Qwen3, Qwen2 or Llama: whether our engines know it, and its sizes; read without torch."""
 
 from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(frozen=True)
+class Family:
+    """How one family of models differs from the others, and what transformers takes a missing size for."""
+
+    normed: bool
+    """Each query and key is normalized."""
+    biased: bool
+    """Queries, keys and values have a bias."""
+    kv_heads: int | None
+    """None: as many as heads."""
+    head: int | None
+    """None: the hidden size divided by the heads."""
+
+
+FAMILIES = {
+    "qwen3": Family(normed=True, biased=False, kv_heads=32, head=128),
+    "qwen2": Family(normed=False, biased=True, kv_heads=32, head=None),
+    "llama": Family(normed=False, biased=False, kv_heads=None, head=None),
+}
+"""By `model_type`."""
+
+
 def supports(config: dict[str, Any]) -> bool:
-    """Whether this is a Qwen3 without any speciality."""
+    """Return True for a model of these families without any speciality."""
     return (
-        config.get("model_type") == "qwen3"
+        config.get("model_type") in FAMILIES
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("attention_bias")
+        and not config.get("mlp_bias")
         and not config.get("use_sliding_window")
         and set(config.get("layer_types") or ()) <= {"full_attention"}
         and not config.get("quantization_config")
@@ -26,7 +49,7 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Qwen3; what config.json leaves out is as in transformers."""
+    """The sizes of a model; what config.json leaves out is as in transformers."""
 
     vocabulary: int
     hidden: int
@@ -38,19 +61,24 @@ class Shape:
     epsilon: float
     rope_base: float
     tied: bool
+    normed: bool
+    biased: bool
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape":
-        heads = int(config["num_attention_heads"])
+        family = FAMILIES[config["model_type"]]
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         return Shape(
             vocabulary=int(config["vocab_size"]),
-            hidden=int(config["hidden_size"]),
+            hidden=hidden,
             layers=int(config["num_hidden_layers"]),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads", 32) or heads),
-            head=int(config.get("head_dim", 128)),
+            kv_heads=int(config.get("num_key_value_heads", family.kv_heads) or heads),
+            head=int(config.get("head_dim", family.head) or hidden // heads),
             intermediate=int(config["intermediate_size"]),
             epsilon=float(config.get("rms_norm_eps", 1e-6)),
             rope_base=float(_rope(config).get("rope_theta", config.get("rope_theta", 10_000.0))),
             tied=bool(config.get("tie_word_embeddings", False)),
+            normed=family.normed,
+            biased=family.biased,
         )

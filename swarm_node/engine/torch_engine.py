@@ -1,4 +1,4 @@
-"""The engine on torch: our own Qwen3, and whatever else transformers knows; on a CPU or with CUDA."""
+"""The engine on torch: our own Qwen3, Qwen2 and Llama, and whatever else transformers knows; on a CPU or with CUDA."""
 
 from pathlib import Path
 from typing import Any

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen3Config
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from swarm_node.engine.engine import Engine
 from swarm_node.engine.llama_engine import LlamaEngine
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import SIZES
-from tests.tiny_policy import make_other_policy, make_tiny_policy
+from tests.tiny_policy import make_other_policy, make_tiny_policy, with_canary
 
 Make = Callable[..., Engine]
 
@@ -67,15 +68,37 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama, which our own decoder for torch does not know."""
-    config = LlamaConfig(**SIZES, tie_word_embeddings=False)
+    """A Mistral, which our own decoder for torch does not know."""
+    config = MistralConfig(**SIZES, sliding_window=None, tie_word_embeddings=False)
     return make_other_policy(tmp_path_factory.mktemp("foreign"), config, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama as SmolLM2 is: three heads for each key, and a tied embedding."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}
+    config = LlamaConfig(**(SIZES | sizes), tie_word_embeddings=True)
+    return make_other_policy(tmp_path_factory.mktemp("llama"), config, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="session")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 whose biases are not zero, as transformers would make them."""
+    folder = tmp_path_factory.mktemp("biased")
+    config = Qwen2Config(**(SIZES | {"head_dim": 8}), tie_word_embeddings=False)  # llama.cpp knows no other head
+    make_other_policy(folder, config, dtype=torch.float32)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for number, name in enumerate(name for name in tensors if name.endswith(".bias")):
+        tensors[name] = 0.3 * torch.randn(len(tensors[name]), generator=torch.Generator().manual_seed(number))
+    save_file(tensors, file, {"format": "pt"})
+    return with_canary(folder)
 
 
 @pytest.fixture(
     params=[
-        *(("torch", policy) for policy in ("policy", "grouped", "wide", "foreign")),
-        *(("llama", policy) for policy in ("policy", "grouped", "foreign")),
+        *(("torch", policy) for policy in ("policy", "grouped", "wide", "foreign", "llama", "biased")),
+        *(("llama", policy) for policy in ("policy", "grouped", "foreign", "llama", "biased")),
     ],
     ids="-".join,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from protocol import limits
 from protocol.errors import EngineFailed
@@ -227,6 +227,12 @@ def test_probabilities_that_are_no_numbers_leave_nothing_behind_in_the_slots(gro
         ({"attention_bias": True}, False),
         ({"hidden_act": "gelu"}, False),
         ({"model_type": "qwen3_moe"}, False),
+        ({"model_type": "mistral"}, False),
+        ({"model_type": "llama"}, True),
+        ({"model_type": "llama", "mlp_bias": True}, False),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, False),
+        ({"model_type": "qwen2"}, True),
+        ({"model_type": "qwen2", "use_sliding_window": True}, False),
     ],
 )
 def test_what_our_decoder_does_not_compute_goes_the_generic_way(
@@ -236,11 +242,13 @@ def test_what_our_decoder_does_not_compute_goes_the_generic_way(
     assert qwen3_shape.supports(config | changes) is known
 
 
-def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for() -> None:
+@pytest.mark.parametrize("kind", [Qwen3Config, Qwen2Config, LlamaConfig])
+def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for(kind: Any) -> None:
     given = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
-    ours = qwen3_shape.Shape.of(given)
-    theirs: Any = Qwen3Config(**given)
-    expected = (theirs.head_dim, theirs.num_key_value_heads, theirs.tie_word_embeddings)
+    theirs: Any = kind(**given)
+    ours = qwen3_shape.Shape.of({"model_type": kind.model_type, **given})
+    head = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    expected = (head, theirs.num_key_value_heads, theirs.tie_word_embeddings)
     assert (ours.head, ours.kv_heads, ours.tied) == expected
     assert (ours.epsilon, ours.rope_base) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
 

@@ -31,6 +31,9 @@ is carried from one sample to the next stays unseen."""
 
 CHECKED_COMPLETIONS = ((5, 1, 7), (2, 8, 3))
 
+CHECKED_WITH = TrainSettings(learning_rate=0.0)
+"""Both ways are compared in float32, whatever is trained in."""
+
 PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that a packing describes; what others see may depend on places that no short text reaches."""
 
@@ -62,7 +65,7 @@ def choose_way(model: Any) -> str:
     usual = model.config._attn_implementation
     data = checked_batch(model.config.get_text_config().vocab_size)
     with torch.no_grad():
-        expected = [_alone(model, data, row) for row in range(len(data.mask))]
+        expected = [alone(model, data, row) for row in range(len(data.mask))]
         try:
             model.set_attn_implementation(IMPLEMENTATION)
             if _is_right(model, data, expected) and describes_all(model):
@@ -112,7 +115,7 @@ def checked_batch(vocabulary: int) -> Tensors:
     )
 
 
-def _alone(model: Any, data: Tensors, row: int) -> torch.Tensor:
+def alone(model: Any, data: Tensors, row: int) -> torch.Tensor:
     """What the model says of one sample, as whoever runs it would compute it: [T]."""
     text, tokens = _text(data, row), data.tokens[row, : data.lengths[row]]
     logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1 - len(tokens) : -1].cpu()
@@ -130,10 +133,10 @@ def describes_all(model: Any) -> bool:
 
 def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
     """Return True if the model, as it stands, says of a batch what it says of each sample alone."""
-    everything, plain = torch.arange(len(data.mask)), TrainSettings(learning_rate=0.0)
+    everything = torch.arange(len(data.mask))
     # The model's own method, where it has one, gathers weights that lie in shards.
     compute = getattr(model, completion_logprobs.__name__, partial(completion_logprobs, model))
-    found, _ = compute(data, everything, plain)
+    found, _ = compute(data, everything, CHECKED_WITH)
     wanted = pad_sequence(expected, True)
     return bool(torch.allclose(found.cpu(), wanted, rtol=0.0, atol=TOLERANCE_NATS))
 

@@ -129,8 +129,9 @@ class _SelectedLogprobs(torch.autograd.Function):
             slope = 1.0 - (logits * (ctx.temperature / ctx.cap)) ** 2 if ctx.cap else 1.0
             away = logits.sub_(total[rows, None])  # [rows, V] log p
             factor = -of_row[rows, None]
-            if ctx.entropy_gradient:  # of H by a logit: −p · (log p + H)
-                factor = factor - of_entropy[rows, None] * (away + entropy[rows, None])
+            if ctx.entropy_gradient:  # of H by a logit: −p · (log p + H); in the memory of one chunk of logits more
+                surprise = away + entropy[rows, None]
+                factor = surprise.mul_(of_entropy[rows, None]).neg_().add_(factor)
             away = away.exp_().mul_(factor)  # −p · Σ gradient
             away.index_put_((source[pairs] - rows.start, tokens[pairs]), gradient[pairs], accumulate=True)
             away = away.div_(ctx.temperature).mul_(slope).to(ctx.dtype)

@@ -26,7 +26,7 @@ from coordinator.learner.batch import Tensors
 from coordinator.learner.forward import require_supported
 from coordinator.learner.optimizer import COPIES_BYTES
 from coordinator.learner.settings import TrainSettings, train_settings
-from coordinator.learner.simulated import SimulatedPolicy
+from coordinator.learner.simulated import MEASURED_LAYERS, SimulatedPolicy
 from protocol.errors import ConfigInvalid
 
 PROMPT_TOKENS = 512
@@ -37,9 +37,6 @@ PROCESS_BYTES = {"cpu": 700 * 2**20, "cuda": 3 * 2**30}
 
 WIDEST = 4
 """Bytes of a float32 number: as auditors hold weights, and as the learner does all that it trains."""
-
-MEASURED_LAYERS = (6, 3)
-"""Layers that are measured of a model whose layers are alike: the difference is what three of them hold."""
 
 CHECKPOINTS_AT_ONCE = 2
 """The last, and the next while it is written."""
@@ -132,9 +129,10 @@ def _activations(policy: SimulatedPolicy, piece: Tensors) -> tuple[int, int]:
 
     Where all layers are alike, they grow by as much with each: a few layers are enough to measure.
     """
-    layers = len(policy.layers)
+    layers = len(policy.layer_bytes)
     most, few = MEASURED_LAYERS
-    if not policy.is_uniform() or layers <= most:
+    if not policy.is_uniform or layers <= most:
+        policy.cut(layers)
         found = policy.learned(piece)
         return found, found // layers
     policy.cut(most)
@@ -163,7 +161,7 @@ class Estimate:
         self._moments = 2 * getattr(torch, settings.optimizer_dtype).itemsize / WIDEST  # times the weights
         is_small = settings.optimizer_dtype != "float32" or settings.optimizer_offload
         self._changed = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
-        self._check, self._canary = policy.self_check(), policy.canary()
+        self._check, self._canary = policy.self_check, policy.canary()
         self._written = policy.published(merged=self._merged)
 
     def _learned(self, own: int, ranks: int) -> int:

@@ -21,15 +21,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
+from transformers.initialization import no_init_weights
 
 from coordinator.learner.batch import Tensors
-from coordinator.learner.forward import checked_batch, completion_logprobs, compute_layers_twice, describes_all
+from coordinator.learner.forward import (
+    CHECKED_PROMPTS,
+    CHECKED_WITH,
+    alone,
+    checked_batch,
+    completion_logprobs,
+    compute_layers_twice,
+    describes_all,
+)
 from coordinator.learner.loading import class_of, keep_as_published
-from coordinator.learner.lora import Adapters
+from coordinator.learner.lora import TARGETS, Adapters
 from coordinator.learner.packing import IMPLEMENTATION
 from coordinator.learner.publication import computing_as_published, scores
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
+
+MEASURED_LAYERS = (6, 3)
+"""Layers that are measured of a model whose layers are alike: the difference is what three of them hold."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
@@ -62,11 +74,15 @@ class SimulatedPolicy:
         self._published: torch.dtype = described.dtype or torch.float32
         plain, config = class_of(copy.deepcopy(described), "The configuration")
         with FakeTensorMode(allow_non_fake_inputs=True):
-            self.model: Any = plain._from_config(config, dtype=torch.float32)
+            with no_init_weights():  # which draws numbers, and ties weights
+                self.model: Any = plain._from_config(config, dtype=torch.float32)
+            self.model.tie_weights()
             if settings.lora_rank:
                 keep_as_published(self.model, self._published)
             self.adapters = (
-                Adapters(self.model, settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None
+                Adapters(self.model, settings.lora_rank, settings.lora_alpha, settings.lora_targets or TARGETS)
+                if settings.lora_rank
+                else None
             )
         self.layers: Any = self.model.get_decoder().layers
         self.parameters = int(self.model.num_parameters())
@@ -77,27 +93,33 @@ class SimulatedPolicy:
         if settings.gradient_checkpointing:
             compute_layers_twice(self.model)
         self._text = self.model.config.get_text_config()
-        self._choose_attention()
+        self.is_uniform = self._layers_are_alike()
+        self._all_layers = self.layers
+        if self.is_uniform:
+            self.cut(MEASURED_LAYERS[1])
+        self.self_check = self._choose_attention()
+        """Peak of a comparison of packing with each sample alone."""
 
-    def _choose_attention(self) -> None:
-        """Pack where the model can be fed a packing."""
+    def _choose_attention(self) -> int:
+        """Pack where the model can be fed a packing; return the peak of finding that out."""
         usual = self.model.config._attn_implementation
         try:
             self.model.set_attn_implementation(IMPLEMENTATION)
-            self.self_check()
+            peak = self._compared()
             if describes_all(self.model):
-                return
+                return peak
         except Exception:  # nobody can list how models fail that are fed what they do not know
             pass
         self.model.set_attn_implementation(usual)
+        return self._compared()
 
     @property
     def trained(self) -> list[torch.Tensor]:
         """The weights that the optimizer changes."""
         return list((self.adapters or self.model).parameters())
 
-    def is_uniform(self) -> bool:
-        """Return True if all layers are alike: then what some of them hold says what all would."""
+    def _layers_are_alike(self) -> bool:
+        """Return True if what some layers hold says what all would."""
         kinds = {
             (type(layer), getattr(layer, "attention_type", None), tuple(weight.shape for weight in layer.parameters()))
             for layer in self.layers
@@ -105,26 +127,35 @@ class SimulatedPolicy:
         return len(kinds) == 1
 
     def cut(self, count: int) -> None:
-        """Leave the first layers only."""
-        self.layers = self.layers[:count]
+        """Have the model consist of its first layers only, as many as these."""
+        self.layers = self._all_layers[:count]
         self.model.get_decoder().layers = self.layers
-        self._text.num_hidden_layers = count
+        self._text.num_hidden_layers = len(self.layers)
 
-    def self_check(self) -> int:
-        """Peak of computing what packing is compared on."""
-        return self.scored(checked_batch(self._text.vocab_size))
+    def _compared(self) -> int:
+        """Compute the longest sample alone, and all at once: in float32, whatever is trained in."""
+        data = checked_batch(self._text.vocab_size)
+        longest = int((data.lengths + torch.tensor(CHECKED_PROMPTS)[data.owners]).argmax())
 
-    def scored(self, data: Tensors) -> int:
-        """Peak of computing a piece without a gradient."""
-        with torch.no_grad():
-            return self._peak(lambda: self._logprobs(data))
+        def work() -> None:
+            with torch.no_grad():
+                alone(self.model, data, longest)
+                self._said(data, CHECKED_WITH)
+
+        return self._peak(work)
 
     def learned(self, data: Tensors) -> int:
         """Peak of computing a piece forward and backward, beside the gradients of an earlier one."""
         reached = [weight for weight in self.trained if weight.grad is None]
         for weight in reached:
             weight.grad = torch.empty_like(weight)
-        return self._peak(lambda: self._logprobs(data).sum().backward())  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+        def work() -> None:
+            logprobs, entropy = self._said(data, self._settings)
+            loss = logprobs + entropy if self._settings.algorithm.entropy_bonus else logprobs
+            loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+        return self._peak(work)
 
     def published(self, *, merged: bool) -> int:
         """Peak of writing the largest weight; `merged`: with its adapter in it."""
@@ -155,8 +186,8 @@ class SimulatedPolicy:
 
         return self._peak(work)
 
-    def _logprobs(self, data: Tensors) -> torch.Tensor:
-        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), self._settings)[0]
+    def _said(self, data: Tensors, settings: TrainSettings) -> tuple[torch.Tensor, torch.Tensor]:
+        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), settings)
 
     def _peak(self, work: Callable[[], object]) -> int:
         """Bytes above those of weights, adapters and gradients."""

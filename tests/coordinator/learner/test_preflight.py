@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from coordinator.children import script
 from coordinator.cli import app
 from coordinator.config import Config, parse
+from coordinator.learner.algorithm import Algorithm
 from coordinator.learner.cards import GIB
 from coordinator.learner.cards import parse as parse_cards
+from coordinator.learner.forward import prepare
 from coordinator.learner.memory import Batch, Estimate, described, estimate
 from coordinator.learner.policy import Policy
 from coordinator.learner.preflight import Room, refusal
@@ -44,6 +46,14 @@ SHAPES: dict[str, PreTrainedConfig] = {
         tie_word_embeddings=False,
         **HEADS,
     ),
+    "five layers": LlamaConfig(
+        vocab_size=1024,
+        hidden_size=128,
+        num_hidden_layers=5,
+        intermediate_size=256,
+        tie_word_embeddings=True,
+        **HEADS,
+    ),
     "many layers": Qwen3Config(
         vocab_size=512,
         hidden_size=64,
@@ -62,6 +72,8 @@ WAYS = {
     "all weights, one piece": replace(PLAIN, micro_batch_tokens=0),
     "all weights, moments in bf16": replace(PLAIN, optimizer_dtype="bfloat16"),
     "LoRA, bf16": replace(PLAIN, lora_rank=8, dtype="bfloat16"),
+    "entropy bonus": replace(PLAIN, algorithm=Algorithm(entropy_bonus=0.01)),
+    "LoRA, bf16, entropy bonus": replace(PLAIN, lora_rank=8, dtype="bfloat16", algorithm=Algorithm(entropy_bonus=0.01)),
 }
 BATCH = Batch(groups=3, samples=8, prompt=24)
 GROUPS = tuple(
@@ -82,8 +94,9 @@ def tensor_bytes(policy: Policy) -> int:
     return sum(tensor.nbytes for tensor in held)
 
 
-MEASURED = [("wide layers", way) for way in WAYS]
-MEASURED += [("many words", "all weights"), ("many words", "LoRA, bf16")]
+MEASURED = [("wide layers", way) for way in WAYS if "bonus" not in way]
+MEASURED += [("many words", way) for way in ("all weights", "LoRA, bf16", "entropy bonus", "LoRA, bf16, entropy bonus")]
+MEASURED += [("five layers", "all weights")]  # fewer than those of which some are measured
 MEASURED += [("many layers", "all weights, bf16, layers twice"), ("many layers", "all weights, one piece")]
 
 
@@ -101,6 +114,19 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
     found = Estimate(model, settings, BATCH).footprint(1, device="cpu").phases
     assert found["forward and backward"] == pytest.approx(held + update.peak, rel=0.1)
     assert max(found["publication"], found["canary"]) == pytest.approx(held + publication.peak, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", ["many words", "many layers", "wide layers"])
+@pytest.mark.parametrize("way", ["all weights", "all weights, bf16, layers twice", "LoRA, bf16"])
+def test_a_self_check_is_predicted(shape: str, way: str, tmp_path: Path) -> None:
+    """Of a policy that has just been loaded; it is compared in float32, whatever it is trained in."""
+    policy = Policy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), WAYS[way])
+    held = tensor_bytes(policy)
+    with live_bytes() as check:
+        prepare(policy.model, WAYS[way])
+    model = type(SHAPES[shape]).from_pretrained(tmp_path / "start")
+    found = Estimate(model, WAYS[way], BATCH).footprint(1, device="cpu").phases
+    assert found["self-check"] == pytest.approx(held + check.peak, rel=0.1)
 
 
 QWEN3_8B: dict[str, Any] = {

@@ -37,6 +37,8 @@ MASKED_MAX = 0.1
 MASKED_UPDATES = 8
 """The share of tokens that the correction drops is that of so many last updates; fewer raise no alarm."""
 
+OUTGOING_S = "learner/outgoing_s"
+
 IN_VAIN_MAX = 0.1
 
 LENGTH_BIAS_MAX = 1.5
@@ -89,6 +91,7 @@ def figures(
         "in_vain_share": share,
         "length_bias": bias,
         "learner_idle_share_lately": idle_share,
+        "learner_outgoing_share_lately": _outgoing_lately(connection),
         "updates_skipped_lately": skipped,
         "masked_share_lately": masked,
         "verifier": verifier,
@@ -270,6 +273,19 @@ def _idle_lately(connection: sa.Connection, waits_s: float) -> float:
     idle_s, busy_s = (sum(row[place] for row in rows) for place in (0, 1))
     idle_s += waits_s
     return idle_s / (idle_s + busy_s) if idle_s + busy_s else 0.0
+
+
+def _outgoing_lately(connection: sa.Connection) -> float:
+    """Return the share of its last updates' time for which the learner stood still for versions."""
+    lately = (
+        sa.select(batches.c.idle_s + batches.c.busy_s, batches.c.metrics)
+        .where(batches.c.busy_s > 0)
+        .order_by(batches.c.batch.desc())
+        .limit(UPDATES_LATELY)
+    )
+    rows = connection.execute(lately).all()
+    all_s, stood_s = sum(row[0] for row in rows), sum((row[1] or {}).get(OUTGOING_S, 0.0) for row in rows)
+    return min(1.0, stood_s / all_s) if all_s else 0.0
 
 
 def _length_bias(connection: sa.Connection) -> float | None:

@@ -114,7 +114,9 @@ def _standby(told: Mapping[str, Any]) -> Iterator[Part]:
 def _round(told: Mapping[str, Any]) -> Iterator[str]:
     detail = f" ({told['detail']})" if told["detail"] else ""
     yield f"{told['phase']}: update {told['update']} of {told['max_updates']}{detail}"
-    yield f"learner idle {told['learner_idle_share']:.0%} of the whole round, " + (
+    still = told.get("learner_outgoing_share_lately", 0.0)
+    versions = f"still for versions {still:.0%} of its time lately, " if still else ""
+    yield f"learner idle {told['learner_idle_share']:.0%} of the whole round, {versions}" + (
         f"at work on batch {told['batch']}" if told["batch"] > told["update"] else "no batch under way"
     )
     ages = {"last update": told.get("update_age_s"), "learner heard of": told.get("learner_silent_s")}

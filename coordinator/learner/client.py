@@ -1,7 +1,7 @@
 """The learner's side of the coordinator's API: batches in, reports and versions out.
 
     asking ─→ answered
-       └─→ away ─→ asking …      told of once when it begins, and once when it is over
+       └─→ away ─→ asking …      logged once when it begins, and once when it is over, however many threads ask
 
 - A coordinator that is away is waited for, as nodes wait for it, and then asked the same again. It may have done it
   already, and need not say so: a batch is formed once, a report counts once, a version has its number, a file its
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import httpx
@@ -43,13 +44,46 @@ BATCH_MAX_BYTES = 4096 * limits.MIB
 """512 groups, each the largest that a round may ask for. Whoever configures that trains on a machine that holds it."""
 
 
+def _unchecked() -> None:
+    """Wait without an end."""
+
+
+class Absence:
+    """A time for which the coordinator does not answer, for all clients of this process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._waiting = 0
+        self._began_s = 0.0
+
+    def begin(self, error: Unreachable) -> None:
+        """Count one more thread that waits, and log it if it is the first."""
+        with self._lock:
+            self._waiting += 1
+            if self._waiting == 1:
+                self._began_s = time.monotonic()
+                log.warning("waiting for the coordinator: %s", error)
+
+    def end(self) -> None:
+        """Count one thread less, and log it if it is the last."""
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                log.info("the coordinator answers again after %.1f s", time.monotonic() - self._began_s)
+
+
 class CoordinatorClient:
     """Blocking calls with the operator's token."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, absence: Absence | None = None) -> None:
+        self._url, self._token, self._absence = url, token, absence or Absence()
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
         self.away_s = 0.0
         """For how long the coordinator was waited for, in all."""
+
+    def another(self) -> "CoordinatorClient":
+        """Return a client for another thread, which counts its own `away_s`."""
+        return CoordinatorClient(self._url, self._token, self._absence)
 
     def close(self) -> None:
         self._http.close()
@@ -57,10 +91,11 @@ class CoordinatorClient:
     def state(self) -> LearnerState:
         return LearnerState.from_bytes(self._call("GET", "/v1/learner/state"))
 
-    def batch(self, number: int) -> Batch:
-        """The batch that leads to update `number`; waits until there is one."""
+    def batch(self, number: int, check: Callable[[], None] = _unchecked) -> Batch:
+        """Return the batch that leads to update `number`; wait until there is one, and call `check` meanwhile."""
+        check()
         while not (data := self._call("GET", f"/v1/learner/batches/{number}")):
-            pass
+            check()
         return read_batch(data)
 
     def report(self, report: Report) -> None:
@@ -121,13 +156,13 @@ class CoordinatorClient:
                 found = attempt()
             except Unreachable as error:
                 if not failures:
-                    log.warning("waiting for the coordinator: %s", error)
+                    self._absence.begin(error)
                 time.sleep(pause_s(failures))  # who is away tells nobody of coming back
                 failures += 1
                 continue
             if failures:
-                self.away_s += (away_s := time.monotonic() - began)
-                log.info("the coordinator answers again after %.1f s", away_s)
+                self.away_s += time.monotonic() - began
+                self._absence.end()
             return found
 
     def _once(

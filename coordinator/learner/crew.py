@@ -22,6 +22,7 @@ from coordinator.data.task import task_here
 from coordinator.files import sync
 from coordinator.learner import checkpoint, playing
 from coordinator.learner.evaluate import accuracy
+from coordinator.learner.outgoing import Job
 from coordinator.learner.policy import Policy, Step
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import train_settings
@@ -39,6 +40,10 @@ OVER = "over"
 
 def _silent(_fraction: float, _text: str) -> None:
     """What only rank 0 tells."""
+
+
+def _done() -> None:
+    """Nothing is left to do."""
 
 
 class Crew:
@@ -79,7 +84,12 @@ class Crew:
 
     def save(self, **beside: Any) -> None:
         """A checkpoint, with these plain values."""
-        self._together("save", beside)
+        self.saving(**beside)()
+
+    def saving(self, **beside: Any) -> Job:
+        """Return what is still to do for a checkpoint of this moment, before any weight changes."""
+        job: Job = self._together("save", beside)
+        return job
 
     def take(self, folder: Path) -> None:
         """Go on from the weights of a published version."""
@@ -87,7 +97,12 @@ class Crew:
 
     def publish(self, folder: Path) -> None:
         """Write the policy as a folder in hub format."""
-        self._together("publish", folder)
+        self.publishing(folder)()
+
+    def publishing(self, folder: Path) -> Job:
+        """Return what is still to do for such a folder, before any weight changes."""
+        job: Job = self._together("publish", folder)
+        return job
 
     def warm_start(self, progress: Progress) -> None:
         """The embedded policy's short supervised start, if the task has a teacher."""
@@ -128,23 +143,30 @@ class Crew:
     def _train(self, groups: tuple[TrainingGroup, ...]) -> Step:
         return self.policy.train_step(groups)
 
-    def _save(self, beside: dict[str, Any]) -> None:
-        self.policy.save(self._checkpoints, **beside)
+    def _save(self, beside: dict[str, Any]) -> Job:
+        return self._left(self.policy.saving(self._checkpoints, **beside))
 
     def _take(self, folder: Path) -> None:
         self.policy.take(folder)
 
-    def _publish(self, folder: Path) -> None:
+    def _publish(self, folder: Path) -> Job:
         settings = self._config.learner
         if not (settings.lora_rank and settings.publish_adapters):
-            self.policy.save_hub(folder)
-            return
+            return self._left(self.policy.publishing(folder))
         base = self._base()
         if self._ranks.first:
             folder.mkdir()
             for path in base.iterdir():
                 (folder / path.name).hardlink_to(path)
         self.policy.save_adapter(folder, self._config.model.path)
+        return _done
+
+    def _left(self, job: Job) -> Job:
+        """Return what may be done later, by rank 0 alone; several ranks do it at once, as it needs all of them."""
+        if self._ranks.size == 1:
+            return job
+        job()
+        return _done
 
     def _base(self) -> Path:
         """The folder that adapters are published beside: written once, and then never again."""

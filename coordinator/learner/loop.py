@@ -3,6 +3,9 @@
     a version is due when the policy is kappa updates ahead of the newest one, and after the last update
 
 - A checkpoint is durable before its version is published: after any crash in between, the same bytes are published.
+- Both are done beside the next update, one version at a time (see `outgoing`). No weight changes before the checkpoint
+  is durable: a kill costs no more updates than if the loop waited. What nodes may sample follows from the published
+  versions that they hold, so S is kept however long a version is on its way.
 - A checkpoint holds weights, optimizer, random state, the number of the update, which names the next batch, and the
   version and the ledger's head that it was made at. A round that is behind them is refused.
 - Resuming takes the last checkpoint and asks for the batches after it again: the coordinator gives the same ones, and
@@ -12,7 +15,8 @@
   again, and no version follows it before a newer one is durable.
 - A coordinator that is away is waited for (see `client`). One that comes back behind what was seen of the round, out of
   a backup, is refused.
-- Idle time is the time spent waiting for a batch; everything else is work, but for waiting for the coordinator.
+- Idle time is the time spent waiting for a batch; everything else is work, but for waiting for the coordinator. Of the
+  work, `learner/outgoing_s` is the time for which the learner stood still for a version.
 - When standard input ends, the coordinator is gone and so is this process.
 - Several processes may train one policy (`learner.processes`, or torchrun): rank 0 reads this story, and the others do
   what it tells them (see `crew`).
@@ -23,6 +27,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -32,6 +37,7 @@ from coordinator.learner import start
 from coordinator.learner.boards import boards
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.crew import Crew
+from coordinator.learner.outgoing import Job, Outgoing
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.tracking import Tracker
 from coordinator.learner.watchdog import Watchdog
@@ -91,18 +97,19 @@ class Learner:
         """The newest one that is known of."""
         self._taken = int((crew.resumed or {}).get("taken", 0))
         """The last version that was taken in the place of our own."""
+        self._outgoing = Outgoing()
+        self._policy.before_change = self._outgoing.wait_until_read
+        self._sent = 0
+        """The update of the version that went out last, or is on its way."""
+        self._stood_s = 0.0
+        """For how long the loop had stood still for versions when it reported last."""
 
     def run(self) -> None:
         """From wherever the checkpoint stands to the end of the round."""
-        policy = self._policy
-        if not self._crew.resumed:
-            self._begin()
-        self._publish()
-        while policy.update < self._last:
-            self._step()
-            if self._is_due():
-                self._save()
-                self._publish()
+        try:
+            self._train()
+        finally:
+            self._outgoing.abandon()
         self._progress("evaluating", 1.0, "")
         after = self._crew.accuracy()
         found = _told(self._crew.evaluate())
@@ -114,12 +121,24 @@ class Learner:
         self._tracker.close()
         self._crew.over()
 
+    def _train(self) -> None:
+        """All updates that are left, until the last version is out."""
+        if not self._crew.resumed:
+            self._begin()
+        self._release()
+        self._outgoing.finish()  # there is nothing to train on before the first version
+        while self._policy.update < self._last:
+            self._step()
+            if self._is_due():
+                self._release()
+        self._outgoing.finish()
+
     def _step(self) -> None:
         """Wait for the next batch, train on it, report."""
         number = self._policy.update + 1
         asked = time.monotonic()
         busy_s = asked - self._began - (self._client.away_s - self._away_s) if self._began else 0.0
-        batch = self._client.batch(number)
+        batch = self._client.batch(number, self._outgoing.check)
         self._began, self._away_s = time.monotonic(), self._client.away_s
         self._look()
         step = self._crew.train(batch.groups)
@@ -127,6 +146,8 @@ class Learner:
         ages = [number - 1 - group.policy_update for group in batch.groups]
         metrics |= {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
         metrics["cost"] = batch.credit_micros / MICROS
+        stood_s, self._stood_s = self._stood_s, self._outgoing.waited_s
+        metrics["learner/outgoing_s"] = self._stood_s - stood_s
         if not number % EVALUATE_EVERY or number == self._last:
             metrics |= self._crew.evaluate()
         self._client.report(
@@ -149,16 +170,6 @@ class Learner:
         told = boards(self._folder, update=update, tensorboard=settings.tensorboard, wandb=settings.wandb, run=run)
         return Tracker(self._folder, update=update, boards=told)
 
-    def _save(self) -> None:
-        """A checkpoint, with where the round stood: the batch that comes next is the one after its update."""
-        state = self._stand()
-        self._crew.save(
-            version=state.newest_version,
-            ledger_size=state.ledger_size,
-            ledger_head=state.ledger_head,
-            taken=self._taken,
-        )
-
     def _look(self) -> LearnerState:
         """Where the round stands; what the operator put in the place of the policy is taken at once."""
         state = self._stand()
@@ -180,27 +191,52 @@ class Learner:
         found = self._crew.evaluate()
         log.info("begins%s", _told(found))
         self._progress("learning", 0.0, f"update 0{_told(found)}", accuracy_before=self._crew.accuracy())
-        self._save()
 
     def _is_due(self) -> bool:
         """Whether a version shall be published now; how often is for the coordinator to say, who measures."""
         state = self._look()
-        return self._policy.update >= min(state.newest_update + state.publish_every, self._last)
+        newest = max(state.newest_update, self._sent)
+        return self._policy.update >= min(newest + state.publish_every, self._last)
 
-    def _publish(self) -> None:
-        """Publish the policy as it stands, unless it is out already."""
+    def _release(self) -> None:
+        """Save and publish the policy as it stands, beside what comes next; what is there already is left as it is."""
+        self._outgoing.finish()
         state = self._stand()
         self._tracker.measured(state.evaluated)
         self._version = state.newest_version
-        if state.newest_version and state.newest_update >= self._policy.update:
-            return
-        version = state.newest_version + 1
-        folder = self._folder / "publishing"
+        with self._outgoing.standing_still():
+            save, write, send = self._saving(state), _nothing, _nothing
+            if not state.newest_version or state.newest_update < self._policy.update:
+                write, send = self._publishing(state.newest_version + 1)
+
+        def read() -> None:
+            save()
+            write()
+
+        self._outgoing.start(read, send)
+
+    def _saving(self, state: LearnerState) -> Job:
+        """A checkpoint, with where the round stood: the batch that comes next is the one after its update."""
+        return self._crew.saving(
+            version=state.newest_version,
+            ledger_size=state.ledger_size,
+            ledger_head=state.ledger_head,
+            taken=self._taken,
+        )
+
+    def _publishing(self, version: int) -> tuple[Job, Job]:
+        """What writes the version's files, and what sends them."""
+        folder, update, began = self._folder / "publishing", self._policy.update, time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
-        self._crew.publish(folder)
-        self._client.publish(version, self._policy.update, folder)
-        self._version = version
-        log.info("published version=%d update=%d", version, self._policy.update)
+        write = self._crew.publishing(folder)
+        self._sent = update
+
+        def send() -> None:
+            with closing(self._client.another()) as client:  # how long it waits for the coordinator is no wait of ours
+                client.publish(version, update, folder)
+            log.info("published version=%d update=%d seconds=%.1f", version, update, time.monotonic() - began)
+
+        return write, send
 
     def _stand(self) -> LearnerState:
         """Where the round stands, which is not behind what was seen of it."""
@@ -231,6 +267,10 @@ class Learner:
                 accuracy_after=accuracy_after,
             )
         )
+
+
+def _nothing() -> None:
+    """What is left to do for a version that is out."""
 
 
 def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
     load                   the weights, and what loading holds besides
     self-check             many samples at once compared with each alone, once
-    forward and backward   weights, moments, gradients, and the activations of the fullest piece
+    forward and backward   weights, moments, gradients, the activations of the fullest piece; on one rank, a weight of
+                           the version that is written meanwhile
     optimizer step         weights, moments, gradients
     publication            one weight at a time in the type in which it is published
     canary                 one layer at a time as it is published, and the logits of the canary's text
@@ -163,6 +164,7 @@ class Estimate:
         self._changed = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
         self._check, self._canary = policy.self_check, policy.canary()
         self._written = policy.published(merged=self._merged)
+        self._beside = self._written if self._merged or not settings.lora_rank else 0  # adapters are written at once
 
     def _learned(self, own: int, ranks: int) -> int:
         """Peak of gradients and activations on a rank whose gradients have this size.
@@ -174,8 +176,8 @@ class Estimate:
             layers = 4 * self._layer if self._settings.lora_rank else self._layer + ceil(self._layers / ranks)
             return own + self._activations + self._outside + layers
         if self._several:
-            return own + self._activations
-        return max(self._activations, own + self._of_layer + self._largest)
+            return own + self._activations + self._beside
+        return max(self._activations, own + self._of_layer + self._largest) + self._beside
 
     def _computed(self, peak: int, ranks: int) -> int:
         """Peak of computing without a gradient; a rank gathers what is outside of layers, then some layers."""

@@ -16,16 +16,16 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 from coordinator.files import sync
@@ -41,6 +41,7 @@ from coordinator.learner.optimizer import MOMENTS, before_first_step, make_optim
 from coordinator.learner.publication import (
     HubFiles,
     Published,
+    canary_text,
     carried_buffers,
     computing_as_published,
     in_range,
@@ -85,11 +86,13 @@ class Policy:
         ends = self.model.generation_config.eos_token_id
         if ends is None:  # and not 0, which is a token like any other
             ends = self.model.config.eos_token_id
-        self._canary_text = _canary_text(folder, self.model.config.get_text_config())
+        self._canary_text = canary_text(folder, self.model.config.get_text_config())
         self.ends: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
         """Tokens that end a completion."""
         self.update = 0
         """Updates made so far."""
+        self.before_change: Callable[[], None] = _unread
+        """Called before weights change: waits for whoever reads them beside us."""
 
     def _adapt(self) -> Adapters:
         settings = self._settings
@@ -120,6 +123,7 @@ class Policy:
 
         What the optimizer remembers was measured on the way that is left, and goes with it: its steps are small again.
         """
+        self.before_change()
         self._optimizer.state.clear()
         if self._adapters:
             self._adapters.take(load_file(folder / adapter.WEIGHTS), (folder / adapter.CONFIG).read_bytes())
@@ -170,6 +174,7 @@ class Policy:
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = rate
             if isfinite(norm):  # else every weight were NaN from here on, and the next checkpoint, too
+                self.before_change()
                 self._optimizer.step()
             else:
                 skipped += 1
@@ -268,8 +273,14 @@ class Policy:
 
     def save_hub(self, folder: Path) -> None:
         """Write the policy as a hub-format folder: its weights now, in the dtype it came in, tokenizer and canary."""
-        self._write(folder, self._whole)
+        self.publishing(folder)()
+
+    def publishing(self, folder: Path) -> Callable[[], None]:
+        """Score the canary and return what writes the rest: later, too, as long as no weight has changed."""
+        if self._ranks.first:
+            folder.mkdir(parents=True, exist_ok=True)
         self._write_canary(folder, self._whole)
+        return partial(self._write, folder, self._whole)
 
     def save_base(self, folder: Path) -> None:
         """Write what adapters are published beside: the weights as they were at the start, configuration, tokenizer."""
@@ -350,8 +361,12 @@ class Policy:
 
     def save(self, folder: Path, **beside: Any) -> None:
         """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""
+        self.saving(folder, **beside)()
+
+    def saving(self, folder: Path, **beside: Any) -> Callable[[], None]:
+        """Return what writes a checkpoint of this moment: later, too, as long as no weight has changed."""
         beside |= {"update": self.update, "steps": self._steps}
-        checkpoint.write(folder, self.update, self._tensors(), beside, self._ranks)
+        return partial(checkpoint.write, folder, self.update, self._tensors(), beside, self._ranks)
 
     def restore(self, path: Path) -> dict[str, Any]:
         """Continue from a checkpoint of the same model; the plain values that it holds are returned."""
@@ -374,21 +389,14 @@ class Policy:
         return found | {RANDOM: torch.get_rng_state()}
 
 
+def _unread() -> None:
+    """Return at once: nobody reads the weights but who trains them."""
+
+
 def _is_gguf(file: Path) -> bool:
     """Return True for a GGUF file, of which transformers leaves a copy under the name of a tokenizer."""
     with file.open("rb") as opened:
         return opened.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-
-
-def _canary_text(folder: Path, config: Any) -> tuple[int, ...]:
-    """Return the canary's text as the policy's tokenizer writes it; spread tokens, if that cannot write it."""
-    count = min(canary.TOKENS, int(getattr(config, "max_position_embeddings", canary.TOKENS)))
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokens = tokenizer.encode(canary.TEXT, add_special_tokens=False).ids[: canary.TOKENS]
-        if count == canary.TOKENS and canary.is_written(tokens, tokenizer.decode(tokens)):
-            return tuple(tokens)
-    return canary.spread(config.vocab_size, count)
 
 
 def _distances(groups: Sequence[TrainingGroup], data: Tensors, current: torch.Tensor) -> dict[str, float]:

@@ -19,9 +19,11 @@ from typing import Any, BinaryIO
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from tokenizers import Tokenizer
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
+from protocol import canary
 from protocol.errors import ConfigInvalid
 
 PART_SIZE = "50GB"
@@ -113,6 +115,17 @@ def in_range(name: str, rows: torch.Tensor) -> torch.Tensor:
             hint="Lower learner.learning_rate, or begin a round with a copy of the policy in bfloat16.",
         )
     return rows
+
+
+def canary_text(folder: Path, config: Any) -> tuple[int, ...]:
+    """Return the canary's text as the policy's tokenizer writes it; spread tokens, if that cannot write it."""
+    count = min(canary.TOKENS, int(getattr(config, "max_position_embeddings", canary.TOKENS)))
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokens = tokenizer.encode(canary.TEXT, add_special_tokens=False).ids[: canary.TOKENS]
+        if count == canary.TOKENS and canary.is_written(tokens, tokenizer.decode(tokens)):
+            return tuple(tokens)
+    return canary.spread(config.vocab_size, count)
 
 
 class HubFiles:

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.config import parse
-from coordinator.figures import health
+from coordinator.figures import health, overview, summary
 from coordinator.figures.health import alarm, percentile
 from coordinator.fleet.activation import kappa
 from coordinator.fleet.capacity import VISIBLE, Load
@@ -180,6 +180,20 @@ def test_updates_that_change_nothing_raise_the_alarm(world: World) -> None:
     assert "learner.learning_rate" in alarmed
     world.run(set_fact, "finished", True)
     assert figures(world)["alarm"] == ""
+
+
+def test_the_share_for_which_the_learner_stands_still_for_versions_is_told(world: World) -> None:
+    key = world.join(1)
+    for _ in range(2):
+        world.earn(key)
+    world.train(1)
+    assert figures(world)["learner_outgoing_share_lately"] == 0, "a learner that does not say"
+    changed = sa.update(batches).values(idle_s=2.0, busy_s=18.0, metrics={health.OUTGOING_S: 5.0})
+    world.run(lambda connection: connection.execute(changed))
+    assert figures(world)["learner_outgoing_share_lately"] == 0.25
+    config = parse({})
+    told = world.run(summary.explained, config=config, alive_since_ms=0) | summary.told(config, "a" * 64)
+    assert "still for versions 25% of its time lately" in overview.text(told)
 
 
 @pytest.mark.parametrize(("share", "alarms"), [(0.1, False), (0.11, True)])

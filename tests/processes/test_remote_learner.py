@@ -3,17 +3,15 @@
 import json
 import random
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.processes.light_node import at_work
-from tests.processes.programs import PATIENCE_S, Program, Swarm, free_address, script, until
+from tests.processes.programs import PATIENCE_S, Program, Swarm, script, until
+from tests.processes.relay import Relay
 from tests.processes.rounds import Coordinator
 from tests.processes.training import KAPPA, assert_versions_and_batches_are_whole, training
 
@@ -22,54 +20,6 @@ pytestmark = pytest.mark.processes
 LABOURERS = 2
 KILLS = 4
 WEIGHTS = "model.safetensors"
-
-
-class Relay:
-    """The line between a learner and its coordinator, which can hold up one request in the middle of its body."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self.address = free_address()
-        host, _, port = self.address.partition(":")
-        self._door = socket.create_server((host, int(port)))
-        self._words = b""
-        self.held = threading.Event()
-        threading.Thread(target=self._let_in, daemon=True).start()
-
-    def hold(self, words: bytes) -> None:
-        """Of the next request with these words in its head, let no more than a few bytes of its body through."""
-        self._words = words
-        self.held.clear()
-
-    def close(self) -> None:
-        self._door.close()
-
-    def _let_in(self) -> None:
-        with suppress(OSError):  # the door is closed
-            while True:
-                threading.Thread(target=self._serve, args=self._door.accept()[:1], daemon=True).start()
-
-    def _serve(self, caller: socket.socket) -> None:
-        host, _, port = self._target.partition(":")
-        with closing(caller):
-            with suppress(OSError), socket.create_connection((host, int(port))) as called:
-                threading.Thread(target=self._ask, args=(caller, called), daemon=True).start()
-                while data := called.recv(1 << 16):
-                    caller.sendall(data)
-            with suppress(OSError):  # it has gone by itself
-                caller.shutdown(socket.SHUT_RDWR)  # closing does not wake who reads from it
-
-    def _ask(self, caller: socket.socket, called: socket.socket) -> None:
-        with suppress(OSError):
-            while data := caller.recv(1 << 16):
-                if self._words and self._words in data:
-                    head, end, body = data.partition(b"\r\n\r\n")
-                    called.sendall(head + end + body[:100])
-                    self._words = b""
-                    self.held.set()
-                    return
-                called.sendall(data)
-            called.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True)

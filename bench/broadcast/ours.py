@@ -40,12 +40,15 @@ SOURCES = ("from_peers", "from_seeder", "from_http")
 class Ours:
     """The shipped programs."""
 
-    def __init__(self, net: Net, folder: Path, *, share: bool = True, corrupter: str = "") -> None:
+    def __init__(
+        self, net: Net, folder: Path, *, share: bool = True, corrupter: str = "", warm_up_bytes: int = WARM_UP_BYTES
+    ) -> None:
         self.name = "ours" if share else "ours, star"
         self._net, self._folder, self._share = net, folder, share
         self._api_port, self._seeder_port, self._node_port = PORTS[share]
         self._corrupter = corrupter
         """The worker that runs a mirror which can be told to lie."""
+        self._warm_up_bytes = warm_up_bytes
         self._workers = workers_of(net)
         self._mirrors: dict[str, Program] = {}
         self._coordinator: Program | None = None
@@ -64,12 +67,13 @@ class Ours:
         for worker in self._workers:
             self.start_mirror(worker)
         self._wait_for_all()
-        warm_up = make_payload(self._folder / "warm-up", WARM_UP_BYTES)
+        warm_up = make_payload(self._folder / "warm-up", self._warm_up_bytes)
         self.broadcast(warm_up, within_s=START_S)
         if not all(map(self._net.is_dialable, self._workers)):
             time.sleep(HostSettings.dial_s)  # dials of the first version, which no receipt has named yet
             for number in range(PUNCHED_AFTER):
-                self.broadcast(make_payload(self._folder / f"settle-{number}", WARM_UP_BYTES // 4), within_s=START_S)
+                settling = make_payload(self._folder / f"settle-{number}", self._warm_up_bytes // 4)
+                self.broadcast(settling, within_s=START_S)
 
     def _wait_for_all(self) -> None:
         """Only who is alive when a version comes out has a part in its plan, and is measured by it."""

@@ -14,6 +14,7 @@
 - When standard input ends, the coordinator is gone and so is this process, if the coordinator started it.
 """
 
+import gc
 import json
 import logging
 import os
@@ -123,15 +124,19 @@ class Policies:
         return None if written is None else place
 
     def score(self, version: int, claims: Sequence[Prefill]) -> list[list[Scored]]:
-        scorer = self._loaded.pop(version, None)
-        if scorer is None:
+        if version not in self._loaded:
+            self._make_room()
             self._watchdog.moved(PREPARE_MAX_S)
-            scorer = self._load(self._folder / str(version), self._watchdog.moved)
+            self._loaded[version] = self._load(self._folder / str(version), self._watchdog.moved)
             self._watchdog.moved()
-        self._loaded[version] = scorer
-        while len(self._loaded) > LOADED_MAX:
+        self._loaded.move_to_end(version)
+        return self._loaded[version].score(claims)
+
+    def _make_room(self) -> None:
+        """Free the versions that were used least recently, before another one is loaded."""
+        while len(self._loaded) >= LOADED_MAX:
             self._loaded.popitem(last=False)
-        return scorer.score(claims)
+        gc.collect()  # a model is in a cycle with the forward functions of its layers
 
     def forget(self, version: int, spared: Sequence[int]) -> None:
         """Before a batch of a version: delete all but the last few and what the batch may be compared with."""
@@ -210,6 +215,7 @@ class Auditor:
                 self._sample_honestly(taken.version, precision, offers)
             except SwarmError as error:  # claims in it are held until it can be measured
                 log.warning("rounding not measured precision=%s: %s", precision, error)
+            gc.collect()  # the node's model is in a cycle, too
             made = self._calibrate(made)
         return made
 

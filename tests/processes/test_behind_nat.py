@@ -36,7 +36,7 @@ class Lab:
     def __init__(self, folder: Path, net: Net) -> None:
         self._folder, self.net = folder, net
         self.behind = [party for party in net.parties if not net.is_dialable(party)]
-        self.ours = Ours(net, folder)
+        self.ours = Ours(net, folder, warm_up_bytes=SIZE_BYTES)
         self.ours.start()
 
     def publish(self) -> None:

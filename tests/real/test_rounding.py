@@ -1,7 +1,7 @@
 """Rounding on a trained model: what the auditor measures by itself pays honest nodes in bf16, and finds cheats."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from swarm_node.engine.messages import GroupDone, Request
 from swarm_node.engine.torch_engine import TorchEngine
 
 ROUND, CLASS = "a" * 64, "torch/bf16/cpu"
-SAMPLES, NEW_TOKENS = 8, 64
+SAMPLES, NEW_TOKENS = 8, 24
 QUESTIONS = (
     "Why is the sky blue?",
     "Write a short poem about the sea.",
@@ -35,7 +35,7 @@ QUESTIONS = (
     "Tell me a story about a fox.",
     "What is 12 + 30?",
 )
-HONEST, CHEATING = 6, 2
+HONEST, CHEATING = 4, 2
 """Groups."""
 
 
@@ -79,7 +79,7 @@ def replayed(scorer: Scorer, group: Group, said: Sequence[Completion]) -> Measur
     return measure(said, scorer.score([claim])[0], group.seed)
 
 
-def outcomes(measured: Iterator[Measured], tolerance: Tolerance) -> list[Outcome]:
+def outcomes(measured: Iterable[Measured], tolerance: Tolerance) -> list[Outcome]:
     return [judge(group, tolerance, 1).outcome for group in measured]
 
 
@@ -120,7 +120,6 @@ def four_bits(model: Any) -> Any:
     [(four_bits, {}), (None, {"temperature": 0.8}), (None, {"top_p": 0.9})],
     ids=["4-bit weights", "temperature 0.8", "top-p 0.9"],
 )
-@pytest.mark.parametrize("disguised", [False, True], ids=["as drawn", "prefilled"])
 def test_cheats_are_found_in_the_first_groups(
     smollm2_folder: Path,
     scorer: Scorer,
@@ -129,14 +128,10 @@ def test_cheats_are_found_in_the_first_groups(
     bounds: PolicyBounds,
     change: Callable[[Any], Any] | None,
     how: dict[str, float],
-    disguised: bool,
 ) -> None:
     model = load(smollm2_folder)
     model = change(model) if change else model
-    found = []
-    for group in groups[:CHEATING]:
-        measured = replayed(scorer, group, sample(model, [group], bounds, **how)[0])
-        if disguised:
-            measured = replace(measured, claimed_logprobs=measured.logprobs)
-        found.append(judge(measured, tolerance, 1).outcome)
-    assert Outcome.HARD in found
+    as_drawn = [replayed(scorer, group, sample(model, [group], bounds, **how)[0]) for group in groups[:CHEATING]]
+    prefilled = [replace(measured, claimed_logprobs=measured.logprobs) for measured in as_drawn]
+    assert Outcome.HARD in outcomes(as_drawn, tolerance)
+    assert Outcome.HARD in outcomes(prefilled, tolerance), "true log-probabilities do not hide other tokens"

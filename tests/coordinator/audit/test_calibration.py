@@ -27,7 +27,7 @@ def test_what_was_probed_passes_and_ten_times_the_noise_does_not(noise: float) -
 
 def test_few_probes_are_refused() -> None:
     with pytest.raises(AuditFailed, match="too few"):
-        derive("a/b/c", [honest(999)] * 10)
+        derive("a/b/c", [honest(499)] * 10)
 
 
 def test_the_shipped_file_knows_the_classes_of_the_shipped_engines() -> None:

@@ -33,7 +33,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Way:
-    """What both sides are told of how to compute an update."""
+    """Settings by which both sides compute an update."""
 
     longest: int
     """Tokens of a completion."""

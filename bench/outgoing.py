@@ -1,4 +1,4 @@
-"""How long a learner stands still for its versions, where the disk of its round writes 100 MB/s.
+"""Time for which a learner stands still for its versions, where the disk of its round writes 100 MB/s.
 
 - The real programs: a coordinator with its learner and seeder, and a light node, whose groups cost nothing; so the
   learner never waits for a batch, and what it waits for is the disk. All weights of an untrained Qwen3 are trained.

@@ -114,7 +114,7 @@ class Trial:
         return accuracy(self.crew.policy.model, asked, self.text.encode, self.end)
 
     def held_out(self, most: int, samples: int = 1) -> list[Reward]:
-        """What the policy as it stands earns for some samples of each of so many held-out problems."""
+        """Return the rewards of the policy as it stands: `samples` for each of at most `most` held-out problems."""
         folder = self._config.round.directory / "measured"
         shutil.rmtree(folder, ignore_errors=True)
         self.crew.publish(folder)

@@ -29,7 +29,7 @@ EXAMPLE, TASK = ROOT / "examples" / "sums.toml", ROOT / "examples" / "sums.py"
 RATE = 1e-5
 STALENESS = (0, 1, 2, 3, 4)
 KEPT = 0.95
-"""Of the gain of fresh groups, for groups that are S updates old."""
+"""Least share of the gain with fresh groups that groups of S updates ago must reach."""
 
 TRL = "curve, TRL"
 
@@ -39,7 +39,7 @@ HELD_OUT, ANSWERS = 24, 32
 
 @dataclass(frozen=True)
 class Job:
-    """What TRL trains."""
+    """Training that TRL is asked for."""
 
     model: str
     rows: list[dict[str, Any]]

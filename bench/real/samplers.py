@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     prompt: list[int]
     samples: int
     tokens: int
-    """Of each sample."""
+    """Length of each sample."""
 
 
 Sampler = Callable[[Sequence[Asked]], int]

@@ -33,7 +33,7 @@ PAIRS = (
 GROUPS = 8
 
 WARM_UP_TOKENS = 8
-"""Of the longest completion."""
+"""Length of the longest completion of the warm-up."""
 
 
 @dataclass(frozen=True)

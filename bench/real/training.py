@@ -12,7 +12,7 @@ from protocol.rollout import unpack_tokens
 from swarm_node.engine.torch_engine import TorchEngine
 
 AGREE = 1e-3
-"""What losses may differ by, and the lengths of gradients in proportion."""
+"""Largest difference of the losses, and of the lengths of the gradients in proportion."""
 
 MICRO_BATCH = 8
 """Samples at once in the second case: TRL's own `per_device_train_batch_size`."""

@@ -21,7 +21,7 @@ from coordinator.audit.replay import Measured, Prefill, Scored, measure
 from protocol.rollout import Completion, Tokens
 
 PRECISIONS = frozenset({"bf16", "fp16"})
-"""Those that an auditor can sample in."""
+"""Precisions that an auditor can sample in."""
 
 RENEW_VERSIONS = 50
 """Versions after which a precision is measured again: it costs about as much as ten audits."""

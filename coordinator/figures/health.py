@@ -71,7 +71,7 @@ def figures(
     programs_alarm: str = "",
     waits_s: float = 0.0,
 ) -> dict[str, Any]:
-    """What is told of the round's health, while the learner has waited for its next batch for so long.
+    """Return the figures of the round's health; the learner has waited for its next batch for `waits_s`.
 
     `staleness_max` is the operator's bound, which the one in force may be below.
     """

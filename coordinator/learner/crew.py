@@ -43,7 +43,7 @@ def _silent(_fraction: float, _text: str) -> None:
 
 
 def _done() -> None:
-    """Nothing is left to do."""
+    """Do nothing: the job is done already."""
 
 
 class Crew:

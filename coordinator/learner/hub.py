@@ -76,7 +76,7 @@ def _reason(error: Exception) -> str:
 
 
 def _seen(connection: sa.Connection, update: int) -> dict[str, Any]:
-    """What the store says of the round."""
+    """Return the facts of the round that the card shows."""
     at = sa.select(versions.c.version, versions.c.manifest_digest).where(versions.c.policy_update == update)
     row = connection.execute(at.order_by(versions.c.version.desc()).limit(1)).first()
     trained = sa.select(sa.func.count(), sa.func.count(rollouts.c.node_id.distinct()))

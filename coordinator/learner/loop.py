@@ -225,7 +225,7 @@ class Learner:
         )
 
     def _publishing(self, version: int) -> tuple[Job, Job]:
-        """What writes the version's files, and what sends them."""
+        """Return the job that writes the version's files, and the one that sends them."""
         folder, update, began = self._folder / "publishing", self._policy.update, time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
         write = self._crew.publishing(folder)
@@ -270,7 +270,7 @@ class Learner:
 
 
 def _nothing() -> None:
-    """What is left to do for a version that is out."""
+    """Do nothing: the version is out already."""
 
 
 def mismatched(distances: Mapping[str, float]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from threading import Event, Thread
 Job = Callable[[], None]
 
 ABANDON_S = 10.0
-"""How long a loop that failed waits for the thread: to end in the middle of a write is safe, and no tidy end."""
+"""Time that a failed loop gives the thread to end. To end in the middle of a write is safe."""
 
 
 class Outgoing:

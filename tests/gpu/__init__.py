@@ -1,0 +1,1 @@
+"""`make test-gpu`: the engine, the learner and the audit on CUDA."""

@@ -1,0 +1,87 @@
+"""The learner on CUDA: updates equal those of the CPU, versions load anywhere, and memory is what was predicted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bench.gpu.learner import Load
+from coordinator.learner.diagnostics import Metrics
+from coordinator.learner.memory import Batch, Estimate
+from coordinator.learner.policy import Policy
+from coordinator.learner.settings import TrainSettings
+from swarm_node.engine.torch_engine import TorchEngine
+from tests.gpu.conftest import CONFIGURATIONS
+from tests.gpu.training import BATCH
+
+SETTINGS = TrainSettings(learning_rate=1e-4, warmup_updates=1, max_completion_length=64)
+
+WAYS = {
+    "all weights": SETTINGS,
+    "adapters": replace(SETTINGS, lora_rank=8),
+    "bf16 products": replace(SETTINGS, dtype="bfloat16"),
+    "bf16 moments": replace(SETTINGS, optimizer_dtype="bfloat16"),
+    "moments on the host": replace(SETTINGS, optimizer_offload=True),
+    "recomputed layers": replace(SETTINGS, gradient_checkpointing=True, micro_batch_tokens=256),
+}
+
+
+def updated(folder: Path, settings: TrainSettings, out: Path) -> Metrics:
+    """Make two updates, publish, and return the metrics of the last."""
+    policy = Policy(folder, settings)
+    steps = [policy.train_step(BATCH) for _ in range(2)]
+    policy.save_hub(out)
+    return steps[-1].metrics
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_update_is_that_of_the_cpu(policy: Path, device: str, way: str, tmp_path: Path) -> None:
+    settings = WAYS[way]
+    slack = 0.05 if settings.dtype == "bfloat16" else 1e-3
+    on_cpu = updated(policy, settings, tmp_path / "cpu")
+    on_device = updated(policy, replace(settings, device=device), tmp_path / "device")
+    for name in ("loss", "learner/grad_norm"):
+        assert on_device[name] == pytest.approx(on_cpu[name], rel=slack, abs=slack), name
+    ours, theirs = (load_file(next((tmp_path / place).glob("*.safetensors"))) for place in ("device", "cpu"))
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight.float(), theirs[name].float(), rtol=0.02, atol=1e-3)
+
+
+def test_a_published_version_loads_with_its_canary(policy: Path, device: str, tmp_path: Path) -> None:
+    updated(policy, replace(SETTINGS, device=device), tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        TorchEngine(device=device, dtype=dtype).load(tmp_path, 1)
+
+
+def test_a_checkpoint_resumes_to_the_bit(policy: Path, device: str, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, device=device)
+    first = Policy(policy, settings)
+    first.train_step(BATCH)
+    first.save(tmp_path)
+    second = Policy(policy, settings)
+    second.restore(next(tmp_path.iterdir()))
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a CUDA device counts what it allocates")
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_is_what_the_preflight_predicts(device: str, way: str, tmp_path: Path) -> None:
+    from tests.tiny_policy import make_other_policy
+
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 12, "intermediate_size": 4096, "vocab_size": 32_000}
+    config = type(CONFIGURATIONS["qwen3"])(**{**CONFIGURATIONS["qwen3"].to_dict(), **sizes})
+    folder = make_other_policy(tmp_path / "policy", config, dtype=torch.bfloat16)
+    settings = replace(WAYS[way], device=device, max_completion_length=512, micro_batch_tokens=2048)
+    batch = Batch(groups=4, samples=4, prompt=128)
+    predicted = Estimate(config, settings, batch).footprint(1, device=device).peak_bytes
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    policy = Policy(folder, settings)
+    load = Load(groups=4, samples=4, prompt=128, completion=(512, 512), micro_batch_tokens=2048)
+    for seed in range(2):
+        policy.train_step(load.batch(32_000, seed))
+    policy.save_hub(tmp_path / "out")
+    assert torch.cuda.max_memory_allocated() == pytest.approx(predicted, rel=0.1)

@@ -1,5 +1,10 @@
-"""What all tests share: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
+"""What all tests share: one thread each, a PostgreSQL, a tiny disk, and properties that no busy machine disproves.
 
+Several tests run at once, and so do the programs that they start. Threads of torch spin while they wait for each other:
+with two threads each, one file took fifteen times as long on a busy machine as with one.
+"""
+
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +13,9 @@ import pytest
 from hypothesis import settings
 
 from tests.ledger import postgres
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")

@@ -40,7 +40,7 @@ setup: $(LLAMA)  ## make .venv and install everything into it (the others do it 
 demo: $(STAMP)  ## train a small model on a swarm of local processes; ARGS="--seed 2 --nodes 3"
 	@$(BIN)/swarm-coordinator demo examples/demo.toml $(ARGS)
 
-demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on two nodes, 5 minutes
+demo-real: $(REAL)/.installed  ## train a real model of 135M parameters on three nodes, about 10 minutes
 	@$(BIN)/python -m tests.real.demo $(REAL)/smollm2 $(ARGS)
 
 # Hundreds of programs start here: none is to compile our modules again, where PYTHONDONTWRITEBYTECODE is set.

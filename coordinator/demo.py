@@ -173,7 +173,10 @@ async def _play(demo: Demo, options: Options, console: Console, started: float) 
 
 
 async def _watch(demo: Demo, client: httpx.AsyncClient, console: Console) -> None:
-    """Show the round's progress until it is finished."""
+    """Show the round's progress until it is finished: as bars, or as lines where the output is no terminal."""
+    if not console.is_terminal:
+        await _print_progress(demo, client, console)
+        return
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -191,6 +194,18 @@ async def _watch(demo: Demo, client: httpx.AsyncClient, console: Console) -> Non
             bar.update(phases[phase], completed=status["fraction"], detail=status["detail"])
             if status["finished"] and not status["audit"]["unsettled"]:
                 return
+
+
+async def _print_progress(demo: Demo, client: httpx.AsyncClient, console: Console) -> None:
+    """Print a line for every tenth of each phase."""
+    printed: tuple[str, int] | None = None
+    async for status in _statuses(demo, client):
+        reached = status["phase"], int(status["fraction"] * 10)
+        if reached != printed:
+            console.print(f"{status['phase']}: {status['detail'] or 'started'}", highlight=False)
+            printed = reached
+        if status["finished"] and not status["audit"]["unsettled"]:
+            return
 
 
 async def _statuses(demo: Demo, client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:

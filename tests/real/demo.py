@@ -1,7 +1,7 @@
 """`make demo-real`: a real model learns on a swarm, is exported, and is judged by transformers alone.
 
-- The swarm is `swarm-coordinator demo examples/sums.toml`: a coordinator, an auditor and two nodes in float32, all on
-  this machine. `--node` names others.
+- The swarm is `swarm-coordinator demo examples/sums.toml`: a coordinator, an auditor and three nodes, all on this
+  machine: torch in float32, torch in bf16, and llama.cpp. `--node` names others.
 - Before and after are measured without anything of ours: `generate` of transformers, greedy, on held-out questions.
 - The exit status is 0 only if fewer than `BEFORE_MAX` of the answers were right before and more than `AFTER_MIN` after.
 """
@@ -26,7 +26,7 @@ from tests.processes.programs import script
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sums.toml"
 TASK = ROOT / "examples" / "sums.py"
-NODES = ("--engine torch --dtype float32", "--engine torch --dtype float32")
+NODES = ("--engine torch --dtype float32", "--engine torch --dtype bfloat16", "--engine llama --dtype float32")
 NEW_TOKENS, SHOWN = 12, 5
 BEFORE_MAX, AFTER_MIN = 0.1, 0.6
 

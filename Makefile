@@ -59,7 +59,7 @@ check: lint  ## style, types, layers and the tidy tests, without the slow ones
 	@$(BIN)/pytest -q tests/tidy
 
 screenshots: $(STAMP)  ## the README's pictures of the pages; ROUND=folder of a round, else the demo is played first
-	@$(BIN)/python -P -m tests.web.screenshots $(ROUND)
+	@$(BIN)/python -P -m tests.web.screenshots $(ROUND) $(ARGS)
 
 accessibility: $(STAMP)  ## what axe-core says of every page, as a table
 	@$(BIN)/python -P -m tests.web.accessibility

@@ -1,6 +1,7 @@
 """The README's pictures, of a demo round's own figures: `make screenshots`, with `ROUND=folder` of a round there is.
 
 - Without a round it plays the demo first. The round is served as it ended, without its learner.
+- A round of another file: `ROUND=runs/demo-real/round ARGS="examples/sums.toml model.path=FOLDER"`.
 - Pictures are small: WebP, the upper part of each page, in light and dark, wide and narrow.
 """
 
@@ -20,12 +21,12 @@ CONFIG = ROOT / "examples" / "demo.toml"
 DESKTOP, SHORT, PHONE = {"width": 1000, "height": 640}, {"width": 1000, "height": 400}, {"width": 360, "height": 640}
 
 
-async def main(folder: Path) -> None:
-    """Serve the round and take every picture."""
+async def main(folder: Path, config: Path = CONFIG, *more: str) -> None:
+    """Serve the round of this file, with more settings, and take every picture."""
     listen = free_address()
-    settings = [f"round.directory={folder}", f"round.listen={listen}", f"round.seeder={free_address()}"]
+    settings = [f"round.directory={folder}", f"round.listen={listen}", f"round.seeder={free_address()}", *more]
     chosen = [part for setting in settings for part in ("--set", setting)]
-    command = [script("swarm-coordinator"), "launch", str(CONFIG), "--no-learner", "--quiet", *chosen]
+    command = [script("swarm-coordinator"), "launch", str(config), "--no-learner", "--quiet", *chosen]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL)
     try:
         assert process.stdout
@@ -69,4 +70,6 @@ def demo(folder: Path) -> Path:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as scratch:
-        asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else demo(Path(scratch))))
+        round_folder, *others = sys.argv[1:] or [str(demo(Path(scratch)))]
+        config, *changes = others or [str(CONFIG)]
+        asyncio.run(main(Path(round_folder), Path(config), *changes))

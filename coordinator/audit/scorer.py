@@ -206,21 +206,24 @@ def load_policy(folder: Path, dtype: torch.dtype, device: str) -> Any:
         _require_borne_out(base)
         stored = weights.matrix_types(weights.of(base))
         narrow = NARROW.get(next(iter(stored))) if len(stored) == 1 else None
-        keep = partial(keep_as_published, dtype=narrow) if narrow and dtype == torch.float32 else _keep_float32
+        if dtype != torch.float32:
+            keep = partial(_lay_out_in, dtype=dtype)
+        else:
+            keep = partial(keep_as_published, dtype=narrow) if narrow else partial(_lay_out_in, dtype=dtype)
         model = load_model(base, keep)
     adapted = dict[str, Any]()
     with torch.no_grad():
         for name, weight in adapted_weights(folder):
             adapted = adapted or weights_by_stored_name(model)
             adapted[name].copy_(weight)
-    if dtype != torch.float32:
-        model = model.to(dtype)
-    return model.to(device).eval()
+    return model.to(device, dtype).eval() if dtype != torch.float32 else model.to(device).eval()
 
 
-def _keep_float32(model: Any) -> None:
-    """Leave a model as it was laid out."""
+def _lay_out_in(model: Any, dtype: torch.dtype) -> None:
+    """Have the weights of a model in this type before it is filled: no wider copy of them is ever held."""
     model.requires_grad_(False)
+    if dtype != torch.float32:
+        model.to(dtype)
 
 
 def _require_borne_out(base: Path) -> None:

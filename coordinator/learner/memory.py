@@ -2,8 +2,8 @@
 
     load                   the weights, and what loading holds besides
     self-check             many samples at once compared with each alone, once
-    forward and backward   weights, moments, gradients, the activations of the fullest piece; on one rank, a weight of
-                           the version that is written meanwhile
+    forward and backward   weights, moments, gradients, the activations of the fullest piece; on one rank, the canary
+                           or a weight of the version that goes out meanwhile
     optimizer step         weights, moments, gradients
     publication            one weight at a time in the type in which it is published
     canary                 one layer at a time as it is published, and the logits of the canary's text
@@ -164,7 +164,8 @@ class Estimate:
         self._changed = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
         self._check, self._canary = policy.self_check, policy.canary()
         self._written = policy.published(merged=self._merged)
-        self._beside = self._written if self._merged or not settings.lora_rank else 0  # adapters are written at once
+        goes_beside = self._merged or not settings.lora_rank  # adapters are scored and written before the update
+        self._beside = max(self._written, self._canary) if goes_beside else 0
 
     def _learned(self, own: int, ranks: int) -> int:
         """Peak of gradients and activations on a rank whose gradients have this size.

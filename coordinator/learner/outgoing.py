@@ -1,6 +1,7 @@
 """A version on its way out, on a thread beside the next update: one at a time.
 
-    read     the checkpoint and the version's files are written: weights and moments must not change meanwhile
+    read     the canary is scored, and the checkpoint and the version's files are written: weights and moments must not
+             change meanwhile
     send     the version is uploaded and published: nothing but its files is needed
 
 - Nothing is copied. Weights and moments change in an optimizer step alone, and whoever makes one waits until they are

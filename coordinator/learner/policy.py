@@ -45,7 +45,8 @@ from coordinator.learner.publication import (
     carried_buffers,
     computing_as_published,
     in_range,
-    scores,
+    modules_beside,
+    scored_canary,
 )
 from coordinator.learner.ranks import Ranks
 from coordinator.learner.settings import TrainSettings
@@ -276,11 +277,18 @@ class Policy:
         self.publishing(folder)()
 
     def publishing(self, folder: Path) -> Callable[[], None]:
-        """Score the canary and return what writes the rest: later, too, as long as no weight has changed."""
+        """Return what scores the canary and writes the rest: later, too, as long as no weight has changed.
+
+        One rank does it beside the next update, in modules of its own. Several gather the weights of each layer
+        together: they use the model itself, and do it at once (see `crew`).
+        """
+        return partial(self._publish, folder, self.model if self._ranks.size > 1 else modules_beside(self.model))
+
+    def _publish(self, folder: Path, model: Any) -> None:
         if self._ranks.first:
             folder.mkdir(parents=True, exist_ok=True)
-        self._write_canary(folder, self._whole)
-        return partial(self._write, folder, self._whole)
+        self._write_canary(folder, self._whole, model)
+        self._write(folder, self._whole)
 
     def save_base(self, folder: Path) -> None:
         """Write what adapters are published beside: the weights as they were at the start, configuration, tokenizer."""
@@ -294,7 +302,7 @@ class Policy:
             matrices = {name: part.cpu() for name, part in self._adapters.rounded(self._published_dtype).items()}
             save_file(matrices, folder / adapter.WEIGHTS, {"format": "pt"})
             (folder / adapter.CONFIG).write_bytes(self._adapters.config(base))
-        self._write_canary(folder, self._merged_by_nodes)
+        self._write_canary(folder, self._merged_by_nodes, self.model)
 
     def _write(self, folder: Path, published: Published) -> None:
         """A folder in hub format, by rank 0, with the weights that `published` makes of ours."""
@@ -338,26 +346,16 @@ class Policy:
         assert self._adapters
         return in_range(name, self._adapters.as_nodes_merge(name, rows, places, self._published_dtype))
 
-    def _write_canary(self, folder: Path, published: Published) -> None:
-        """The canary of weights as they are published; every rank computes it, and rank 0 writes it."""
-        silent = self._adapters.silent() if self._adapters else nullcontext()
-        with silent, computing_as_published(self.model, published):
-            said = self._canary()
+    def _write_canary(self, folder: Path, published: Published, model: Any) -> None:
+        """Write the canary of weights as they are published; every rank computes it, and rank 0 writes it.
+
+        `model`: the model itself, or its modules beside it, which adapters do not listen to.
+        """
+        silent = self._adapters.silent() if self._adapters and model is self.model else nullcontext()
+        with silent, computing_as_published(model, published):
+            scored = scored_canary(model, self._canary_text)
         if self._ranks.first:
-            (folder / canary.FILE_NAME).write_text(json.dumps(said.model_dump()))
-
-    def _canary(self) -> canary.Canary:
-        """Score the canary's text by the weights as they are: in float32, and as lower precisions compute it."""
-        return canary.Canary(
-            tokens=self._canary_text,
-            logprobs=self._scores(None),
-            bfloat16=self._scores(torch.bfloat16),
-            float16=self._scores(torch.float16),
-        )
-
-    def _scores(self, dtype: torch.dtype | None) -> tuple[float, ...]:
-        """Return the log-probability of each token of the canary's text but the first."""
-        return tuple(scores(self.model, torch.tensor(self._canary_text, device=self.model.device), dtype).tolist())
+            (folder / canary.FILE_NAME).write_text(json.dumps(scored.model_dump()))
 
     def save(self, folder: Path, **beside: Any) -> None:
         """A checkpoint: everything that the next update depends on, and what else the caller wants to find again."""

@@ -1,6 +1,7 @@
 """The policy as nodes get it, made one tensor at a time: what is published costs no second copy of the weights.
 
-    compute    a layer's weights are replaced by the published ones while that layer computes, and then put back
+    compute    a layer's weights are replaced by the published ones while that layer computes, and then put back; beside
+               an update, in modules of its own
     write      each weight is cast, gathered, written into its place in its file, and freed
 
 - The files are those of transformers' `save_pretrained`, byte for byte; names, shapes and places are decided on the
@@ -9,6 +10,7 @@
   experts of a mixture, one tensor in the model and many in the file) are written together with those of their layer.
 """
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +70,31 @@ def scores(model: Any, tokens: torch.Tensor, dtype: torch.dtype | None) -> torch
     with torch.autocast(model.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
         logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     return torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[1:, None])[:, 0]
+
+
+def scored_canary(model: Any, text: tuple[int, ...]) -> canary.Canary:
+    """Score the canary's text by a model's weights: in float32, and as lower precisions compute it.
+
+    It is computed on the model's device. On a GPU it goes to the default stream, whichever thread calls: its kernels
+    take their turns with those of an update, and both take memory from the same pool. A stream of its own would have a
+    pool of its own.
+    """
+    tokens = torch.tensor(text, device=model.device)
+    full, low, half = (tuple(scores(model, tokens, dtype).tolist()) for dtype in (None, torch.bfloat16, torch.float16))
+    return canary.Canary(tokens=text, logprobs=full, bfloat16=low, float16=half)
+
+
+def modules_beside(model: Any) -> Any:
+    """Return the same model in modules of its own, for another thread: weights and buffers are those of the model.
+
+    `computing_as_published` replaces weights in modules, so an update in the model's own modules sees nothing of it.
+    Whatever listens to the model, such as its adapters, does not listen to these modules.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    made = copy.deepcopy(model, shared)
+    for module in made.modules():
+        module._forward_hooks.clear()
+    return made
 
 
 Place = tuple[nn.Module, str, str]

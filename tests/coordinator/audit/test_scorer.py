@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from coordinator.audit import scorer as module
 from coordinator.audit.replay import Prefill, Scored, score
@@ -18,8 +18,20 @@ from protocol.errors import AuditFailed
 from protocol.sampling import uniforms
 from tests.adapted_policy import make_adapted, make_merged
 from tests.architectures import zoo
+from tests.tiny_policy import make_other_policy
 
 PROMPTS = ([19], [19, 20, 31], [19, 20, 13, 21, 22, 31], list(range(10, 30)))
+SMALL = Qwen3Config(
+    vocab_size=4096,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=512,
+    head_dim=64,
+    eos_token_id=2,
+    tie_word_embeddings=True,
+)
 LENGTHS = (1, 2, 7, 30)  # one token is never fed; the others are padded to the longest
 
 
@@ -175,3 +187,13 @@ def test_every_module_moves(policy: Path) -> None:
     moves.clear()
     scorer.score(prefills())
     assert len(moves) > 20
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=str)
+def test_weights_that_are_laid_out_in_16_bits_are_those_of_float32_rounded(stored: torch.dtype, tmp_path: Path) -> None:
+    folder = make_other_policy(tmp_path / "policy", SMALL, dtype=stored)
+    found = module.load_policy(folder, torch.bfloat16, "cpu")
+    wanted = module.load_policy(folder, torch.float32, "cpu").to(torch.bfloat16)
+    ours, theirs = (dict(model.named_parameters()) | dict(model.named_buffers()) for model in (found, wanted))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor) for name, tensor in theirs.items())

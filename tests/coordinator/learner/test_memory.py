@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3Mo
 
 from coordinator.learner.lora import merged
 from coordinator.learner.policy import Policy
-from coordinator.learner.publication import HubFiles
+from coordinator.learner.publication import HubFiles, scored_canary
 from coordinator.learner.settings import TrainSettings
 from protocol import adapter, canary
 from tests.coordinator.learner.groups import UNEQUAL
@@ -98,7 +98,7 @@ def said_by(policy: Policy, weights: dict[str, torch.Tensor]) -> tuple[float, ..
             weight.copy_(weights[name].to(policy._published_dtype))
         if adapters:
             adapters._silent = True
-        said = policy._canary().logprobs
+        said = scored_canary(policy.model, policy._canary_text).logprobs
         for name, weight in policy.model.named_parameters():
             weight.copy_(before[name])
         if adapters:

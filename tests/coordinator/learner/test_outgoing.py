@@ -2,25 +2,41 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from coordinator.learner import checkpoint
 from coordinator.learner.algorithm import PRESETS
+from coordinator.learner.batch import collate
 from coordinator.learner.client import CoordinatorClient
 from coordinator.learner.outgoing import Outgoing
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from coordinator.learner.watchdog import Watchdog
+from protocol import canary
 from protocol.errors import DiskFull, OutOfOrder
 from protocol.learning import Uploads
 from tests.coordinator.answering import Answer, answering, error
 from tests.coordinator.learner.groups import UNEQUAL
 from tests.live_bytes import live_bytes
+from tests.tiny_policy import make_other_policy
 
+QWEN = Qwen3Config(
+    vocab_size=320,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    head_dim=8,
+    eos_token_id=2,
+    tie_word_embeddings=True,
+)
 SETTINGS = TrainSettings(learning_rate=1e-2, warmup_updates=1, algorithm=PRESETS["echo2"])
 
 
@@ -156,6 +172,37 @@ def test_an_update_beside_the_writing_changes_no_byte_of_what_is_written(policy_
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
 
+class Interrupted(Policy):
+    """Computes the log-probabilities of a batch in the middle of its canary, as an update beside it would."""
+
+    data = collate(UNEQUAL)
+    seen: torch.Tensor | None = None
+
+    def _whole(self, name: str, rows: torch.Tensor, places: slice) -> torch.Tensor:
+        if self.seen is None and "layers.1." in name:
+            self.seen = torch.empty(0)
+            self.seen = self.logprobs(self.data)
+        return super()._whole(name, rows, places)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4], ids=["full", "adapters"])
+def test_an_update_in_the_middle_of_a_canary_sees_the_weights_in_training_and_their_adapters(
+    lora_rank: int, tmp_path: Path
+) -> None:
+    """They are not those that are published: these are rounded, and have the adapters in them."""
+    start = make_other_policy(tmp_path / "start", QWEN, dtype=torch.bfloat16)
+    policy = Interrupted(start, replace(SETTINGS, lora_rank=lora_rank))
+    policy.train_step(UNEQUAL)
+    wanted = policy.logprobs(policy.data)
+    policy.save_hub(tmp_path / "interrupted")
+    assert policy.seen is not None
+    assert torch.equal(policy.seen, wanted)
+    policy.save_hub(tmp_path / "alone")
+    ours, theirs = ((tmp_path / name / canary.FILE_NAME).read_bytes() for name in ("interrupted", "alone"))
+    assert ours == theirs
+    assert not torch.equal(Policy(tmp_path / "alone", SETTINGS).logprobs(policy.data), wanted)
+
+
 def test_taking_a_version_waits_for_who_reads_the_weights(policy_folder: Path, tmp_path: Path) -> None:
     policy, seen = Policy(policy_folder, SETTINGS), list[torch.Tensor]()
     policy.train_step(UNEQUAL)
@@ -174,6 +221,7 @@ def test_what_is_captured_for_later_holds_no_copy(policy_folder: Path, tmp_path:
     with live_bytes() as count:
         jobs = policy.saving(tmp_path / "checkpoints"), policy.publishing(tmp_path / "version")
     assert count.left < 2**16, "more than the state of the random generator"
+    assert count.peak < 2**16, "something was computed before the job"
     for job in jobs:
         job()
 

@@ -115,7 +115,9 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
         if not settings.lora_rank:
             write()
     model = type(SHAPES[shape]).from_pretrained(tmp_path / "start")
-    found = Estimate(model, settings, BATCH).footprint(1, device="cpu").phases
+    predicted = Estimate(model, settings, BATCH)
+    found = predicted.footprint(1, device="cpu").phases
+    assert predicted._beside == pytest.approx(writing.peak, rel=0.1)
     assert found["forward and backward"] == pytest.approx(held + update.peak + writing.peak, rel=0.1)
     assert max(found["publication"], found["canary"]) == pytest.approx(held + publication.peak, rel=0.1)
 

@@ -1,5 +1,6 @@
 """What all tests share: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,11 @@ import pytest
 from hypothesis import settings
 
 from tests.ledger import postgres
+
+# Before torch is imported, here and in the programs that tests start. Workers share the processors, and threads of
+# OpenMP wait for each other by spinning: on two busy cores, two threads took 13.4 s of CPU time for the check of
+# SmolLM2 that `Scorer` begins with, and one took 1.5 s.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")

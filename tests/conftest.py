@@ -19,11 +19,25 @@ settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
 
 
+LONGEST = (
+    "tests/real/test_rounding.py",
+    "tests/coordinator/test_examples.py",
+    "tests/real/test_canary.py",
+    "tests/adversaries/test_new_keys.py",
+    "tests/coordinator/learner/test_preflight.py",
+    "tests/coordinator/learner/test_kills_beside.py",
+    "tests/real/test_gguf_export.py",
+)
+"""Files that take minutes on a busy machine, the longest first: by `pytest FILE --durations=0`, one file at a time."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start programs come first: were they the last, all workers but one would wait for it."""
+    """The longest files come first, then those that start programs: of the last file, one worker alone is busy."""
+    top = Path(__file__).parents[1]
+    places = {top / name: place for place, name in enumerate(LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST) + (item.path not in slow)))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,4 @@
-"""What all tests share: one thread each, a PostgreSQL, a tiny disk, and properties that no busy machine disproves.
-
-Several tests run at once, and so do the programs that they start. Threads of torch spin while they wait for each other:
-with two threads each, one file took fifteen times as long on a busy machine as with one.
-"""
+"""What all tests share: untimed properties, since a busy machine is no counterexample; a PostgreSQL; a tiny disk."""
 
 import os
 import subprocess
@@ -14,18 +10,34 @@ from hypothesis import settings
 
 from tests.ledger import postgres
 
+# Before torch is imported, here and in the programs that tests start. Workers share the processors, and threads of
+# OpenMP wait for each other by spinning: on two busy cores, two threads took 13.4 s of CPU time for the check of
+# SmolLM2 that `Scorer` begins with, and one took 1.5 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
 
 
+LONGEST = (
+    "tests/real/test_rounding.py",
+    "tests/coordinator/test_examples.py",
+    "tests/real/test_canary.py",
+    "tests/adversaries/test_new_keys.py",
+    "tests/coordinator/learner/test_preflight.py",
+    "tests/coordinator/learner/test_kills_beside.py",
+    "tests/real/test_gguf_export.py",
+)
+"""Files that take minutes on a busy machine, the longest first: by `pytest FILE --durations=0`, one file at a time."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start programs come first: were they the last, all workers but one would wait for it."""
+    """The longest files come first, then those that start programs: of the last file, one worker alone is busy."""
+    top = Path(__file__).parents[1]
+    places = {top / name: place for place, name in enumerate(LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST) + (item.path not in slow)))
 
 
 @pytest.fixture(scope="session")

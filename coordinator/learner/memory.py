@@ -15,6 +15,7 @@
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import ceil
 from typing import Any
 
@@ -125,47 +126,88 @@ class Footprint:
         return self.phases[self.worst]
 
 
-def _activations(policy: SimulatedPolicy, piece: Tensors) -> tuple[int, int]:
-    """Return the bytes of activations of a piece, and how many of them are one layer's.
+class Simulations:
+    """The simulated policies of one model.
 
-    Where all layers are alike, they grow by as much with each: a few layers are enough to measure.
+    Ways to train that differ in nothing that is simulated share a policy and its measurements: full weights, or
+    adapters of one shape, are laid out once; how the optimizer keeps its moments changes no activation.
     """
+
+    def __init__(self, model: Any) -> None:
+        self.dtype: torch.dtype = model.dtype or torch.float32
+        self._model = model
+        self._policies: dict[Any, SimulatedPolicy] = {}
+        self._activations: dict[Any, tuple[int, int]] = {}
+
+    def policy(self, settings: TrainSettings) -> SimulatedPolicy:
+        """Return the policy that these settings train."""
+        key = (settings.lora_rank, settings.lora_alpha, settings.lora_targets) if settings.lora_rank else None
+        if key not in self._policies:
+            self._policies[key] = SimulatedPolicy(self._model, settings)
+        return self._policies[key]
+
+    def activations(self, settings: TrainSettings, batch: Batch) -> tuple[int, int]:
+        """Return the bytes of activations of a piece, and how many of them are one layer's."""
+        key = (replace(settings, optimizer_dtype="float32", optimizer_offload=False), batch)
+        if key not in self._activations:
+            self._activations[key] = _activations(self.policy(settings), settings, batch.fullest_piece(settings))
+        return self._activations[key]
+
+
+def _activations(policy: SimulatedPolicy, settings: TrainSettings, piece: Tensors) -> tuple[int, int]:
+    """Measure a piece. Where all layers are alike, activations grow by as much with each: a few layers are enough."""
     layers = len(policy.layer_bytes)
     most, few = MEASURED_LAYERS
     if not policy.is_uniform or layers <= most:
         policy.cut(layers)
-        found = policy.learned(piece)
+        found = policy.learned(piece, settings)
         return found, found // layers
     policy.cut(most)
-    higher = policy.learned(piece)
+    higher = policy.learned(piece, settings)
     policy.cut(few)
-    each = (higher - policy.learned(piece)) // (most - few)
+    each = (higher - policy.learned(piece, settings)) // (most - few)
     return higher + (layers - most) * each, each
 
 
 class Estimate:
     """One model and one way to train it; what depends on the number of ranks is counted for each number."""
 
-    def __init__(self, model: Any, settings: TrainSettings, batch: Batch, *, publishes_adapters: bool = True) -> None:
+    def __init__(
+        self, simulations: Simulations, settings: TrainSettings, batch: Batch, *, publishes_adapters: bool = True
+    ) -> None:
         self._settings = settings
         self._merged = bool(settings.lora_rank) and not publishes_adapters
-        policy = SimulatedPolicy(model, settings)
+        policy = simulations.policy(settings)
         self.parameters = policy.parameters
-        self.published_bytes: int = self.parameters * (model.dtype or torch.float32).itemsize
+        self.published_bytes: int = self.parameters * simulations.dtype.itemsize
         self._weights_bytes, self._trained_bytes = policy.weights_bytes, policy.trained_bytes
         self._layer: int = max(policy.layer_bytes)
         self._layers: int = sum(policy.layer_bytes)
         self._outside: int = policy.weights_bytes - self._layers
         self._largest: int = max(weight.nbytes for weight in policy.model.parameters())
         self._several = batch.tokens(settings) > (settings.micro_batch_tokens or batch.tokens(settings))
-        self._activations, self._of_layer = _activations(policy, batch.fullest_piece(settings))
+        self._simulated = partial(simulations.activations, settings, batch)
         self._moments = 2 * getattr(torch, settings.optimizer_dtype).itemsize / WIDEST  # times the weights
         is_small = settings.optimizer_dtype != "float32" or settings.optimizer_offload
         self._changed = min(COPIES_BYTES, 5 * max(weight.nbytes for weight in policy.trained)) if is_small else 0
-        self._check, self._canary = policy.self_check, policy.canary()
+        self._policy = policy
         self._written = policy.published(merged=self._merged)
-        goes_beside = self._merged or not settings.lora_rank  # adapters are scored and written before the update
-        self._beside = max(self._written, self._canary) if goes_beside else 0
+
+    @cached_property
+    def _beside(self) -> int:
+        """Bytes of a version that is scored and written beside the next update; adapters are before it."""
+        goes_beside = self._merged or not self._settings.lora_rank
+        return max(self._written, self._policy.canary) if goes_beside else 0
+
+    def least_bytes(self, ranks: int) -> int:
+        """Count weights and gradients on each card, for which nothing need be simulated."""
+        return sum(self._laid_out(ranks))
+
+    def _laid_out(self, ranks: int) -> tuple[int, int]:
+        """Return the bytes of a rank's weights, adapters included, and of the weights that it trains."""
+        lora = bool(self._settings.lora_rank)
+        own = self._trained_bytes if lora else ceil(self._trained_bytes / ranks)  # adapters lie everywhere
+        return ceil(self._weights_bytes / ranks) + (own if lora else 0), own
 
     def _learned(self, own: int, ranks: int) -> int:
         """Peak of gradients and activations on a rank whose gradients have this size.
@@ -173,12 +215,13 @@ class Estimate:
         Activations are freed while gradients come. After a first piece, all gradients are there from the start. Ranks
         besides gather a layer and what is outside of layers, and hold their part of new gradients until the end.
         """
+        activations, of_layer = self._simulated()
         if ranks > 1:
             layers = 4 * self._layer if self._settings.lora_rank else self._layer + ceil(self._layers / ranks)
-            return own + self._activations + self._outside + layers
+            return own + activations + self._outside + layers
         if self._several:
-            return own + self._activations + self._beside
-        return max(self._activations, own + self._of_layer + self._largest) + self._beside
+            return own + activations + self._beside
+        return max(activations, own + of_layer + self._largest) + self._beside
 
     def _computed(self, peak: int, ranks: int) -> int:
         """Peak of computing without a gradient; a rank gathers what is outside of layers, then some layers."""
@@ -190,20 +233,18 @@ class Estimate:
     def footprint(self, ranks: int, *, device: str, versions: int = 1) -> Footprint:
         """Count the bytes of this many ranks; `versions`: whole versions that the round keeps."""
         lora, trained = bool(self._settings.lora_rank), self._trained_bytes
-        shard = ceil(self._weights_bytes / ranks)
-        own = trained if lora else ceil(trained / ranks)  # adapters lie everywhere
-        weights = shard + (own if lora else 0)
+        weights, own = self._laid_out(ranks)
         reference = ceil(self.published_bytes / ranks) if self._settings.algorithm.beta else 0
         moments = int(self._moments * own)
         offloads = self._settings.optimizer_offload and device != "cpu"
         held = weights + reference + (0 if offloads else moments)
         phases = {
             "load": weights + reference + (0 if lora else ceil(self._largest / ranks)),
-            "self-check": weights + reference + self._computed(self._check, ranks),
+            "self-check": weights + reference + self._computed(self._policy.self_check, ranks),
             "forward and backward": held + self._learned(own, ranks),
             "optimizer step": held + own + self._changed,
             "publication": held + self._written * (1 if ranks == 1 else 2),
-            "canary": held + self._computed(self._canary, ranks),
+            "canary": held + self._computed(self._policy.canary, ranks),
         }
         return Footprint(
             ranks=ranks,
@@ -229,10 +270,10 @@ class Estimate:
         return whole * self.published_bytes + int(CHECKPOINTS_AT_ONCE * (1 + self._moments) * self._trained_bytes)
 
 
-def estimate(config: Config, model: Any, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:
+def estimate(config: Config, simulations: Simulations, *, prompt: int = PROMPT_TOKENS, **changes: Any) -> Estimate:
     """Return the estimate of a round's learner, with some settings of `[learner]` as they are given."""
     settings = replace(train_settings(config), **changes)
-    return Estimate(model, settings, Batch.of(config, prompt), publishes_adapters=config.learner.publish_adapters)
+    return Estimate(simulations, settings, Batch.of(config, prompt), publishes_adapters=config.learner.publish_adapters)
 
 
 def kept_versions(config: Config) -> int:

@@ -36,7 +36,7 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
     """Return what the file's settings need on these cards, and what other ways to train would."""
     from coordinator.learner import memory
 
-    model = memory.described(config)
+    simulations = memory.Simulations(memory.described(config))
     rank = config.learner.lora_rank or LORA_RANK
     device = "cuda" if config.learner.device == "cpu" else config.learner.device
     versions = memory.kept_versions(config)
@@ -45,7 +45,7 @@ def report(config: Config, cards: Cards, prompt: int) -> dict[str, Any]:
     def estimate(**changes: Any) -> memory.Estimate:
         settings = replace(train_settings(config), **changes)
         if settings not in estimates:
-            estimates[settings] = memory.estimate(config, model, prompt=prompt, **changes)
+            estimates[settings] = memory.estimate(config, simulations, prompt=prompt, **changes)
         return estimates[settings]
 
     here = estimate().footprint(cards.count, device=device, versions=versions)

@@ -71,6 +71,10 @@ class Room:
     auditor: bool = True
     """True if an auditor is started here, too."""
 
+    def holds(self, size: int, ranks: int) -> bool:
+        """Return True if each of these ranks has room for so many bytes."""
+        return size <= self.card if self.card is not None else ranks * size <= self.memory
+
     def lack(self, needed: "Footprint") -> tuple[str, int, int] | None:
         """Return what does not fit, the bytes that it needs and those that are free."""
         phase = needed.worst
@@ -87,15 +91,22 @@ def refusal(config: Config, room: Room) -> ConfigInvalid | None:
     """Return the error of a learner that does not fit."""
     from coordinator.learner import memory
 
-    model, versions = memory.described(config), memory.kept_versions(config)
+    simulations, versions = memory.Simulations(memory.described(config)), memory.kept_versions(config)
     device, ranks = config.learner.device, config.learner.processes
 
     estimates: dict[str, memory.Estimate] = {}
 
     def lack(ranks: int, **changes: Any) -> tuple[str, int, int] | None:
+        return room.lack(estimated(**changes).footprint(ranks, device=device, versions=versions))
+
+    def estimated(**changes: Any) -> memory.Estimate:
         key = json.dumps(changes)
-        estimates[key] = estimates.get(key) or memory.estimate(config, model, **changes)
-        return room.lack(estimates[key].footprint(ranks, device=device, versions=versions))
+        estimates[key] = estimates.get(key) or memory.estimate(config, simulations, **changes)
+        return estimates[key]
+
+    def fits(processes: int = ranks, **changes: Any) -> bool:
+        """Simulate nothing where the weights alone are too much, as they are of a model for other machines."""
+        return room.holds(estimated(**changes).least_bytes(processes), processes) and not lack(processes, **changes)
 
     if not (missing := lack(ranks)):
         return None
@@ -103,7 +114,7 @@ def refusal(config: Config, room: Room) -> ConfigInvalid | None:
     helpful = [
         ", ".join(f"learner.{name}={json.dumps(value)}" for name, value in change.items())
         for change in _changes(config)
-        if not lack(change.get("processes", ranks), **{k: v for k, v in change.items() if k != "processes"})
+        if fits(**change)
     ]
     return ConfigInvalid(
         f"The learner does not fit: {what} needs {needed / GIB:.1f} GiB, and {there / GIB:.1f} GiB are free.",

@@ -14,6 +14,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class SimulatedPolicy:
     """A model as `Policy` lays it out, of fake tensors."""
 
     def __init__(self, described: Any, settings: TrainSettings) -> None:
-        self._settings = settings
+        """Lay out the model, and the adapters of `settings`; the other settings change nothing here."""
         self._published: torch.dtype = described.dtype or torch.float32
         plain, config = class_of(copy.deepcopy(described), "The configuration")
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -90,8 +91,6 @@ class SimulatedPolicy:
         self.trained_bytes: int = sum(weight.nbytes for weight in self.trained)
         self.layer_bytes: list[int] = [sum(weight.nbytes for weight in layer.parameters()) for layer in self.layers]
         self.model.eval()
-        if settings.gradient_checkpointing:
-            compute_layers_twice(self.model)
         self._text = self.model.config.get_text_config()
         self.is_uniform = self._layers_are_alike()
         self._all_layers = self.layers
@@ -144,18 +143,25 @@ class SimulatedPolicy:
 
         return self._peak(work)
 
-    def learned(self, data: Tensors) -> int:
+    def learned(self, data: Tensors, settings: TrainSettings) -> int:
         """Peak of computing a piece forward and backward, beside the gradients of an earlier one."""
+        if settings.gradient_checkpointing:
+            compute_layers_twice(self.model)
         reached = [weight for weight in self.trained if weight.grad is None]
         for weight in reached:
             weight.grad = torch.empty_like(weight)
 
         def work() -> None:
-            logprobs, entropy = self._said(data, self._settings)
-            loss = logprobs + entropy if self._settings.algorithm.entropy_bonus else logprobs
+            logprobs, entropy = self._said(data, settings)
+            loss = logprobs + entropy if settings.algorithm.entropy_bonus else logprobs
             loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
-        return self._peak(work)
+        try:
+            return self._peak(work)
+        finally:
+            # Layers are computed twice in training mode only, and embeddings are then asked for a gradient.
+            self.model.eval()
+            self.model.disable_input_require_grads()
 
     def published(self, *, merged: bool) -> int:
         """Peak of writing the largest weight; `merged`: with its adapter in it."""
@@ -168,6 +174,7 @@ class SimulatedPolicy:
         weights = [(name, weight.detach()) for name, weight in self.model.named_parameters()]
         return max(self._peak(lambda name=name, weight=weight: made(name, weight)) for name, weight in weights)  # type: ignore[misc]  # of mypy: defaults of a lambda
 
+    @cached_property
     def canary(self) -> int:
         """Peak of scoring the canary's text by the weights as they are published."""
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from bench.gpu.learner import Load
 from coordinator.learner.diagnostics import Metrics
-from coordinator.learner.memory import Batch, Estimate
+from coordinator.learner.memory import Batch, Estimate, Simulations
 from coordinator.learner.policy import Policy
 from coordinator.learner.settings import TrainSettings
 from swarm_node.engine.torch_engine import TorchEngine
@@ -76,7 +76,7 @@ def test_memory_is_what_the_preflight_predicts(device: str, way: str, tmp_path: 
     folder = make_other_policy(tmp_path / "policy", config, dtype=torch.bfloat16)
     settings = replace(WAYS[way], device=device, max_completion_length=512, micro_batch_tokens=2048)
     batch = Batch(groups=4, samples=4, prompt=128)
-    predicted = Estimate(config, settings, batch).footprint(1, device=device).peak_bytes
+    predicted = Estimate(Simulations(config), settings, batch).footprint(1, device=device).peak_bytes
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     policy = Policy(folder, settings)

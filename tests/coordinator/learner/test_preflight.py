@@ -1,8 +1,10 @@
 """What a learner needs is predicted from config.json alone, and refused before a key is made if it is not there."""
 
+import copy
 import json
 import subprocess
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from typer.testing import CliRunner
 from coordinator.children import script
 from coordinator.cli import app
 from coordinator.config import Config, parse
+from coordinator.learner import memory
 from coordinator.learner.algorithm import Algorithm
 from coordinator.learner.cards import GIB
 from coordinator.learner.cards import parse as parse_cards
 from coordinator.learner.forward import prepare
-from coordinator.learner.memory import Batch, Estimate, described, estimate
+from coordinator.learner.memory import Batch, Estimate, Simulations, described, estimate
 from coordinator.learner.policy import Policy
 from coordinator.learner.preflight import Room, refusal
 from coordinator.learner.settings import TrainSettings
@@ -87,6 +90,14 @@ GROUPS = tuple(
 """Every sample as long as it may be: what a prediction assumes."""
 
 
+@cache
+def simulations(shape: str) -> Simulations:
+    """Return what all ways to train a shape share, as `plan` and a refusal share it."""
+    described = copy.deepcopy(SHAPES[shape])
+    described.dtype = torch.bfloat16
+    return Simulations(described)
+
+
 def tensor_bytes(policy: Policy) -> int:
     """Weights, adapters and moments; gradients are gone between updates."""
     moments = [value for state in policy._optimizer.state.values() for value in state.values()]
@@ -114,8 +125,7 @@ def test_predicted_bytes_are_those_that_are_measured(shape: str, way: str, tmp_p
     with live_bytes() as writing:  # adapters are written before the update goes on
         if not settings.lora_rank:
             write()
-    model = type(SHAPES[shape]).from_pretrained(tmp_path / "start")
-    predicted = Estimate(model, settings, BATCH)
+    predicted = Estimate(simulations(shape), settings, BATCH)
     found = predicted.footprint(1, device="cpu").phases
     assert predicted._beside == pytest.approx(writing.peak, rel=0.1)
     assert found["forward and backward"] == pytest.approx(held + update.peak + writing.peak, rel=0.1)
@@ -130,8 +140,7 @@ def test_a_self_check_is_predicted(shape: str, way: str, tmp_path: Path) -> None
     held = tensor_bytes(policy)
     with live_bytes() as check:
         prepare(policy.model, WAYS[way])
-    model = type(SHAPES[shape]).from_pretrained(tmp_path / "start")
-    found = Estimate(model, WAYS[way], BATCH).footprint(1, device="cpu").phases
+    found = Estimate(simulations(shape), WAYS[way], BATCH).footprint(1, device="cpu").phases
     assert found["self-check"] == pytest.approx(held + check.peak, rel=0.1)
 
 
@@ -180,7 +189,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_a_refusal_names_the_phase_and_settings_that_fit(small: Path, tmp_path: Path) -> None:
     config = round_of(small, tmp_path / "round")
-    needed = estimate(config, described(config)).footprint(1, device="cuda")
+    needed = estimate(config, Simulations(described(config))).footprint(1, device="cuda")
     room = Room(memory=512 * GIB, disk=512 * GIB, card=needed.peak_bytes - 1)
     refused = refusal(config, room)
     assert refused is not None
@@ -189,8 +198,38 @@ def test_a_refusal_names_the_phase_and_settings_that_fit(small: Path, tmp_path: 
     assert refusal(round_of(small, tmp_path / "round", gradient_checkpointing=True), room) is None
 
 
+def test_a_refusal_simulates_no_way_to_train_whose_weights_alone_are_too_much(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = list[TrainSettings]()
+
+    class Recorded(Simulations):
+        def activations(self, settings: TrainSettings, batch: Batch) -> tuple[int, int]:
+            simulated.append(settings)
+            return super().activations(settings, batch)
+
+    monkeypatch.setattr(memory, Simulations.__name__, Recorded)
+    refused = refusal(round_of(small, tmp_path / "round"), Room(memory=512 * GIB, disk=512 * GIB, card=2**20))
+    assert refused is not None
+    assert "No setting that was tried fits" in refused.hint
+    assert len(simulated) == 1, "the one that is refused"
+
+
+def test_a_way_to_train_needs_the_same_whatever_was_simulated_before() -> None:
+    twice = replace(WAYS["LoRA, bf16"], gradient_checkpointing=True)
+    ways = (twice, *(WAYS[way] for way in ("LoRA, bf16", "all weights, bf16, layers twice", "all weights")))
+    shared = [Estimate(simulations("five layers"), way, BATCH).footprint(2, device="cuda") for way in ways]
+    alone = []
+    for way in ways:
+        simulations.cache_clear()
+        alone.append(Estimate(simulations("five layers"), way, BATCH).footprint(2, device="cuda"))
+    assert shared == alone
+
+
 def test_a_disk_or_a_machine_without_room_is_named(small: Path, tmp_path: Path) -> None:
-    found = estimate(config := round_of(small, tmp_path / "round"), described(config)).footprint(1, device="cuda")
+    found = estimate(config := round_of(small, tmp_path / "round"), Simulations(described(config))).footprint(
+        1, device="cuda"
+    )
     assert Room(found.host_bytes + found.auditor_bytes, found.disk_bytes, found.peak_bytes).lack(found) is None
     disk = Room(512 * GIB, found.disk_bytes - 1, 79 * GIB).lack(found)
     memory = Room(found.host_bytes, 512 * GIB, 79 * GIB).lack(found)

@@ -153,17 +153,36 @@ find_python() {
   fi
 }
 
+# torch and vLLM are built for CUDA 13, and NVIDIA's table names the oldest driver for that. One that does not report its
+# version is not judged.
+DRIVER_MIN=580
+
+check_driver() {
+  case $DRIVER in [0-9]*.*) ;; *) return 0 ;; esac
+  [ "${DRIVER%%.*}" -lt "$DRIVER_MIN" ] || return 0
+  case $ENGINE in
+    auto | vllm) die "The NVIDIA driver is $DRIVER, and torch and vLLM need $DRIVER_MIN or newer (CUDA 13)." \
+      "Ubuntu:  sudo ubuntu-drivers install, and restart the machine" \
+      "Windows: update NVIDIA's driver in Windows, not inside WSL" \
+      "Or --engine torch, which samples on the processor until the driver is newer." ;;
+    torch) say "The NVIDIA driver is $DRIVER, and torch needs $DRIVER_MIN or newer: it samples on the processor until then." ;;
+  esac
+}
+
 find_engine() {
   # By what installers/vllm.lock resolves to on each: some of it is built for newer systems than the agent is.
   case $MACHINE in aarch64 | arm64) VLLM_GLIBC=34 ;; *) VLLM_GLIBC=31 ;; esac
   WHY="as you said"
   CARD=
   CARD_MB=0
+  DRIVER=
   if command -v nvidia-smi >/dev/null 2>&1; then
     CARD=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)
     CARD_MB=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1 | tr -cd '0-9')
     CARD_MB=${CARD_MB:-0}
+    DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
   fi
+  check_driver
   if [ "$ENGINE" = auto ]; then
     if [ "$CARD_MB" -ge 16000 ] && [ "$SYSTEM" = Linux ] && [ "$GLIBC" -lt "$VLLM_GLIBC" ]; then
       ENGINE=torch WHY="vLLM is built for glibc 2.$VLLM_GLIBC here, and this system has 2.$GLIBC"

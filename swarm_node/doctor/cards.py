@@ -2,7 +2,7 @@
 
 from swarm_node.doctor.report import Finding, fail, ok, skip, warn
 from swarm_node.engine.precision import OVERHEAD_BYTES, ROOM
-from swarm_node.machine.gpu import Card, Seen
+from swarm_node.machine.gpu import CUDA_MAJOR, Card, Seen, driver_major, outdated
 
 HOT_CELSIUS = 87.0
 """Cards slow down from here."""
@@ -26,6 +26,19 @@ def card(seen: Seen) -> Finding:
         said = f"{hot[0].name} is at {hot[0].celsius:.0f} °C before any work, and will slow down."
         return warn("gpu", said, named, "Clean its fans, or set a cap with `swarm-node limits --power-watts`.")
     return ok("gpu", "The graphics card's driver answers.", named)
+
+
+def driver(seen: Seen, cuda_major: int = CUDA_MAJOR) -> Finding:
+    """Judge the NVIDIA driver by the CUDA for which the engines are built."""
+    versions = [one.driver for one in seen.cards if one.vendor == "nvidia" and driver_major(one.driver)]
+    if not versions:
+        return skip("driver", "No NVIDIA driver reports its version.")
+    reason = outdated(driver_major(versions[0]), cuda_major)
+    if reason:
+        said = "The NVIDIA driver is too old: torch would sample on the processor, and vLLM would not start."
+        step = "Update the driver and restart the machine (Ubuntu: `sudo ubuntu-drivers install`)."
+        return warn("driver", said, reason, step)
+    return ok("driver", f"The NVIDIA driver runs programs built for CUDA {cuda_major}.", versions[0])
 
 
 def memory(seen: Seen, weights_bytes: int | None, *, vram_share: float = 1.0) -> Finding:

@@ -56,7 +56,7 @@ async def examine(patient: Patient, tell: Tell) -> list[Finding]:
     note(house.agent(patient.home))
     note(await _try("cpu", lambda: engines.processor(patient.options, this_machine())))
     seen = await trio.to_thread.run_sync(gpu.look)
-    note(cards.card(seen))
+    note(cards.card(seen), cards.driver(seen, this_machine().torch_cuda or gpu.CUDA_MAJOR))
     async with _open_line(patient, note) as found:
         weights = weights_bytes(found) if found else None
         version = sum(entry.size_bytes for entry in found.manifest.files) if found and found.manifest else None

@@ -8,6 +8,7 @@
   is unfit: with `auto`, the next one is taken. So a policy that llama.cpp does not know goes to torch.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from protocol.errors import ConfigInvalid
 from swarm_node.engine import vllm_command
-from swarm_node.machine import cores
+from swarm_node.machine import cores, gpu
 
 AUTO = "auto"
 
@@ -54,6 +55,22 @@ class Machine(NamedTuple):
     """What vLLM an interpreter has, or why none; takes 15 s."""
     threads: int = 1
     """How many threads an engine takes where it computes on the processor."""
+    driver: int = 0
+    """Major version of the NVIDIA driver; 0 if it is not known."""
+    torch_cuda: int | None = None
+    """Major version of CUDA for which torch is built; 0 for a build without CUDA, None if it is not known."""
+
+    @property
+    def torch_lacks_cuda(self) -> str:
+        """Return why torch cannot use the NVIDIA card; nothing if no reason is known."""
+        if self.torch_cuda == 0:
+            return "this build of torch has no CUDA"
+        return gpu.outdated(self.driver, gpu.CUDA_MAJOR if self.torch_cuda is None else self.torch_cuda)
+
+    @property
+    def torch_on_cuda(self) -> bool:
+        """Return True if torch computes on an NVIDIA card unless it is told otherwise."""
+        return self.nvidia and not self.torch_lacks_cuda
 
 
 class Candidate(NamedTuple):
@@ -113,15 +130,18 @@ def for_policy(wanted: str, options: Options, plays: bool = False, unfit: Mappin
 
 def threads_of(options: Options, machine: Machine) -> int:
     """As many as were asked for; else some on the processor, and one where a GPU computes."""
-    on_gpu = options.device != "cpu" and options.gpu_layers != 0 and (machine.nvidia or machine.llama_offloads)
+    on_gpu = options.device != "cpu" and options.gpu_layers != 0 and (machine.torch_on_cuda or machine.llama_offloads)
     return options.threads or (1 if on_gpu else machine.threads)
 
 
 def this_machine() -> Machine:
     """What can be seen without importing anything."""
     packages = frozenset(name for name in ("torch", "transformers", "llama_cpp", "gguf") if find_spec(name))
-    nvidia = Path("/proc/driver/nvidia/version").exists()
-    return Machine(nvidia, packages, _llama_offloads(), _find_vllm, cores.by_default(cores.usable()))
+    loaded = Path("/proc/driver/nvidia/version")
+    nvidia = loaded.exists()
+    driver = gpu.driver_major(loaded.read_text(errors="replace")) if nvidia else 0
+    threads = cores.by_default(cores.usable())
+    return Machine(nvidia, packages, _llama_offloads(), _find_vllm, threads, driver, _cuda_of_torch())
 
 
 @cache  # the node asks at every version, and an environment stays as it is
@@ -130,6 +150,26 @@ def _find_vllm(python: str) -> vllm_command.Found | str:
         return vllm_command.probe(python)
     except ConfigInvalid as error:
         return error.message.rstrip(".")
+
+
+def _cuda_of_torch() -> int | None:
+    """Return the CUDA of the torch that is installed, without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    version = Path(spec.origin).with_name("version.py")
+    return cuda_major(version.read_text(errors="replace")) if version.is_file() else None
+
+
+def cuda_major(text: str) -> int | None:
+    """Return the major version of CUDA that torch's version.py names; 0 for a build without CUDA.
+
+    ROCm's build, whose device is called cuda, too, gives None.
+    """
+    if re.search(r"^(?:hip|rocm)\b[^=\n]*=\s*['\"]", text, re.MULTILINE):
+        return None
+    found = re.search(r"^cuda\b[^=\n]*=\s*(?:None|['\"](\d+)\.)", text, re.MULTILINE)
+    return int(found[1] or 0) if found else None
 
 
 def _llama_offloads() -> bool:
@@ -152,7 +192,7 @@ def _vllm_lacks(machine: Machine, options: Options) -> str:
         return found
     if options.device not in (AUTO, found.device):
         return f"this vLLM runs on {found.device}, not on {options.device}"
-    return ""
+    return gpu.outdated(machine.driver) if found.device == "cuda" else ""
 
 
 def _llama_lacks(machine: Machine, options: Options) -> str:
@@ -168,14 +208,22 @@ def _llama_lacks(machine: Machine, options: Options) -> str:
 def _llama_yields(machine: Machine, options: Options) -> str:
     if machine.llama_offloads or _torch_lacks(machine, options):
         return ""
-    if machine.nvidia and options.device == AUTO:
+    if machine.torch_on_cuda and options.device == AUTO:
         return "this build of llama-cpp-python leaves the NVIDIA GPU idle"
     return "in float32 torch is faster for many samples at once" if options.dtype in (AUTO, "float32") else ""
 
 
-def _torch_lacks(machine: Machine, _options: Options) -> str:
+def _torch_lacks(machine: Machine, options: Options) -> str:
     missing = sorted({"torch", "transformers"} - machine.packages)
-    return f"{' and '.join(missing)} not installed" if missing else ""
+    if missing:
+        return f"{' and '.join(missing)} not installed"
+    return machine.torch_lacks_cuda if options.device == "cuda" else ""
+
+
+def _torch_because(machine: Machine) -> str:
+    """Return why torch is taken, and why it leaves a card idle if it does."""
+    idle = f"; it samples on the processor, since {machine.torch_lacks_cuda}"
+    return "torch is installed" + idle * (machine.nvidia and not machine.torch_on_cuda)
 
 
 def _own_command(name: str, options: Options) -> list[str]:
@@ -209,7 +257,7 @@ ENGINES = {
         dtypes=frozenset({AUTO, "float32", "bfloat16"}),
         lacks=_torch_lacks,
         yields=lambda _machine, _options: "",
-        because=lambda _machine: "torch is installed",
+        because=_torch_because,
         install="`pip install 'echo-swarm[torch]'`",
         command=lambda options: _own_command("torch", options),
     ),

@@ -164,7 +164,7 @@ def _device(engine: str, options: Options, machine: Machine) -> str:
     if engine == "vllm":
         found = machine.find_vllm(options.vllm_python)
         return "cpu" if isinstance(found, str) else found.device
-    return "cuda" if machine.nvidia else "cpu"
+    return "cuda" if machine.torch_on_cuda else "cpu"
 
 
 def _precisions(engine: str, device: str, published: str) -> list[str]:

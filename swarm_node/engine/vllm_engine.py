@@ -2,6 +2,7 @@
 
 - Each sample is a request of its own to vLLM, since each draws by its own number. A group is handed out when its last
   sample has ended.
+- A sample that another node began is a request whose prompt ends with the prefix; it draws from the position after it.
 - A swap copies the new weights into the model that is there; another configuration costs vLLM's whole start.
 - Out of memory: vLLM is made anew for half as many samples at once, and what ran is started over; its tokens depend on
   the seed alone. What does not fit even alone fails by name.
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import EngineFailed
+from protocol.fragment import Finish
 from protocol.rollout import Sample, end_tokens, pack_logprobs, pack_tokens, unpack_tokens
 from swarm_node.engine import canary
+from swarm_node.engine.groups import check_prefixes, opened
 from swarm_node.engine.messages import GroupDone, GroupFailed, Loaded, Measured, Request
 from swarm_node.engine.policy_files import read_config, read_generation_config, require_layers
 from swarm_node.engine.vllm_model import ROWS_MAX, Drawn, VllmModel
@@ -34,9 +37,21 @@ Answered = GroupDone | GroupFailed
 class Running:
     """A sample that vLLM draws."""
 
+    prefix: list[int] = field(default_factory=list)
+    """The tokens that another node drew."""
+    finish: Finish = ""
+    """The end of a sample whose prefix is complete; vLLM draws nothing of it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finished: bool = False
+
+    def whole(self, ends: Collection[int]) -> Sample:
+        """Return the finished sample, without its prefix."""
+        return Sample(
+            tokens=pack_tokens(self.tokens),
+            logprobs=pack_logprobs(self.logprobs),
+            finish=self.finish or ("stop" if self.tokens[-1] in ends else "length"),
+        )
 
 
 @dataclass(eq=False)
@@ -51,6 +66,16 @@ class Group:
     @property
     def complete(self) -> bool:
         return all(sample.finished for sample in self.samples)
+
+    @property
+    def drawn(self) -> list[Running]:
+        """Return the samples of which vLLM draws tokens."""
+        return [sample for sample in self.samples if not sample.finish]
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Return the count of tokens before the first draw, of all samples together."""
+        return sum(len(self.prompt) + len(sample.prefix) for sample in self.drawn)
 
 
 class VllmEngine:
@@ -99,7 +124,9 @@ class VllmEngine:
         self._model, self._config, self._folder, self._version = model, config, folder, version
         self._ends = {end for end in ends if end < model.vocab_size}  # vLLM refuses one that cannot be drawn
         seconds = time.monotonic() - started
-        return Loaded(parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds)
+        return Loaded(
+            parameters=model.parameters, numerics=model.numerics, rebuilt=rebuilt, seconds=seconds, continues=True
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request, if the policy can do what it asks for."""
@@ -116,7 +143,7 @@ class VllmEngine:
         if request.episode is not None:
             raise EngineFailed("With vLLM no episode can be played.", hint="Start the node with `--engine torch`.")
         if request.prefixes:
-            raise EngineFailed("With vLLM a sample that somebody else began cannot be gone on with.")
+            check_prefixes(opened(request, prompt), model.vocab_size)
         group = Group(request, prompt)
         self._groups[request.request_id] = group
         self._begin(group)
@@ -164,11 +191,14 @@ class VllmEngine:
             return None
 
     def _begin(self, group: Group) -> None:
-        """Give all samples of a group to vLLM; the first of them tells when tokens come."""
+        """Give all samples of a group to vLLM; the first that it draws reports when tokens come."""
         model = self._loaded()
-        group.samples = [Running() for _ in range(group.request.samples)]
+        group.samples = _samples(group.request)
         for number, sample in enumerate(group.samples):
-            name = model.add(group.request, number, group.prompt, self._ends, stream=number == 0)
+            if sample.finished:
+                continue
+            stream = sample is group.drawn[0]
+            name = model.add(group.request, number, group.prompt, sample.prefix, self._ends, stream=stream)
             self._samples[name] = group, sample
 
     def _note(self, drawn: Drawn, now: float) -> None:
@@ -188,17 +218,10 @@ class VllmEngine:
         if not all(math.isfinite(logprob) for sample in group.samples for logprob in sample.logprobs):
             self._config = {}  # vLLM's cache now has what infects the next version: a masked NaN is still one
             return _failed(group, "The policy gives probabilities that are no numbers.")
-        self._spent["prompt_tokens"] += len(group.prompt)
-        self._spent["first_tokens"] += len(group.samples)
-        self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.samples)
-        samples = tuple(
-            Sample(
-                tokens=pack_tokens(sample.tokens),
-                logprobs=pack_logprobs(sample.logprobs),
-                finish="stop" if sample.tokens[-1] in self._ends else "length",
-            )
-            for sample in group.samples
-        )
+        self._spent["prompt_tokens"] += group.prefill_tokens if request.prefixes else len(group.prompt)
+        self._spent["first_tokens"] += len(group.drawn)
+        self._spent["later_tokens"] += sum(len(sample.tokens) - 1 for sample in group.drawn)
+        samples = tuple(sample.whole(self._ends) for sample in group.samples)
         ago_s = time.monotonic() - (group.first_token_at or time.monotonic())
         return GroupDone(request_id=request.request_id, samples=samples, first_token_ago_s=ago_s)
 
@@ -207,7 +230,7 @@ class VllmEngine:
 
     def _count(self, seconds: float, begun: Collection[Group]) -> None:
         """Charge a step to prompts and to decoding by the tokens that it computed: vLLM does both at once."""
-        prompts = sum(len(one.prompt) * len(one.samples) for one in self._begun() if one not in begun)
+        prompts = sum(one.prefill_tokens for one in self._begun() if one not in begun)
         decoded = sum(not sample.finished for group in begun for sample in group.samples)
         share = prompts / (prompts + decoded) if prompts else 0.0
         self._spent["prefill_s"] += share * seconds
@@ -237,6 +260,16 @@ class VllmEngine:
             group.first_token_at = None
             self._begin(group)
         return answers
+
+
+def _samples(request: Request) -> list[Running]:
+    """Return a request's samples before vLLM draws anything."""
+    if not request.prefixes:
+        return [Running() for _ in range(request.samples)]
+    return [
+        Running(prefix=unpack_tokens(one.tokens).tolist(), finish=one.finish, finished=bool(one.finish))
+        for one in request.prefixes
+    ]
 
 
 def _failed(group: Group, message: str, hint: str = "") -> GroupFailed:

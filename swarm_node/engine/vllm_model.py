@@ -80,11 +80,26 @@ class VllmModel:
         self._engine.reset_prefix_cache()
         return True
 
-    def add(self, request: Request, number: int, prompt: list[int], ends: Collection[int], *, stream: bool) -> str:
-        """Queue one sample; its id. With `stream` it is told of at each of its tokens, else at its end."""
+    def add(
+        self,
+        request: Request,
+        number: int,
+        prompt: list[int],
+        prefix: list[int],
+        ends: Collection[int],
+        *,
+        stream: bool,
+    ) -> str:
+        """Queue one sample and return its id. With `stream` each of its tokens is reported, else only its end."""
         sample_id = f"{request.request_id}/{number}"
-        wanted = {"seed": request.seed, "sample": number, "temperature": request.temperature, "forced": []}
-        self._add(sample_id, prompt, request.max_new_tokens, ends, wanted, stream=stream)
+        wanted = {
+            "seed": request.seed,
+            "sample": number,
+            "temperature": request.temperature,
+            "start": len(prefix),
+            "forced": [],
+        }
+        self._add(sample_id, [*prompt, *prefix], request.max_new_tokens - len(prefix), ends, wanted, stream=stream)
         return sample_id
 
     def step(self) -> list[Drawn]:
@@ -99,7 +114,8 @@ class VllmModel:
         """The canary's `Scores`: each prefix is a prompt, after which the next tokens are forced."""
         ahead = count_ahead(tokens, lengths)
         for length in lengths:
-            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "forced": list(tokens[length : length + ahead])}
+            forced = list(tokens[length : length + ahead])
+            wanted = {"seed": 0, "sample": 0, "temperature": 1.0, "start": 0, "forced": forced}
             self._add(f"{CANARY}/{length}", list(tokens[:length]), ahead, (), wanted, stream=False)
         scores = np.full((ahead, len(lengths)), np.nan)
         while self.busy:

@@ -4,9 +4,9 @@
   at the request's temperature. vLLM then samples greedily, with `logprobs_mode="processed_logits"`, and can return
   nothing else.
 - Where the logits are no distribution, that value is infinite: a number that no sound policy gives.
-- `extra_args` of a request say what to draw: `seed`, `sample` and `temperature`; or `forced`, the tokens to take
-  whatever is likely, whose log-probabilities the canary wants.
-- The position is how many tokens the request has: after a preemption, too, which computes a text again.
+- `extra_args` of a request say what to draw: `seed`, `sample`, `temperature` and `start`, the position of its first
+  token; or `forced`, the tokens to take whatever is likely, whose log-probabilities the canary wants.
+- The position is `start` and how many tokens the request has: after a preemption, too, which computes a text again.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ class Row:
 
     temperature: float
     uniforms: list[float]
+    """The uniform number of each position from `start` on."""
     forced: list[int]
     drawn: list[int]
     """Its tokens so far: vLLM's own list, which grows."""
@@ -72,10 +73,10 @@ class SeedBound(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there whe
 
 
 def _uniforms(wanted: list[SamplingParams]) -> list[list[float]]:
-    """Of each request, for as many tokens as it may have."""
+    """Return each request's numbers, one for each token that it may draw."""
     if not wanted:
         return []
-    longest = max(params.max_tokens for params in wanted)
-    seeds, samples = ([params.extra_args[name] for params in wanted] for name in ("seed", "sample"))
-    table = uniform_table(seeds, samples, longest).tolist()
-    return [row[: params.max_tokens] for row, params in zip(table, wanted, strict=True)]
+    seeds, samples, starts = ([params.extra_args[name] for params in wanted] for name in ("seed", "sample", "start"))
+    ends = [start + params.max_tokens for start, params in zip(starts, wanted, strict=True)]
+    table = uniform_table(seeds, samples, max(ends)).tolist()
+    return [row[start:end] for row, start, end in zip(table, starts, ends, strict=True)]

@@ -7,11 +7,13 @@
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 ASK_TIMEOUT_S = 10.0
@@ -19,6 +21,13 @@ ASK_TIMEOUT_S = 10.0
 
 FIELDS = ("name", "driver_version", "memory.total", "memory.used", "temperature.gpu", "power.draw", "power.limit")
 MIB = 1024 * 1024
+
+CUDA_MAJOR = 13
+"""Major version of CUDA for which the torch and the vLLM of our lists are built."""
+
+DRIVERS_MIN: Mapping[int, int] = MappingProxyType({12: 525, 13: 580})
+"""Oldest NVIDIA driver that runs programs built for a major version of CUDA, as NVIDIA's table of minor version
+compatibility has it."""
 
 Vendor = Literal["nvidia", "amd", "apple"]
 
@@ -91,6 +100,20 @@ def parse_amd(text: str) -> tuple[Card, ...]:
             )
         )
     return tuple(cards)
+
+
+def driver_major(text: str) -> int:
+    """Return the major version in what a driver says of itself; 0 if it names none."""
+    found = re.search(r"\b(\d{3,4})\.\d+(?:\.\d+)?\b", text)
+    return int(found[1]) if found else 0
+
+
+def outdated(driver: int, cuda_major: int = CUDA_MAJOR) -> str:
+    """Return why this NVIDIA driver runs nothing that is built for this CUDA; nothing if it does or is not known."""
+    least = DRIVERS_MIN.get(cuda_major, 0)
+    if not 0 < driver < least:
+        return ""
+    return f"CUDA {cuda_major} needs NVIDIA driver {least} or newer, and this machine has {driver}"
 
 
 def unified_memory() -> int | None:

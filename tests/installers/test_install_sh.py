@@ -177,6 +177,36 @@ def test_the_engine_follows_the_card(machine: Machine, memory_mb: str, engine: s
 LARGE_CARD = 'case "$*" in *memory*) echo 24564 ;; *) echo "NVIDIA Test" ;; esac'
 
 
+def old_driver(machine: Machine, version: str = "550.54.14") -> None:
+    answers = f"*memory*) echo 24564 ;; *driver*) echo '{version}' ;; *) echo 'NVIDIA Test' ;;"
+    machine.put("nvidia-smi", f'case "$*" in {answers} esac')
+
+
+@pytest.mark.parametrize("engine", ["auto", "vllm"])
+def test_a_driver_too_old_for_cuda_is_refused_before_anything_is_changed(machine: Machine, engine: str) -> None:
+    old_driver(machine)
+    run = machine.run("--engine", engine)
+    assert run.returncode == 1
+    assert "The NVIDIA driver is 550.54.14, and torch and vLLM need 580 or newer" in run.stderr
+    assert "--engine torch" in run.stderr
+    assert not machine.prefix.exists()
+
+
+def test_torch_is_installed_with_an_old_driver_where_it_was_asked_for(machine: Machine) -> None:
+    old_driver(machine)
+    run = machine.run("--engine", "torch", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert "samples on the processor until then" in run.stdout
+
+
+@pytest.mark.parametrize("version", ["580.65.06", "[N/A]"])
+def test_a_driver_that_is_new_enough_or_unknown_stands_in_no_way(machine: Machine, version: str) -> None:
+    old_driver(machine, version)
+    run = machine.run("--engine", "auto", "--dry-run", ECHO_SWARM_NEEDED_MB="1")
+    assert run.returncode == 0, run.stderr
+    assert "Engine:   vllm" in run.stdout
+
+
 @pytest.mark.parametrize(
     ("processor", "glibc", "wanted"), [("x86_64", "2.28", "2.31"), ("aarch64", "2.31", "2.34")], ids=["x86-64", "ARM"]
 )

@@ -19,6 +19,7 @@ from swarm_node.engine.messages import (
     Load,
     Loaded,
     Measure,
+    Progress,
     Ready,
     Request,
     Said,
@@ -76,7 +77,11 @@ class Child:
         return self.next_ends(len(requests))
 
     def next_ends(self, count: int) -> list[Ended]:
-        answers = [self.answer() for _ in range(count)]
+        """Return the next answers but `Progress`, as far as they end a request."""
+        answers: list[Said] = []
+        while len(answers) < count:
+            if not isinstance(answer := self.answer(), Progress):
+                answers.append(answer)
         return [answer for answer in answers if isinstance(answer, Ended)]
 
     def sample(self, *requests: Request) -> dict[str, tuple[Sample, ...]]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from protocol.canary import FILE_NAME
 from protocol.lease import Prefix
-from protocol.rollout import Sample, unpack_tokens
+from protocol.rollout import Sample, pack_tokens, unpack_tokens
 from swarm_node.engine.messages import (
     Cancel,
     Cancelled,
@@ -30,6 +30,7 @@ from swarm_node.engine.messages import (
 )
 from swarm_node.engine.torch_engine import TorchEngine
 from tests.swarm_node.engine.asking import PROMPTS, asked, sample
+from tests.swarm_node.engine.test_continuing import prefixes
 from tests.vllm.child import Child
 
 LONG_PROMPT = [10 + number % 300 for number in range(300)]
@@ -176,12 +177,32 @@ def test_probabilities_that_are_no_numbers_fail_the_group(child: Child, policy: 
         (asked([320]), "vocabulary"),
         (asked([5], max_new_tokens=512), "positions"),
         (asked([5], version=2), "version 2, while version 1"),
-        (asked([5], prefixes=(Prefix(tokens=b"", finish=""),) * 5), "somebody else began"),
+        (asked([5], prefixes=(Prefix(tokens=b"", finish=""),) * 4), "prefixes are not one for each sample"),
+        (asked([5], prefixes=(Prefix(tokens=pack_tokens([320]), finish=""),) * 5), "beyond the vocabulary"),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused(child: Child, policy: Path, wrong: Request, message: str) -> None:
     child.load(policy)
     assert message in message_of(child.ends(wrong))
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda n, count: count - 1, lambda n, count: 3 * n], ids=["all but one token", "some whole, some not begun"]
+)
+def test_a_group_that_another_node_began_continues_with_the_tokens_of_one_run(
+    child: Child, policy: Path, cut: Callable[[int, int], int]
+) -> None:
+    assert child.load(policy).continues
+    wanted = [asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+    alone = of_torch(policy, *wanted)
+    begun = {name: prefixes(group, cut) for name, group in alone.items()}
+    heirs = [one.model_copy(update={"prefixes": begun[one.request_id]}) for one in wanted]
+    for name, group in child.sample(*heirs).items():
+        for prefix, rest, whole in zip(begun[name], group, alone[name], strict=True):
+            assert (prefix.tokens + rest.tokens, rest.finish) == (whole.tokens, whole.finish)
+            kept = len(prefix.tokens) // 4
+            logprobs, expected = (np.frombuffer(each.logprobs, "<f4") for each in (rest, whole))
+            np.testing.assert_allclose(logprobs, expected[kept:], atol=NATS)
 
 
 def test_what_was_sampled_is_counted_once(child: Child, policy: Path) -> None:

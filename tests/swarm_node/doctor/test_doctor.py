@@ -54,6 +54,26 @@ def test_a_key_that_others_can_read_fails_with_the_command_that_mends_it(tmp_pat
 @pytest.mark.parametrize(
     ("seen", "state"),
     [
+        (Seen((RTX,)), "warn"),
+        (Seen((RTX._replace(driver="580.65.06"),)), "ok"),
+        (Seen((RTX._replace(driver="[N/A]"),)), "skip"),
+        (Seen((RTX._replace(vendor="amd", driver="550.1"),)), "skip"),
+        (Seen(), "skip"),
+    ],
+)
+def test_a_driver_that_is_too_old_for_the_engines_is_named_with_the_next_step(seen: Seen, state: str) -> None:
+    finding = cards.driver(seen)
+    assert finding.state.value == state
+    assert ("Update the driver" in finding.next_step) == (state == "warn")
+
+
+def test_a_driver_is_judged_by_the_torch_that_is_installed() -> None:
+    assert states(cards.driver(Seen((RTX,)), 12), cards.driver(Seen((RTX,)), 13)) == ["ok", "warn"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
         (Seen((RTX,)), "ok"),
         (Seen(), "warn"),
         (Seen(trouble="Driver/library version mismatch"), "fail"),

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from protocol.errors import ConfigInvalid
-from swarm_node.engine.choose import Machine, Options, choose, this_machine
+from swarm_node.engine.choose import Machine, Options, choose, cuda_major, this_machine, threads_of
 from swarm_node.engine.vllm_command import Found
 
 BOTH = frozenset({"torch", "transformers", "llama_cpp", "gguf"})
@@ -111,3 +111,43 @@ def test_with_nothing_installed_the_next_step_is_said() -> None:
     with pytest.raises(ConfigInvalid, match="No engine can sample here") as refused:
         choose("auto", Options(), machine(frozenset()))
     assert "pip install 'echo-swarm[torch]'" in refused.value.hint
+
+
+OLD = machine(BOTH, nvidia=True)._replace(driver=550, torch_cuda=13)
+WITHOUT_CUDA = machine(BOTH, nvidia=True)._replace(driver=580, torch_cuda=0)
+TOO_OLD = "CUDA 13 needs NVIDIA driver 580 or newer, and this machine has 550"
+
+
+@pytest.mark.parametrize(
+    ("here", "reason"), [(OLD, TOO_OLD), (WITHOUT_CUDA, "this build of torch has no CUDA")], ids=["driver", "build"]
+)
+def test_a_torch_that_cannot_use_the_card_is_refused_for_it_and_else_says_why_it_leaves_it_idle(
+    here: Machine, reason: str
+) -> None:
+    with pytest.raises(ConfigInvalid, match=reason):
+        choose("torch", Options(device="cuda"), here)
+    assert f"it samples on the processor, since {reason}" in choose("auto", Options(), here).why
+    assert "processor, since" not in choose("auto", Options(), here._replace(driver=580, torch_cuda=13)).why
+    assert threads_of(Options(threads=0), here._replace(threads=6)) == 6
+
+
+def test_a_vllm_whose_cuda_the_driver_does_not_run_gives_way_before_it_is_started() -> None:
+    found = choose("auto", Options(vllm_python="/vllm/python"), OLD)
+    assert found.name == "torch"
+    assert f"not vllm: {TOO_OLD}" in found.why
+    with pytest.raises(ConfigInvalid, match="580"):
+        choose("vllm", Options(vllm_python="/vllm/python"), OLD)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", 13),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None", 0),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43484'", None),
+        ("git_version = 'cf30153'", None),
+    ],
+    ids=["CUDA", "processor", "ROCm", "another form"],
+)
+def test_the_cuda_of_torch_is_read_without_importing_it(line: str, expected: int | None) -> None:
+    assert cuda_major(f"__all__ = ['__version__', 'cuda', 'hip']\n{line}\n") == expected

@@ -119,3 +119,11 @@ def test_a_model_whose_configuration_is_not_known_is_judged_by_its_size(config: 
     assert describe_model(GB, config) == Model(GB)
     assert choose_precision("auto", Options(), machine(), Model(GB), Memory(None, 100 * GB)).engine == "torch"
     assert needed_bytes(10**9, "q8_0") < needed_bytes(10**9, "float16") < needed_bytes(10**9, "float32")
+
+
+def test_a_card_that_torch_cannot_use_counts_for_nothing() -> None:
+    here = machine(packages=frozenset({"torch", "transformers"}), nvidia=True)._replace(driver=550, torch_cuda=13)
+    found = choose_precision("auto", Options(), here, FOUR_B, Memory(100 * GB, 12 * GB), ("torch/bf16/cpu",))
+    assert found.dtype == "bfloat16"
+    with pytest.raises(EngineFailed, match="this machine computes torch/fp32/cpu, torch/bf16/cpu"):
+        choose_precision("auto", Options(), here, FOUR_B, Memory(100 * GB, 100 * GB), ("torch/bf16/cuda",))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,35 @@ def test_a_card_tells_driver_memory_heat_and_watts() -> None:
     assert card == gpu.Card(
         "nvidia", "NVIDIA GeForce RTX 4090", "550.54.14", 24564 * gpu.MIB, 1234 * gpu.MIB, 61.0, 300.42, 450.0
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ("550.54.14", 550),
+        ("470.1", 470),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024", 535),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.3.0", 580),
+        ("6.3.6", 0),
+        ("unknown", 0),
+    ],
+)
+def test_the_major_version_of_a_driver_is_read_from_nvidia_smi_and_from_the_kernel(text: str, major: int) -> None:
+    assert gpu.driver_major(text) == major
+
+
+def test_a_driver_is_judged_by_the_cuda_that_an_engine_is_built_for() -> None:
+    assert gpu.outdated(579) == "CUDA 13 needs NVIDIA driver 580 or newer, and this machine has 579"
+    assert gpu.outdated(579, cuda_major=12) == gpu.outdated(580) == gpu.outdated(0) == ""
+    assert "525" in gpu.outdated(470, cuda_major=12)
+
+
+def test_our_lists_are_built_for_the_cuda_that_drivers_are_judged_by() -> None:
+    installers = Path(__file__).parents[3] / "installers"
+    (toolkit,) = re.findall(r"^cuda-toolkit==(\d+)\.", (installers / "vllm.lock").read_text(), re.MULTILINE)
+    (least,) = re.findall(r"^DRIVER_MIN=(\d+)$", (installers / "install.sh").read_text(), re.MULTILINE)
+    assert int(toolkit) == gpu.CUDA_MAJOR
+    assert int(least) == gpu.DRIVERS_MIN[gpu.CUDA_MAJOR]
 
 
 def test_what_a_card_does_not_tell_is_unknown_and_not_zero() -> None:

@@ -57,7 +57,7 @@ def test_a_token_that_cannot_be_drawn_has_the_largest_margin() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
-    table = logits(3)
+    table = logits(3).copy()
     table[1, 4] = bad
     with pytest.raises(NonFiniteNumber), np.errstate(invalid="ignore"):
         score(table, uniforms(1, 0, 3), [0, 0, 0])

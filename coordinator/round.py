@@ -30,7 +30,7 @@ from coordinator.data.kinds import shown
 from coordinator.data.policy_text import PolicyText
 from coordinator.data.task import open_task
 from coordinator.figures import health, summary
-from coordinator.publishing import publish, replacing
+from coordinator.publishing import replacing
 from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
 from coordinator.publishing.publish import Publisher
@@ -39,6 +39,7 @@ from coordinator.publishing.signed_metadata import utc_now
 from coordinator.spreading import blames, broadcasts
 from coordinator.spreading.plans import Plans
 from coordinator.store.state import Database, get_fact, set_fact
+from coordinator.transactions import policy_versions
 from coordinator.work import evaluations, tally
 from coordinator.work.evaluations import EvaluationTerms
 from coordinator.work.intake import Judge
@@ -74,7 +75,7 @@ class News:
 
     @staticmethod
     def read(connection: sa.Connection) -> "News":
-        version, _ = publish.newest_version(connection)
+        version, _ = policy_versions.newest_version(connection)
         return News(version, bool(get_fact(connection, "finished", False)), get_fact(connection, LED_AS, ""))
 
 
@@ -113,7 +114,7 @@ class Round:
             self.database.run_now(set_fact, LED_AS, self.led_as)
         self.news = self.database.run_now(News.read)
         self.publisher = self._open_publisher()
-        self.keeping = publish.Keeping.by(config.publish)
+        self.keeping = policy_versions.Keeping.by(config.publish)
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.batch_ready = asyncio.Event()
@@ -256,7 +257,7 @@ class Round:
     async def _publish(self, publication: Publication) -> None:
         async with self.publishing:
             await replacing.settle(self)
-            newest, _ = await self.database.run(publish.newest_version)
+            newest, _ = await self.database.run(policy_versions.newest_version)
             if publication.version <= newest:
                 return
             if publication.version != newest + 1:

@@ -15,9 +15,10 @@ from coordinator.figures import programs
 from coordinator.files import ArrivingFile
 from coordinator.fleet import activation
 from coordinator.money import escrow
-from coordinator.publishing import publish, replacing
+from coordinator.publishing import replacing
 from coordinator.round import now_ms
 from coordinator.store.state import get_fact, set_fact
+from coordinator.transactions import policy_versions
 from coordinator.work import batches, evaluations
 from ledger import store
 from protocol import limits
@@ -51,7 +52,7 @@ async def state(request: web.Request) -> web.Response:
 
     def read(connection: sa.Connection) -> LearnerState:
         programs.heard(connection, now_ms())
-        version, update = publish.newest_version(connection)
+        version, update = policy_versions.newest_version(connection)
         finished = bool(get_fact(connection, "finished", False))
         asked = activation.load(connection, here.config, alive_since_ms=now_ms() - here.silent_after_ms)
         return LearnerState(

@@ -14,10 +14,10 @@ from coordinator.api.probes import is_proxied
 from coordinator.money import payouts, rails
 from coordinator.people import owners, registry
 from coordinator.people.explain import explain
-from coordinator.publishing import publish
 from coordinator.round import Round, now_ms
 from coordinator.spreading import blames, broadcasts, links
 from coordinator.store.state import get_fact
+from coordinator.transactions import policy_versions
 from coordinator.work import answers, batches, intake, leases, offers
 from coordinator.work.answers import Answer, Known, Owners, Unreadable
 from coordinator.work.continuation import Word
@@ -235,7 +235,7 @@ def _plan(
 ) -> Plan:
     """One after the other: the first question plans, and those that wait behind it find the plan made."""
     # Not the version that the node names: by naming ever others, one node would have all plans made anew.
-    version, _ = publish.newest_version(connection)
+    version, _ = policy_versions.newest_version(connection)
     here.plans.report(node, message, caller=caller)
     if here.plans.is_stale(version, now_ms):
         live = registry.live_nodes(connection, silent_after_ms=here.silent_after_ms, now_ms=now_ms)

@@ -12,9 +12,9 @@ from coordinator.api.http import ROUND, reply, require_operator
 from coordinator.api.snapshot import Snapshot
 from coordinator.figures import summary
 from coordinator.people import standings
-from coordinator.publishing import publish
 from coordinator.publishing.mirror import IMMUTABLE
 from coordinator.round import now_ms
+from coordinator.transactions import policy_versions
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk
 from protocol.ids import ChunkId
@@ -138,5 +138,5 @@ async def chunk(request: web.Request) -> web.Response:
 @routes.get("/healthz")
 async def healthz(request: web.Request) -> web.Response:
     """Whether the store takes writes."""
-    await request.app[ROUND].database.run_for_node(publish.newest_version)  # the writer answers
+    await request.app[ROUND].database.run_for_node(policy_versions.newest_version)  # the writer answers
     return web.Response(text="ok\n")

@@ -42,10 +42,10 @@ from coordinator.backup.contents import SEALED, Contents
 from coordinator.backup.sealed import seal
 from coordinator.config import Config
 from coordinator.files import make_folder, open_private
-from coordinator.publishing.publish import newest_version
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.store import schema
 from coordinator.store.state import Database, get_fact
+from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from protocol.errors import ConfigInvalid
 from protocol.manifest import version_of

@@ -24,9 +24,9 @@ from coordinator.backup.sealed import unseal
 from coordinator.backup.store_copy import assemble, is_copied
 from coordinator.config import Config
 from coordinator.files import close_to_others, full_disk_named, write_durably
-from coordinator.publishing.publish import newest_version
 from coordinator.store import schema
 from coordinator.store.state import get_fact
+from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from ledger.gaps import Keys
 from protocol import trust

@@ -55,8 +55,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Have the nodes of a running round measure the version that they hold."""
-    from coordinator.publishing import publish
     from coordinator.round import now_ms
+    from coordinator.transactions import policy_versions
     from coordinator.work import evaluations
     from coordinator.work.evaluations import EvaluationTerms
 
@@ -65,7 +65,7 @@ def run(
     terms = EvaluationTerms.of(config)
     terms = replace(terms, problems=problems or terms.problems, samples=samples or terms.samples)
     with closing(opened_store(config)) as database:
-        newest, _ = database.run_now(publish.newest_version)
+        newest, _ = database.run_now(policy_versions.newest_version)
         number = database.run_now(evaluations.begin, version or newest, split, size, terms, now_ms=now_ms())
         found = _await(database, number, config.eval.patience_s) if wait else _one(database, number)
     typer.echo(json.dumps(found, indent=2) if as_json else overview.evaluation(found))

@@ -17,7 +17,7 @@ import typer
 
 from coordinator.commands.options import EXIT_CODES, AsJson, ConfigFile, Settings
 from coordinator.config import Config, load
-from coordinator.publishing.publish import newest_version
+from coordinator.transactions.policy_versions import newest_version
 from protocol.errors import OutOfOrder
 from protocol.lesson import lesson
 from protocol.plain import counted

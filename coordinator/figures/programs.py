@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.config import Config
-from coordinator.publishing.publish import newest_version
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches
+from coordinator.transactions.policy_versions import newest_version
 from coordinator.work.leases import latest_batch
 
 CHILDREN = "children"

@@ -16,10 +16,10 @@ from coordinator.data.kinds import shown
 from coordinator.figures import health, history, programs, waiting
 from coordinator.fleet import activation
 from coordinator.people import standings
-from coordinator.publishing import publish
 from coordinator.spreading import blames, broadcasts
 from coordinator.store.state import get_fact
 from coordinator.store.tables import batches, leases, nodes, rejections, rollouts, transfers
+from coordinator.transactions import policy_versions
 from coordinator.work import bound, curriculum, evaluations
 from coordinator.work.leases import latest_batch, rules_of
 from ledger import store
@@ -38,7 +38,7 @@ AFTER_ALL_MS = 2**53
 
 def status(connection: sa.Connection, *, config: Config, alive_since_ms: int, now_ms: int = 0) -> dict[str, Any]:
     """Where the round stands; who was heard of since then is alive. No moment: no program runs that could be silent."""
-    version, version_update = publish.newest_version(connection)
+    version, version_update = policy_versions.newest_version(connection)
     idle_s, busy_s = _learner_s(connection)
     progress = get_fact(connection, "progress", {})
     asked = activation.load(connection, config, alive_since_ms=alive_since_ms)

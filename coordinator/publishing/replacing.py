@@ -24,8 +24,9 @@ from pydantic import Field
 
 from coordinator import orders
 from coordinator.config.section import Section
-from coordinator.publishing import publish, weights
+from coordinator.publishing import weights
 from coordinator.store.state import get_fact, set_fact
+from coordinator.transactions import policy_versions
 from coordinator.work.leases import latest_batch
 from protocol import limits
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
@@ -83,7 +84,7 @@ async def replace(here: "Round", wanted: Replacement) -> dict[str, Any]:
 
 async def settle(here: "Round") -> None:
     """What a kill has left of the next version: entered if it is signed, whoever made it; else it has not happened."""
-    version = 1 + (await here.database.read(publish.newest_version))[0]
+    version = 1 + (await here.database.read(policy_versions.newest_version))[0]
     manifest = here.publisher.manifest(version) if target_path(version) in here.metadata.targets() else None
     if manifest:
         await here.enter(manifest)
@@ -133,7 +134,7 @@ def _where_it_stands(connection: sa.Connection) -> tuple[int, int]:
             "The round is finished: nothing is sampled from it any more.",
             hint="`swarm-coordinator export --version` writes out an older policy.",
         )
-    newest, update = publish.newest_version(connection)
+    newest, update = policy_versions.newest_version(connection)
     if not newest:
         raise OutOfOrder("No version is published yet.", hint=NO_VERSION_YET)
     return newest, max(update, latest_batch(connection))

@@ -15,9 +15,9 @@ from typing import Any, get_args
 import sqlalchemy as sa
 
 from coordinator.people import registry
-from coordinator.publishing import publish
 from coordinator.spreading.links import VERSIONS_KEPT
 from coordinator.store.tables import broadcasts, nodes, receipts, uploads, versions
+from coordinator.transactions import policy_versions
 from protocol.ids import NodeId
 from protocol.manifest import PolicyManifest
 from protocol.messages import Reached, Stage
@@ -32,8 +32,8 @@ def begin(
     connection: sa.Connection, manifest: PolicyManifest, digest: str, *, silent_after_ms: int, now_ms: int
 ) -> None:
     """Record a version as published, to the nodes that are alive now; the same one again changes nothing."""
-    newest, _ = publish.newest_version(connection)
-    publish.record(connection, manifest, digest, now_ms=now_ms)
+    newest, _ = policy_versions.newest_version(connection)
+    policy_versions.record(connection, manifest, digest, now_ms=now_ms)
     if manifest.version <= newest:
         return
     live = registry.live_nodes(connection, silent_after_ms=silent_after_ms, now_ms=now_ms)
@@ -59,7 +59,7 @@ def note(connection: sa.Connection, node: NodeId, reached: Iterable[Reached], *,
 
 def shown_version(connection: sa.Connection, *, alive_since_ms: int) -> int | None:
     """The newest version that is sampled from, and that every node alive holds unless an even newer one is out."""
-    newest, _ = publish.newest_version(connection)
+    newest, _ = policy_versions.newest_version(connection)
     behind = (nodes.c.last_seen_ms >= alive_since_ms) & (nodes.c.version < broadcasts.c.version)
     settled = (
         sa.select(broadcasts.c.version)

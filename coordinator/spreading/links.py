@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from coordinator.people.registry import require_node
-from coordinator.publishing.publish import newest_version
 from coordinator.spreading.topology import NodeLinks
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import dials, nodes, receipts, uploads, versions
+from coordinator.transactions.policy_versions import newest_version
 from protocol import canonical, limits
 from protocol.errors import MalformedMessage, WrongAudience
 from protocol.ids import NodeId

@@ -21,8 +21,8 @@ import sqlalchemy as sa
 
 from coordinator.config import Config
 from coordinator.people import standings
-from coordinator.publishing import publish
 from coordinator.store.tables import IS_OPEN, batches, evaluations, groups, leases, nodes, parts, rollouts, versions
+from coordinator.transactions import policy_versions
 from coordinator.work import leases as lease_table
 from coordinator.work import marks, scores
 from protocol import limits
@@ -180,7 +180,7 @@ def note(connection: sa.Connection, group_no: int, now_ms: int) -> None:
 
 def sweep(connection: sa.Connection, terms: EvaluationTerms, *, alive_since_ms: int, now_ms: int) -> list[int]:
     """End what cannot be finished: nobody alive holds its version, or it has run for too long."""
-    newest, _ = publish.newest_version(connection)
+    newest, _ = policy_versions.newest_version(connection)
     ended = []
     for row in connection.execute(_running()).all():
         held = sa.select(nodes.c.node_id).where(nodes.c.version == row.version, nodes.c.last_seen_ms >= alive_since_ms)
@@ -307,7 +307,7 @@ def _put(connection: sa.Connection, number: int, values: dict[str, Any]) -> None
 
 
 def _update_of(connection: sa.Connection, version: int) -> int:
-    newest, _ = publish.newest_version(connection)
+    newest, _ = policy_versions.newest_version(connection)
     update = connection.execute(sa.select(versions.c.policy_update).where(versions.c.version == version)).scalar()
     if update is None:
         raise NotFound(f"Version {version} was not published.", hint="`swarm-coordinator status` names the newest.")

@@ -20,9 +20,9 @@ from coordinator.config import Config
 from coordinator.data.policy_text import policy_bounds
 from coordinator.learner.settings import algorithm
 from coordinator.people import moderation
-from coordinator.publishing import publish
 from coordinator.store import schema
 from coordinator.store.tables import leases, nodes, rollouts
+from coordinator.transactions import policy_versions
 from coordinator.work import batches, marks, scoring
 from protocol.codec import PolicyCodec
 from protocol.errors import ConfigInvalid
@@ -85,7 +85,7 @@ class Shown:
 def of_round(archive: RoundArchive, config: Config, wanted: Wanted, limit: int) -> list[Shown]:
     """The newest samples of a round that are wanted, in the words of its newest version's tokenizer."""
     archive.read(_require_today)
-    version, _ = archive.read(publish.newest_version)
+    version, _ = archive.read(policy_versions.newest_version)
     if not version:
         return []
 

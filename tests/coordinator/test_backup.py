@@ -24,9 +24,9 @@ from coordinator.backup.archive import BackupInvalid, escaped, plain, reading, w
 from coordinator.backup.sealed import seal, unseal
 from coordinator.commands.backup import launch_line
 from coordinator.config import Config, load
-from coordinator.publishing.publish import newest_version
 from coordinator.publishing.signed_metadata import SignedMetadata
 from coordinator.store.state import Database
+from coordinator.transactions.policy_versions import newest_version
 from ledger import store
 from protocol import chunks
 from protocol.errors import ConfigInvalid, DiskFull

@@ -10,12 +10,12 @@ import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from coordinator.publishing import publish
 from coordinator.spreading import links
 from coordinator.spreading.links import Measured
 from coordinator.spreading.plans import Plans
 from coordinator.spreading.topology import NodeLinks
 from coordinator.store.tables import versions
+from coordinator.transactions import policy_versions
 from protocol import limits
 from protocol.chunks import digest
 from protocol.errors import BadSignature, MalformedMessage, WrongAudience
@@ -64,7 +64,7 @@ SIZE_BYTES = 1024
 
 def publish_version(world: World, version: int) -> None:
     made = manifest(version, version - 1)
-    world.run(publish.record, made, digest(made.to_bytes()), now_ms=world.now_ms)
+    world.run(policy_versions.record, made, digest(made.to_bytes()), now_ms=world.now_ms)
     prepare(world)
 
 
@@ -76,7 +76,7 @@ def prepare(world: World) -> None:
 
 @pytest.fixture
 def two(world: World) -> tuple[NodeKey, NodeKey]:
-    if world.run(publish.newest_version)[0] == 0:
+    if world.run(policy_versions.newest_version)[0] == 0:
         publish_version(world, 1)
     prepare(world)
     return world.join(1), world.join(2)

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from coordinator.publishing import publish
 from coordinator.publishing.publish import Publisher
 from coordinator.publishing.signed_metadata import SignedMetadata, utc_now
+from coordinator.transactions import policy_versions
 from protocol import chunks, limits
 from protocol.errors import ManifestInvalid, OutOfOrder
 from protocol.ids import ChunkId
@@ -156,11 +156,11 @@ def test_dispatch_hears_of_a_version_once(tmp_path: Path) -> None:
     world.publish(1, 0)
     assert world.dump() == before
     with pytest.raises(OutOfOrder, match="other content"):
-        world.run(publish.record, manifest(1, 0, task="other"), "f" * 64, now_ms=0)
+        world.run(policy_versions.record, manifest(1, 0, task="other"), "f" * 64, now_ms=0)
     with pytest.raises(OutOfOrder, match="does not follow"):
         world.publish(3, 5)
     world.publish(2, 3)
-    assert world.run(publish.newest_version) == (2, 3)
+    assert world.run(policy_versions.newest_version) == (2, 3)
     world.database.close()
 
 

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from coordinator import orders
 from coordinator.publishing import policies, replacing
-from coordinator.publishing.publish import newest_version
 from coordinator.publishing.replacing import Replacement, newest_replacement
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, versions
+from coordinator.transactions.policy_versions import newest_version
 from coordinator.work.leases import latest_batch
 from ledger import store
 from protocol.errors import ConfigInvalid, NotFound, OutOfOrder

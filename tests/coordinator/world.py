@@ -20,9 +20,9 @@ from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Finding, Rules, Standing
 from coordinator.money import escrow
 from coordinator.people import registry, standings
-from coordinator.publishing import publish
 from coordinator.store import payout_tables, tables
 from coordinator.store.state import Database, engine
+from coordinator.transactions import policy_versions
 from coordinator.work import answers, batches, intake, leases, offers
 from coordinator.work.intake import Judge
 from coordinator.work.leases import Terms
@@ -195,7 +195,7 @@ class World:
 
     def publish(self, version: int, update: int) -> None:
         made = manifest(version, update)
-        self.run(publish.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
+        self.run(policy_versions.record, made, digest(made.to_bytes()), now_ms=self.now_ms)
 
     def offer(
         self,

@@ -20,8 +20,8 @@ from coordinator.audit.calibration import Calibration, Limit, Tolerance
 from coordinator.audit.case import RoundArchive
 from coordinator.config import Config, load, parse
 from coordinator.learner.watchdog import Watchdog
-from coordinator.publishing import publish
 from coordinator.round import Round
+from coordinator.transactions import policy_versions
 from protocol.auditing import AuditCase, Cases
 from protocol.canary import FILE_NAME
 from protocol.chunks import digest
@@ -83,7 +83,7 @@ class Played:
             )
             manifest, named = round_.publisher.publish(Publication(version=version, update=version - 1, files=files))
             assert version == 1 or any(entry.patches for entry in manifest.files)
-            round_.database.run_now(publish.record, manifest, named, now_ms=1)
+            round_.database.run_now(policy_versions.record, manifest, named, now_ms=1)
         round_.close()
         self.archive = RoundArchive(self.config)
         self.folder = folder / "auditor"

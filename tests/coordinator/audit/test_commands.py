@@ -17,8 +17,8 @@ from coordinator.cli import app
 from coordinator.config import load
 from coordinator.data.policy_text import PolicyText
 from coordinator.people import registry
-from coordinator.publishing import publish
 from coordinator.round import Round
+from coordinator.transactions import policy_versions
 from coordinator.work import answers, intake, leases, offers
 from coordinator.work.intake import Judge
 from coordinator.work.offers import Draw
@@ -75,7 +75,7 @@ def publish_policy(round_: Round, version: int, policy: Path) -> None:
     with_canary(folder)
     uploads = [Upload(path=path.name, digest=blake3(path.read_bytes()).hexdigest()) for path in folder.iterdir()]
     manifest, name = round_.publisher.publish(Publication(version=version, update=version - 1, files=tuple(uploads)))
-    round_.database.run_now(publish.record, manifest, name, now_ms=1)
+    round_.database.run_now(policy_versions.record, manifest, name, now_ms=1)
 
 
 def play(

@@ -13,9 +13,9 @@ import pytest
 
 from coordinator.config import load
 from coordinator.learner.hub import write_card
-from coordinator.publishing import publish
 from coordinator.round import Round
 from coordinator.store.state import set_fact
+from coordinator.transactions import policy_versions
 from protocol.chunks import digest
 from protocol.learning import Publication, Upload
 from tests.coordinator.learner.hub_server import TOKEN, Hub, running
@@ -40,7 +40,7 @@ def round_file(policy_folder: Path, tmp_path: Path) -> Path:
     shutil.copytree(policy_folder, round_.publisher.uploads / "1")
     uploads = [Upload(path=path.name, digest=digest(path.read_bytes())) for path in policy_folder.iterdir()]
     made, name = round_.publisher.publish(Publication(version=1, update=0, files=tuple(uploads)))
-    round_.database.run_now(publish.record, made, name, now_ms=1)
+    round_.database.run_now(policy_versions.record, made, name, now_ms=1)
     (tmp_path / "manifest").write_text(name)
     round_.database.run_now(set_fact, "progress", {"accuracy_before": 0.35, "accuracy_after": 0.72})
     (tmp_path / "id").write_text(round_.round_id)

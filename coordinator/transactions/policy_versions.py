@@ -1,0 +1,69 @@
+"""Published versions as the store knows them: recorded in order, and the ones whose files are kept."""
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from coordinator.config.publish import PublishSection
+from coordinator.store.tables import versions
+from ledger import store
+from ledger.entry import Version
+from ledger.prepared import Prepared
+from protocol.errors import OutOfOrder
+from protocol.manifest import PolicyManifest
+
+
+class Keeping(NamedTuple):
+    """Which versions the operator wants to keep whole, beside those that rollouts may use."""
+
+    newest: int
+    age_ms: int
+    every: int
+
+    @classmethod
+    def by(cls, settings: PublishSection) -> "Keeping":
+        """As the operator set it."""
+        return cls(settings.keep, int(3_600_000 * settings.keep_h), settings.keep_every)
+
+    def chosen(self, connection: sa.Connection, now_ms: int) -> list[int]:
+        """Their numbers."""
+        here, last = versions.c, newest_version(connection)[0]
+        wanted = here.version > last - self.newest
+        if self.age_ms:
+            wanted |= here.published_ms > now_ms - self.age_ms
+        if self.every:
+            wanted |= here.version % self.every == 0
+        return list(connection.execute(sa.select(here.version).where(wanted).order_by(here.version)).scalars())
+
+
+def record(connection: sa.Connection, manifest: PolicyManifest, digest: str, *, now_ms: int) -> None:
+    """Let dispatch and the ledger know of a published version; the same one again changes nothing."""
+    row = connection.execute(
+        sa.select(versions.c.manifest_digest).where(versions.c.version == manifest.version)
+    ).first()
+    if row is not None:
+        if row[0] != digest:
+            raise OutOfOrder(f"Version {manifest.version} was already published with other content.")
+        return
+    newest, _ = newest_version(connection)
+    if manifest.version != newest + 1:
+        raise OutOfOrder(f"Version {manifest.version} does not follow version {newest}.")
+    store.append(connection, Version(version=manifest.version, manifest_digest=digest), now_ms)
+    connection.execute(
+        sa.insert(versions).values(
+            version=manifest.version,
+            policy_update=manifest.update,
+            manifest_digest=digest,
+            size_bytes=sum(entry.size_bytes for entry in manifest.files),
+            published_ms=now_ms,
+        )
+    )
+
+
+_newest = Prepared(sa.select(versions.c.version, versions.c.policy_update).order_by(versions.c.version.desc()).limit(1))
+
+
+def newest_version(connection: sa.Connection) -> tuple[int, int]:
+    """The newest version and its update; (0, 0) before the first."""
+    row = _newest(connection).first()
+    return (row[0], row[1]) if row else (0, 0)

@@ -21,7 +21,6 @@ import sqlalchemy as sa
 
 from coordinator.audit.lottery import AuditTerms
 from coordinator.audit.trust import Rules
-from coordinator.backup import restoring
 from coordinator.config import Config
 from coordinator.data.child import prepare
 from coordinator.data.importing import FOLDER, copy_digest, needs_data
@@ -39,6 +38,12 @@ from protocol.errors import ConfigInvalid
 log = logging.getLogger(__name__)
 
 LOCK = "coordinator.lock"
+
+RESTORED = "restored.json"
+"""Until the first launch: when the backup was made."""
+
+NUMBERS_PER_S = 10
+"""Documents are signed far less often than that, so no number from before the restore is above one from after it."""
 
 FIXED = (
     "round.seed",
@@ -150,7 +155,7 @@ def open_metadata(config: Config, folder: Path, *, leads: bool) -> SignedMetadat
 
 def require_resumption(metadata: SignedMetadata, folder: Path) -> None:
     """Refuse a round that was resumed after a gap before its root keys have signed that."""
-    mark = folder / restoring.MARK
+    mark = folder / RESTORED
     number = int(json.loads(mark.read_text()).get("root_version", 0)) if mark.exists() else 0
     if metadata.root().version < number:
         raise ConfigInvalid(
@@ -162,12 +167,17 @@ def require_resumption(metadata: SignedMetadata, folder: Path) -> None:
 def mend_metadata(metadata: SignedMetadata, folder: Path) -> None:
     """Sign anew what the newest root's keys have not signed; once after a restore, under numbers above all before."""
     metadata.mend(utc_now())
-    mark = folder / restoring.MARK
+    mark = folder / RESTORED
     if mark.exists():
         made_ms = int(json.loads(mark.read_text())["made_ms"])
         now = utc_now()
-        metadata.leap(restoring.numbers_since(made_ms, int(1000 * now.timestamp())), now)
+        metadata.leap(_numbers_since(made_ms, int(1000 * now.timestamp())), now)
         mark.unlink()
+
+
+def _numbers_since(made_ms: int, now_ms: int) -> int:
+    """Return by how much documents leap at the first launch after a restore."""
+    return max(0, now_ms - made_ms) * NUMBERS_PER_S // 1000 + NUMBERS_PER_S
 
 
 def open_token(folder: Path) -> str:

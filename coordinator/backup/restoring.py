@@ -16,6 +16,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from coordinator import opening
 from coordinator.backup import database, forks, taking_over
 from coordinator.backup.archive import BackupInvalid, Reader, discard, plain, reading, require_sound
 from coordinator.backup.contents import SEALED, Contents
@@ -33,12 +34,6 @@ from protocol import trust
 from protocol.errors import ConfigInvalid
 
 Tell = Callable[[str, int, int], None]
-
-MARK = "restored.json"
-"""Until the first launch: when the backup was made."""
-
-NUMBERS_PER_S = 10
-"""Documents are signed far less often than that, so no number from before the restore is above one from after it."""
 
 PIECE_BYTES = 2**20
 
@@ -111,8 +106,10 @@ def restore(
                 _note(connection, contents, made)
             shutil.rmtree(partial / "store", ignore_errors=True)
             mark = {"made_ms": contents.made_ms, "root_version": made.gap_root}
-            if made.gap_root or not (partial / MARK).exists():  # of a round that was restored, and not launched since
-                write_durably(partial / MARK, json.dumps(mark).encode())
+            if (
+                made.gap_root or not (partial / opening.RESTORED).exists()
+            ):  # of a round that was restored, and not launched since
+                write_durably(partial / opening.RESTORED, json.dumps(mark).encode())
             close_to_others(partial)
             partial.chmod(0o755)
             partial.rename(folder)
@@ -120,11 +117,6 @@ def restore(
             discard(partial)
             raise
     return made
-
-
-def numbers_since(made_ms: int, now_ms: int) -> int:
-    """By how much documents leap at the first launch."""
-    return max(0, now_ms - made_ms) * NUMBERS_PER_S // 1000 + NUMBERS_PER_S
 
 
 def _require_room(folder: Path) -> None:
@@ -173,7 +165,6 @@ def _copy(reader: Reader, name: str, target: Path) -> None:
 
 def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> None:
     """The rest of a stopped round, of which only the store was copied into its `backups`."""
-    from coordinator.opening import only_coordinator
 
     folder = copy.absolute().parent.parent
     root = folder / "metadata" / "1.root.json"
@@ -183,7 +174,7 @@ def _take_along(copy: Path, contents: Contents, partial: Path, tell: Tell) -> No
             hint="Leave the copy where `upgrade` put it: in backups/ of the round's folder.",
         )
     tell("copying the round's folder", 0, 1)
-    with only_coordinator(folder):
+    with opening.only_coordinator(folder):
         shutil.copytree(folder, partial, ignore=_not_taken(folder), dirs_exist_ok=True)
     if (version := newest_document(partial)) > contents.version:
         raise BackupInvalid(

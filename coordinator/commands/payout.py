@@ -22,7 +22,7 @@ from protocol.plain import counted
 
 if TYPE_CHECKING:
     from coordinator.money.payouts import Row
-    from coordinator.money.rails import Batch
+    from coordinator.money.rails.base import Batch
     from coordinator.store.state import Database
 
 app = typer.Typer(help="Pay owners what the ledger owes them.", no_args_is_help=True, add_completion=False)
@@ -96,7 +96,7 @@ def settle(
 ) -> None:
     """Have a batch paid by its rail, or take your word that it is paid, and record that in the ledger."""
     from coordinator.money import payouts, rails
-    from coordinator.money.rails import Status
+    from coordinator.money.rails.base import Status
 
     if reference and not REFERENCE.fullmatch(reference):
         raise ConfigInvalid(f"{reference[:40]!r} is no reference.", hint="Letters, digits and ._/- only, at most 100.")

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from coordinator.learner.batch import Tensors
 from coordinator.learner.head import Head, body_of
 from coordinator.learner.packing import IMPLEMENTATION, WINDOW, pack, similar
-from coordinator.learner.settings import TrainSettings
+from coordinator.learner.products import Products
 from protocol import architectures
 from protocol.errors import ConfigInvalid
 
@@ -31,7 +31,7 @@ is carried from one sample to the next stays unseen."""
 
 CHECKED_COMPLETIONS = ((5, 1, 7), (2, 8, 3))
 
-CHECKED_WITH = TrainSettings(learning_rate=0.0)
+CHECKED_WITH = Products()
 """Both ways are compared in float32, whatever is trained in."""
 
 PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -49,9 +49,9 @@ def require_supported(config: Any) -> None:
         raise ConfigInvalid(f"The learner cannot train this policy: {reason}.", hint=HINT)
 
 
-def prepare(model: Any, settings: TrainSettings) -> None:
+def prepare(model: Any, *, gradient_checkpointing: bool = False) -> None:
     """Have the model compute many samples at once, and make sure that it says of them what it says of each alone."""
-    if settings.gradient_checkpointing:
+    if gradient_checkpointing:
         compute_layers_twice(model)
     if reason := choose_way(model):
         raise ConfigInvalid(
@@ -142,10 +142,10 @@ def _is_right(model: Any, data: Tensors, expected: list[torch.Tensor]) -> bool:
 
 
 def completion_logprobs(
-    model: Any, data: Tensors, chosen: torch.Tensor, settings: TrainSettings
+    model: Any, data: Tensors, chosen: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the chosen samples' tokens, and the entropy at each: [n, T'] each, 0 at padding."""
-    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if products.dtype == "bfloat16" else torch.float32
     # Without autocast's cache, which would keep a bf16 copy of all weights for as long as a piece is computed.
     with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False):
         found = predict(model, data, chosen)
@@ -153,9 +153,9 @@ def completion_logprobs(
             found.states,
             found.source,
             found.targets,
-            temperature=settings.temperature,
+            temperature=products.temperature,
             dtype=dtype,
-            entropy_gradient=settings.algorithm.entropy_bonus > 0,
+            entropy_gradient=products.entropy_gradient,
         )
     shape = (len(chosen), int(data.lengths[chosen].max()))
     places = (found.places // shape[1], found.places % shape[1])

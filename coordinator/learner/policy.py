@@ -116,7 +116,7 @@ class Policy:
 
         model = load_model(folder, lay_out).to(self._ranks.device)
         self._ranks.forward(model, completion_logprobs)
-        prepare(model, self._settings)
+        prepare(model, gradient_checkpointing=self._settings.gradient_checkpointing)
         return model
 
     def take(self, folder: Path) -> None:
@@ -228,7 +228,7 @@ class Policy:
         table = torch.zeros_like(data.mask)
         with torch.no_grad():
             for piece, ours in self._pieces(data, torch.arange(len(data.mask))):
-                logprobs, spread = model.completion_logprobs(data, piece, self._settings)
+                logprobs, spread = model.completion_logprobs(data, piece, self._settings.products)
                 if ours:
                     table[piece, : logprobs.shape[1]] = logprobs.cpu()
                     if entropy is not None:
@@ -255,7 +255,7 @@ class Policy:
         for learning, rows in passes:
             with torch.set_grad_enabled(learning):
                 for piece, ours in self._pieces(data, rows.nonzero()[:, 0]):
-                    logprobs, spread = self.model.completion_logprobs(data, piece, settings)
+                    logprobs, spread = self.model.completion_logprobs(data, piece, settings.products)
                     logprobs, spread, width = logprobs.cpu(), spread.cpu(), logprobs.shape[1]
                     if learning:
                         loss, _ = policy_loss(logprobs, terms.rows(piece, width), settings.algorithm, spread)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from coordinator.config import Config
 from coordinator.learner.algorithm import PRESETS, Algorithm
+from coordinator.learner.products import Products
 
 NOT_OF_AN_UPDATE = {
     "algorithm",
@@ -60,6 +61,11 @@ class TrainSettings:
     seed: int = 0
     """What is drawn in an update follows from it and the update's number."""
     algorithm: Algorithm = field(default_factory=Algorithm)
+
+    @property
+    def products(self) -> Products:
+        """How an update computes log-probabilities."""
+        return Products(self.dtype, self.temperature, self.algorithm.entropy_bonus > 0)
 
     def rate(self, update: int, steps: int) -> float:
         """The learning rate of the update that follows this many, by an optimizer that has made so many steps."""

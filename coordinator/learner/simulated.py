@@ -37,6 +37,7 @@ from coordinator.learner.forward import (
 from coordinator.learner.loading import class_of, keep_as_published
 from coordinator.learner.lora import TARGETS, Adapters
 from coordinator.learner.packing import IMPLEMENTATION
+from coordinator.learner.products import Products
 from coordinator.learner.publication import computing_as_published, scores
 from coordinator.learner.settings import TrainSettings
 from protocol import canary
@@ -152,7 +153,7 @@ class SimulatedPolicy:
             weight.grad = torch.empty_like(weight)
 
         def work() -> None:
-            logprobs, entropy = self._said(data, settings)
+            logprobs, entropy = self._said(data, settings.products)
             loss = logprobs + entropy if settings.algorithm.entropy_bonus else logprobs
             loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
@@ -193,8 +194,8 @@ class SimulatedPolicy:
 
         return self._peak(work)
 
-    def _said(self, data: Tensors, settings: TrainSettings) -> tuple[torch.Tensor, torch.Tensor]:
-        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), settings)
+    def _said(self, data: Tensors, products: Products) -> tuple[torch.Tensor, torch.Tensor]:
+        return completion_logprobs(self.model, data, torch.arange(len(data.mask)), products)
 
     def _peak(self, work: Callable[[], object]) -> int:
         """Bytes above those of weights, adapters and gradients."""

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from coordinator.files import write_durably
-from coordinator.money.rails import Batch, Rail, Status
+from coordinator.money.rails.base import Batch, Rail, Status
 from coordinator.people import owners
 from coordinator.store.payout_tables import payees, payout_batches
 from coordinator.store.state import Database

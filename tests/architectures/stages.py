@@ -135,7 +135,7 @@ def _launch(folder: Path) -> str:
 def _learner(folder: Path, say: Say) -> str:
     policy, data = Policy(folder, TRAIN), collate(GROUPS)
     with torch.no_grad():
-        found, _ = completion_logprobs(policy.model, data, torch.arange(len(data.mask)), TRAIN)
+        found, _ = completion_logprobs(policy.model, data, torch.arange(len(data.mask)), TRAIN.products)
     for number, length in enumerate(data.lengths.tolist()):
         prompt, tokens = data.prompts[data.owners[number]].tolist(), data.tokens[number, :length].tolist()
         _require_near(found[number, :length], say(prompt, tokens))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.money.rails import Batch, Status
+from coordinator.money.rails.base import Batch, Status
 
 
 class Bank:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import PayoutsSection
-from coordinator.money.rails import Batch, Status, open_rail, scheme
+from coordinator.money.rails import open_rail, scheme
+from coordinator.money.rails.base import Batch, Status
 from coordinator.money.rails.evm import CONTRACT, Evm, deploy, open_chain
 from ledger import payees
 from ledger.payees import Payee

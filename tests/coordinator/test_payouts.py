@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from coordinator.money import payouts
 from coordinator.money.payouts import State, Terms
-from coordinator.money.rails import Batch, Rail, Status
+from coordinator.money.rails.base import Batch, Rail, Status
 from coordinator.money.rails.manual import Manual
 from coordinator.people import owners
 from coordinator.store.state import Database

@@ -7,53 +7,12 @@
 """
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from coordinator.config import PayoutsSection
-from ledger import payees
-from ledger.payees import Payee
+from coordinator.money.rails.base import Rail
 from protocol.errors import ConfigInvalid
-
-
-class Status(StrEnum):
-    """What became of a payment."""
-
-    UNDER_WAY = "under_way"
-    DONE = "done"
-    FAILED = "failed"  # for certain and for ever: the batch may be sent again
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Who gets what; the same bytes whenever it is asked for."""
-
-    round_id: str
-    number: int
-    payees: Sequence[Payee]
-
-    @property
-    def key(self) -> bytes:
-        return payees.key(self.round_id, self.number)
-
-    @property
-    def root(self) -> bytes:
-        return payees.root(self.payees)
-
-    @property
-    def amount_micros(self) -> int:
-        return sum(payee.amount_micros for payee in self.payees)
-
-
-class Rail(Protocol):
-    """What moves money."""
-
-    def send(self, batch: Batch) -> str: ...
-
-    def status(self, reference: str) -> Status: ...
 
 
 def scheme(settings: PayoutsSection) -> str:

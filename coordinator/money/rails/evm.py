@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from coordinator.config import PayoutsSection
-from coordinator.money.rails import Batch, Status
+from coordinator.money.rails.base import Batch, Status
 from protocol.errors import ConfigInvalid, PayoutFailed, Unreachable
 
 GAS_PRICE_PERCENT = 125

@@ -1,6 +1,6 @@
 """A person pays by the CSV file, and says by which reference: `payout settle --reference`."""
 
-from coordinator.money.rails import Batch, Status
+from coordinator.money.rails.base import Batch, Status
 from protocol.errors import PayoutFailed
 
 

@@ -40,9 +40,9 @@ def apart(model: Any, data: Tensors, row: int) -> torch.Tensor:
 @pytest.mark.parametrize("groups", [UNEQUAL, UNEQUAL[:1], SINGLE], ids=["unequal", "one group", "single tokens"])
 def test_packing_changes_no_logprob_and_no_gradient(policy_folder: Path, groups: Any) -> None:
     model, data = qwen3(policy_folder), collate(groups)
-    prepare(model, PLAIN)
+    prepare(model)
     everything = torch.arange(len(data.mask))
-    packed, _ = completion_logprobs(model, data, everything, PLAIN)
+    packed, _ = completion_logprobs(model, data, everything, PLAIN.products)
     weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0)) * data.mask
     (packed * weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
@@ -68,9 +68,9 @@ def test_families_with_shared_key_heads(config: Any) -> None:
     for name, value in SIZES.items():
         setattr(config, name, value)
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers annotates half
-    prepare(model, PLAIN)
+    prepare(model)
     data = collate(UNEQUAL)
-    packed, _ = completion_logprobs(model, data, torch.tensor([0, 3, 5]), PLAIN)
+    packed, _ = completion_logprobs(model, data, torch.tensor([0, 3, 5]), PLAIN.products)
     for place, row in enumerate((0, 3, 5)):
         expected = apart(model, data, row)
         assert (packed[place, : len(expected)] - expected).abs().max() < 1e-5
@@ -90,7 +90,7 @@ def test_samples_that_are_cut_apart_by_their_lengths_say_the_same(
 def test_one_sample_without_an_end_costs_the_others_nothing(policy_folder: Path, monkeypatch: Any) -> None:
     """Attention in one rectangle would make sixteen long samples of it."""
     model, data, seen = qwen3(policy_folder), collate(HEAVY), []
-    prepare(model, PLAIN)
+    prepare(model)
 
     def looked_at(query: torch.Tensor, *others: Any, **more: Any) -> torch.Tensor:
         seen.append(query.shape[0] * query.shape[2])
@@ -98,7 +98,7 @@ def test_one_sample_without_an_end_costs_the_others_nothing(policy_folder: Path,
 
     monkeypatch.setattr("coordinator.learner.packing.scaled_dot_product_attention", looked_at)
     with torch.no_grad():
-        completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN)
+        completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN.products)
     layers = model.config.num_hidden_layers
     assert sum(seen) / layers < 1.1 * int(data.lengths.sum())
 
@@ -134,11 +134,11 @@ def test_no_sample_changes_another_whatever_the_architecture(name: str, tmp_path
     """Layers that carry a state from place to place mix samples that are packed: 4 nats in these policies."""
     model: Any = AutoModelForCausalLM.from_pretrained(zoo.make(name, tmp_path), dtype=torch.float32)
     exact: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
-    prepare(model, PLAIN)
+    prepare(model)
     assert packs(model) is (name not in (*STATEFUL, "StableLM"))
     data = collate(LONG)
     everything = torch.arange(len(data.mask))
-    packed, _ = completion_logprobs(model, data, everything, PLAIN)
+    packed, _ = completion_logprobs(model, data, everything, PLAIN.products)
     weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(0)) * data.mask
     (packed * weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     for row in everything.tolist():
@@ -157,12 +157,12 @@ def test_layers_that_are_computed_twice_drop_nothing_and_add_no_noise(name: str,
     """Dropout and routers' noise are for training from scratch: no node samples with them."""
     model: Any = AutoModelForCausalLM.from_pretrained(zoo.make(name, tmp_path), dtype=torch.float32)
     exact: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
-    prepare(model, replace(PLAIN, gradient_checkpointing=True))
+    prepare(model, gradient_checkpointing=True)
     data, seen = collate(LONG), []
     layer = body_of(model).layers[0]
     inner = next(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
     inner.register_forward_hook(lambda *_: seen.append(1))
-    found, _ = completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN)
+    found, _ = completion_logprobs(model, data, torch.arange(len(data.mask)), PLAIN.products)
     computed = len(seen)
     found.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     assert len(seen) == 2 * computed
@@ -175,7 +175,7 @@ def test_a_model_whose_logits_are_not_a_plain_product_is_refused(tmp_path: Path)
     model: Any = AutoModelForCausalLM.from_pretrained(zoo.make("Llama 3", tmp_path), dtype=torch.float32)
     model.register_forward_hook(lambda _model, _inputs, output: replace(output, logits=0.5 * output.logits))
     with pytest.raises(ConfigInvalid, match="cannot train a llama"):
-        prepare(model, PLAIN)
+        prepare(model)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_self_check_is_predicted(shape: str, way: str, tmp_path: Path) -> None
     policy = Policy(make_other_policy(tmp_path / "start", SHAPES[shape], dtype=torch.bfloat16), WAYS[way])
     held = tensor_bytes(policy)
     with live_bytes() as check:
-        prepare(policy.model, WAYS[way])
+        prepare(policy.model, gradient_checkpointing=WAYS[way].gradient_checkpointing)
     found = Estimate(simulations(shape), WAYS[way], BATCH).footprint(1, device="cpu").phases
     assert found["self-check"] == pytest.approx(held + check.peak, rel=0.1)
 

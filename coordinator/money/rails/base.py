@@ -1,0 +1,46 @@
+"""Types of a payout rail: a batch of transfers, what became of one, and the two functions that a rail has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from ledger import payees
+from ledger.payees import Payee
+
+
+class Status(StrEnum):
+    """What became of a payment."""
+
+    UNDER_WAY = "under_way"
+    DONE = "done"
+    FAILED = "failed"  # for certain and for ever: the batch may be sent again
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Who gets what; the same bytes whenever it is asked for."""
+
+    round_id: str
+    number: int
+    payees: Sequence[Payee]
+
+    @property
+    def key(self) -> bytes:
+        return payees.key(self.round_id, self.number)
+
+    @property
+    def root(self) -> bytes:
+        return payees.root(self.payees)
+
+    @property
+    def amount_micros(self) -> int:
+        return sum(payee.amount_micros for payee in self.payees)
+
+
+class Rail(Protocol):
+    """What moves money."""
+
+    def send(self, batch: Batch) -> str: ...
+
+    def status(self, reference: str) -> Status: ...

@@ -40,13 +40,14 @@ from coordinator.api.http import ROUND, errors
 from coordinator.api.watch import WATCH, Watch
 from coordinator.audit import casework, lottery
 from coordinator.children import Life, keep_running, script
+from coordinator.clock import now_ms
 from coordinator.config import Config
 from coordinator.data.kinds import reward_spec
 from coordinator.figures import programs
 from coordinator.fleet import activation
 from coordinator.people import registry
 from coordinator.rewards.scorer import Scorer
-from coordinator.round import Round, join_string, now_ms
+from coordinator.round import Round, join_string
 from coordinator.spreading import links
 from coordinator.work import evaluations, leases
 from coordinator.work.prompts import problem_of
@@ -138,7 +139,7 @@ async def run(
     _ease_interpreter()
     round_ = Round(config)
     stop = _told_to_stop()
-    await round_.settle_orders()
+    await round_.publication.settle_orders()
     await round_.database.run(programs.launched, now_ms())
     runner = make_runner(round_)
     await runner.setup()
@@ -154,7 +155,7 @@ async def run(
             tasks = [
                 group.create_task(every(1.0, lambda: _sweep(round_))),
                 group.create_task(every(STEER_S, lambda: _steer(round_))),
-                group.create_task(every(config.publish.timestamp_lifetime_s / 4, round_.renew_timestamp)),
+                group.create_task(every(config.publish.timestamp_lifetime_s / 4, round_.publication.renew_timestamp)),
                 group.create_task(every(CHECKPOINT_EVERY_S, round_.publish_checkpoint)),
                 group.create_task(_seeder(round_)),
             ]

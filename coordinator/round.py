@@ -8,9 +8,8 @@
 import asyncio
 import logging
 import secrets
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -24,23 +23,22 @@ from coordinator import local_nodes, opening
 from coordinator.audit import calibration, lottery
 from coordinator.audit.calibration import Calibration
 from coordinator.backup import confirmed
+from coordinator.clock import now_ms
 from coordinator.config import Config
 from coordinator.data.chat import Chat
 from coordinator.data.kinds import shown
 from coordinator.data.policy_text import PolicyText
 from coordinator.data.task import open_task
-from coordinator.figures import health, summary
-from coordinator.publishing import replacing
+from coordinator.figures import summary
+from coordinator.publication import VersionPublication
 from coordinator.publishing.best import Best
 from coordinator.publishing.mirror import open_mirror
 from coordinator.publishing.publish import Publisher
-from coordinator.publishing.replacing import Replacement
-from coordinator.publishing.signed_metadata import utc_now
-from coordinator.spreading import blames, broadcasts
+from coordinator.spreading import blames
 from coordinator.spreading.plans import Plans
 from coordinator.store.state import Database, get_fact, set_fact
 from coordinator.transactions import policy_versions
-from coordinator.work import evaluations, tally
+from coordinator.work import tally
 from coordinator.work.evaluations import EvaluationTerms
 from coordinator.work.intake import Judge
 from coordinator.work.leases import terms_of
@@ -48,11 +46,10 @@ from coordinator.work.offers import Draw
 from ledger import store
 from ledger.checkpoint import ledger_key
 from ledger.note import Key
-from protocol import chunks, trust
-from protocol.errors import ConfigInvalid, NotFound, OutOfOrder
+from protocol import trust
+from protocol.errors import ConfigInvalid, NotFound
 from protocol.ids import NodeId
-from protocol.learning import Publication
-from protocol.manifest import PolicyManifest, Sampler
+from protocol.manifest import Sampler
 from protocol.messages import Peer
 from protocol.origin import OriginList
 
@@ -114,7 +111,6 @@ class Round:
             self.database.run_now(set_fact, LED_AS, self.led_as)
         self.news = self.database.run_now(News.read)
         self.publisher = self._open_publisher()
-        self.keeping = policy_versions.Keeping.by(config.publish)
         self.best = Best(self.folder, self.database, self.publisher.write_folder)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self.batch_ready = asyncio.Event()
@@ -124,15 +120,21 @@ class Round:
         self.seeder_up = 0.0
         """What it sent in its best second of late, bytes."""
         self.plans = Plans()
-        self.silent_after_ms = int(3000 * config.leases.heartbeat_s)
+        self.silent_after_ms = config.leases.silent_after_ms
         """Who was not heard of for so long is not counted on."""
         self.up_since_ms = now_ms()
         self.questions: Counter[NodeId] = Counter()
         """Requests for news that are held open, by node."""
-        self.publishing = asyncio.Lock()
-        """Held by whoever signs: a number is given to one version only."""
+        self.publication = VersionPublication(
+            config,
+            self.publisher,
+            self.metadata,
+            self.database,
+            mirror=self.mirror,
+            splits=lambda: self.evaluated,
+            refresh=self.look,
+        )
         self._changed = asyncio.Event()
-        self._publications: set[asyncio.Task[Any]] = set()
         self._text: PolicyText | None = None
         self._evidence: tuple[int, blames.Evidence] | None = None
         self.evaluation_terms = EvaluationTerms.of(config)
@@ -235,60 +237,6 @@ class Round:
         text = await self.text()
         return Judge(self.round_id, self.terms, text.bounds, text.reward if text.judges else None, self.audits)
 
-    async def publish(self, publication: Publication) -> None:
-        """Publish an uploaded version, to the end even if the caller goes away; a published one is left as it is."""
-        await self._to_the_end(self._publish(publication))
-
-    async def replace(self, wanted: Replacement) -> dict[str, Any]:
-        """Publish what the operator wants in place of the newest version, to the end as well."""
-        return await self._to_the_end(replacing.replace(self, wanted))
-
-    async def settle_orders(self) -> None:
-        """Finish, or forget, what a coordinator was ordered to publish when it was killed."""
-        async with self.publishing:
-            await replacing.settle(self)
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
-        self._publications.add(task)
-        task.add_done_callback(self._publications.discard)
-        return await asyncio.shield(task)
-
-    async def _publish(self, publication: Publication) -> None:
-        async with self.publishing:
-            await replacing.settle(self)
-            newest, _ = await self.database.run(policy_versions.newest_version)
-            if publication.version <= newest:
-                return
-            if publication.version != newest + 1:
-                raise OutOfOrder(f"Version {publication.version} does not follow version {newest}.")
-            await self.bring_out(publication)
-
-    async def bring_out(self, publication: Publication) -> None:
-        """Sign the next version and enter it; only for who is `publishing`."""
-        manifest, _ = await asyncio.to_thread(self.publisher.publish, publication)
-        await self.enter(manifest)
-
-    async def enter(self, manifest: PolicyManifest) -> None:
-        """A signed version becomes one that work is given for."""
-        await asyncio.to_thread(confirmed.wait_for, self.folder, manifest.version)
-        if self.mirror:
-            await self.mirror.caught_up(self.config.publish.upload_patience_s)
-        await self.database.run(self._enter, manifest, now_ms=now_ms())
-        log.info("published version=%d update=%d", manifest.version, manifest.update)
-        await self.look()
-        needed = await self.database.read(evaluations.oldest_needed)
-        wanted = await self.database.read(self.keeping.chosen, now_ms())
-        kept = await asyncio.to_thread(self.publisher.forget_old, manifest.version, audited=needed, kept=wanted)
-        await self.database.run(set_fact, health.KEPT, kept._asdict())
-
-    def _enter(self, connection: sa.Connection, manifest: PolicyManifest, *, now_ms: int) -> None:
-        """A version is there: let dispatch, ledger and nodes know of it, and begin to measure it where that is due."""
-        digest = chunks.digest(manifest.to_bytes())
-        broadcasts.begin(connection, manifest, digest, silent_after_ms=self.silent_after_ms, now_ms=now_ms)
-        replacing.entered(connection, manifest.version, now_ms)
-        evaluations.due(connection, manifest.version, self.evaluated, self.evaluation_terms, now_ms)
-
     async def look(self) -> None:
         """See what is new in the store, and wake those who wait for it."""
         news = await self.database.run(News.read)
@@ -317,13 +265,6 @@ class Round:
         """What this round's claims are judged by."""
         return calibration.load(self.folder, self.metadata.root())
 
-    async def renew_timestamp(self) -> None:
-        """Sign a fresh timestamp; never while a version is being published."""
-        async with self.publishing:
-            await asyncio.to_thread(self.metadata.renew_timestamp, utc_now())
-            if self.mirror:
-                await self.mirror.changed()
-
     async def publish_checkpoint(self) -> bytes:
         """Sign the ledger as it is now, or find the last checkpoint still true; nothing that a standby copy lacks."""
         copy = await asyncio.to_thread(confirmed.current, self.folder)
@@ -337,11 +278,6 @@ class Round:
     def close(self) -> None:
         self._beside.shutdown()
         self._held.close()
-
-
-def now_ms() -> int:
-    """The coordinator's clock."""
-    return time.time_ns() // 1_000_000
 
 
 def join_string(config: Config, round_id: str) -> str:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from coordinator.api.http import ROUND, body, reply, reply_json, require_operator
 from coordinator.audit import casework, lottery
-from coordinator.round import now_ms
+from coordinator.clock import now_ms
 from protocol.auditing import Cases, HoldCases, TakeCases, Verdicts
 from protocol.errors import NotFound
 

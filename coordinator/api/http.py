@@ -22,8 +22,9 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 
 from coordinator.api.bodies import BODIES
 from coordinator.api.bounds import BOUNDS
+from coordinator.clock import now_ms
 from coordinator.people import registry
-from coordinator.round import Round, now_ms
+from coordinator.round import Round
 from protocol import canonical, limits
 from protocol.errors import (
     MalformedMessage,

@@ -9,14 +9,14 @@ import sqlalchemy as sa
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
+from coordinator import publication
 from coordinator.api.http import ROUND, body, pieces, reply, require_operator
 from coordinator.audit import lottery
+from coordinator.clock import now_ms
 from coordinator.figures import programs
 from coordinator.files import ArrivingFile
 from coordinator.fleet import activation
 from coordinator.money import escrow
-from coordinator.publishing import replacing
-from coordinator.round import now_ms
 from coordinator.store.state import get_fact, set_fact
 from coordinator.transactions import policy_versions
 from coordinator.work import batches, evaluations
@@ -65,7 +65,7 @@ async def state(request: web.Request) -> web.Response:
             finished=finished,
             evaluating=evaluations.is_running(connection, "last"),
             evaluated=evaluations.told(connection),
-            replacement=replacing.newest_replacement(connection),
+            replacement=publication.newest_replacement(connection),
         )
 
     return reply(await here.database.run(read))
@@ -122,7 +122,7 @@ def _discard(made: asyncio.Future[ArrivingFile]) -> None:
 async def publish_version(request: web.Request) -> web.Response:
     """Publish what was uploaded as the next version."""
     here = require_operator(request)
-    await here.publish(Publication.from_bytes(await body(request)))
+    await here.publication.publish(Publication.from_bytes(await body(request)))
     return web.Response(status=204)
 
 
@@ -142,7 +142,7 @@ async def published_file(request: web.Request) -> web.StreamResponse:
         if entry.path == name:
             publisher = request.app[ROUND].publisher
             return web.FileResponse(
-                await asyncio.to_thread(replacing.file_of, publisher, manifest.version, name, entry.digest)
+                await asyncio.to_thread(publication.file_of, publisher, manifest.version, name, entry.digest)
             )
     raise NotFound(f"Version {manifest.version} has no such file.")
 

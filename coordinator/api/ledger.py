@@ -8,9 +8,9 @@
 from aiohttp import web
 
 from coordinator.api.http import MSGPACK, ROUND, body, reply
+from coordinator.clock import now_ms
 from coordinator.money import witnessing
 from coordinator.publishing.mirror import IMMUTABLE
-from coordinator.round import now_ms
 from ledger import store
 from ledger.gaps import Keys
 from ledger.note import NOTE_MAX_BYTES

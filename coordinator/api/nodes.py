@@ -11,10 +11,11 @@ from coordinator.api.bounds import BOUNDS
 from coordinator.api.http import ROUND, Asked, act, asked, body, commit, reply
 from coordinator.api.places import HERE, place
 from coordinator.api.probes import is_proxied
+from coordinator.clock import now_ms
 from coordinator.money import payouts, rails
 from coordinator.people import owners, registry
 from coordinator.people.explain import explain
-from coordinator.round import Round, now_ms
+from coordinator.round import Round
 from coordinator.spreading import blames, broadcasts, links
 from coordinator.store.state import get_fact
 from coordinator.transactions import policy_versions

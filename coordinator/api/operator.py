@@ -8,11 +8,12 @@ from aiohttp import web
 from pydantic import Field, ValidationError
 
 from coordinator.api.http import body, reply_json, require_operator
+from coordinator.clock import now_ms
 from coordinator.config.section import Section
 from coordinator.orders import REASON_MAX_CHARS, Action
 from coordinator.people import moderation
-from coordinator.publishing.replacing import Replacement
-from coordinator.round import Round, now_ms
+from coordinator.publication import Replacement
+from coordinator.round import Round
 from protocol import limits
 from protocol.errors import MalformedMessage
 
@@ -75,4 +76,4 @@ async def replace_version(request: web.Request) -> web.Response:
         wanted = Replacement.model_validate_json(await body(request, limits.SMALL_REQUEST_MAX_BYTES))
     except (ValidationError, json.JSONDecodeError) as error:
         raise MalformedMessage(f"This is no order: {error}.") from None
-    return reply_json(await here.replace(wanted))
+    return reply_json(await here.publication.replace(wanted))

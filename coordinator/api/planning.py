@@ -7,8 +7,9 @@ import sqlalchemy as sa
 from aiohttp import web
 
 from coordinator.api.http import reply_json, require_operator
+from coordinator.clock import now_ms
 from coordinator.fleet import activation
-from coordinator.round import Round, now_ms
+from coordinator.round import Round
 
 routes = web.RouteTableDef()
 

@@ -10,10 +10,10 @@ from aiohttp import web
 
 from coordinator.api.http import ROUND, reply, require_operator
 from coordinator.api.snapshot import Snapshot
+from coordinator.clock import now_ms
 from coordinator.figures import summary
 from coordinator.people import standings
 from coordinator.publishing.mirror import IMMUTABLE
-from coordinator.round import now_ms
 from coordinator.transactions import policy_versions
 from ledger import store
 from protocol.errors import NotFound, UnknownChunk

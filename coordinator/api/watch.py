@@ -22,11 +22,12 @@ from coordinator import orders
 from coordinator.api.bounds import Bounds
 from coordinator.api.places import HERE, place
 from coordinator.api.snapshot import Snapshot
+from coordinator.clock import now_ms
 from coordinator.figures import curves, history, summary
 from coordinator.figures.curves import Curves
 from coordinator.figures.ranking import Fold, by_node, by_owner, by_team
 from coordinator.people import standings
-from coordinator.round import Round, join_string, now_ms
+from coordinator.round import Round, join_string
 from coordinator.store.tables import versions
 from coordinator.web.board import Board
 from coordinator.web.training import Training

@@ -55,7 +55,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Have the nodes of a running round measure the version that they hold."""
-    from coordinator.round import now_ms
+    from coordinator.clock import now_ms
     from coordinator.transactions import policy_versions
     from coordinator.work import evaluations
     from coordinator.work.evaluations import EvaluationTerms

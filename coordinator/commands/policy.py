@@ -184,20 +184,20 @@ def publish(
     a base, the folder is an adapter of the same rank, as `export --adapter` writes it. Needs torch and the round's
     folder.
     """
+    from coordinator import publication
     from coordinator.audit.case import RoundArchive
     from coordinator.commands.asking import launched, require_round
-    from coordinator.publishing import replacing
 
     config = load(config_file, settings)
     require_round(config)
     uploads = config.round.directory / "uploads"
-    name = replacing.stage_name()
+    name = publication.stage_name()
     archive = RoundArchive(launched(config))
     with TemporaryDirectory(prefix=f"{name}.", dir=uploads) as scratch, closing(archive):
         newest, _ = archive.read(newest_version)
         current = Path(scratch) / "current"
         if not newest or archive.write_policy(newest, current) is None:
-            raise OutOfOrder("No version is published yet.", hint=replacing.NO_VERSION_YET)
+            raise OutOfOrder("No version is published yet.", hint=publication.NO_VERSION_YET)
         from coordinator.learner import offering
 
         offering.prepare(folder, current, Path(scratch) / name)
@@ -212,7 +212,7 @@ def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
     """Order it, or do it where no coordinator runs; and say what came of it."""
     from coordinator.commands.asking import ask, launched
     from coordinator.orders import whoami
-    from coordinator.publishing.replacing import Replacement
+    from coordinator.publication import Replacement
 
     order = Replacement(**wanted, given_by=whoami())
     done = ask(config, "POST", "/v1/operator/versions", order.model_dump(), patience_s=PUBLICATION_S)
@@ -221,8 +221,8 @@ def _replace(config: Config, wanted: dict[str, Any], as_json: bool) -> None:
         from coordinator.round import Round
 
         with closing(Round(launched(config))) as here:
-            here.mirror = None  # which is for a running coordinator, and catches up when it is
-            done = asyncio.run(here.replace(order))
+            here.publication.mirror = None  # which is for a running coordinator, and catches up when it is
+            done = asyncio.run(here.publication.replace(order))
     if as_json:
         typer.echo(json.dumps(done))
     elif not done["changed"]:

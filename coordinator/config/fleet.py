@@ -36,3 +36,8 @@ class LeasesSection(Section):
         16, ge=0, le=1024, description="groups of which long ones go to fast nodes; 0: the oldest to anybody"
     )
     heartbeat_s: float = Field(2.0, gt=0, description="how often nodes report; plans name no node that missed three")
+
+    @property
+    def silent_after_ms(self) -> int:
+        """A node that was not heard of for so long is not counted on."""
+        return int(3000 * self.heartbeat_s)

@@ -12,8 +12,9 @@ from aiohttp.test_utils import BaseTestServer, TestClient
 
 from coordinator.api.bounds import Bounds
 from coordinator.app import make_runner
+from coordinator.clock import now_ms
 from coordinator.config import load
-from coordinator.round import Round, now_ms
+from coordinator.round import Round
 from protocol import canonical, chunks, limits
 from protocol.learning import Publication, Upload
 from protocol.lease import Lease

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from coordinator.audit.auditor import Auditor
 from coordinator.audit.calibration import Calibration
 from coordinator.audit.case import RoundArchive
-from coordinator.round import now_ms
+from coordinator.clock import now_ms
 from coordinator.store.state import set_fact
 from coordinator.store.tables import audits
 from protocol import canonical

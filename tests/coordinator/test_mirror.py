@@ -280,6 +280,6 @@ async def test_a_version_is_uploaded_before_it_is_announced(
         async with running(mirror):
             await served.publish()
             assert under(store.objects(), "round").items() >= newest_of(served.round.folder).items()
-            await served.round.renew_timestamp()
+            await served.round.publication.renew_timestamp()
             assert await mirror.caught_up(60)
             assert under(store.objects(), "round").items() >= newest_of(served.round.folder).items()

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from coordinator import orders
-from coordinator.publishing import policies, replacing
-from coordinator.publishing.replacing import Replacement, newest_replacement
+from coordinator import orders, publication
+from coordinator.publication import Replacement, newest_replacement
+from coordinator.publishing import policies
 from coordinator.store.state import get_fact, set_fact
 from coordinator.store.tables import batches, versions
 from coordinator.transactions.policy_versions import newest_version
@@ -57,7 +57,7 @@ async def rollback(served: Served, version: int, status: int = 200) -> dict[str,
 
 
 def staged(served: Served, weights: bytes, **other: bytes) -> str:
-    name = replacing.stage_name()
+    name = publication.stage_name()
     folder = served.round.publisher.uploads / name
     folder.mkdir()
     for file, data in (policy_files(weights) | other).items():
@@ -213,27 +213,27 @@ async def test_a_kill_in_between_leaves_it_done_or_not_done(tmp_path: Path, poin
     async with serve(tmp_path) as served:
         await served.publish(1, FIRST)
         await served.publish(2, SECOND)
-        here = served.round
+        here = served.round.publication
         wanted = Replacement(action="rollback", version=1, reason="because", given_by="me")
 
         async def killed(*_: object) -> None:
             raise Killed
 
         if point == "intended":
-            here.bring_out = killed  # type: ignore[method-assign,assignment]  # the process is gone at this line
+            here.sign = killed  # type: ignore[method-assign,assignment]  # the process is gone at this line
         else:
-            here.enter = killed  # type: ignore[method-assign,assignment]  # the process is gone at this line
+            here.activate = killed  # type: ignore[method-assign,assignment]  # the process is gone at this line
         with pytest.raises(Killed):
             await here.replace(wanted)
     shutil.rmtree(tmp_path / "round" / "uploads" / "3")
     async with serve(tmp_path) as served:
-        await served.round.settle_orders()
+        await served.round.publication.settle_orders()
         version, _ = await served.round.database.read(newest_version)
         assert version == (3 if point == "signed" else 2)
         assert await served.round.database.read(newest_replacement) == (3 if point == "signed" else 0)
-        assert await served.round.database.read(get_fact, replacing.ORDERED) is None
+        assert await served.round.database.read(get_fact, publication.ORDERED) is None
         assert len(await served.round.database.read(orders.about, "version 3")) == (point == "signed")
-        again = await served.round.replace(wanted)
+        again = await served.round.publication.replace(wanted)
         assert again == {"version": 3, "changed": point == "intended"}
         response = await served.client.get("/v1/learner/versions/3/model.safetensors", headers=served.operator)
         assert await response.read() == FIRST
@@ -246,7 +246,7 @@ async def test_a_version_of_the_learners_that_is_signed_and_not_entered_keeps_it
         async def killed(*_: object) -> None:
             raise Killed
 
-        served.round.enter = killed  # type: ignore[method-assign,assignment]  # the process is gone at this line
+        served.round.publication.activate = killed  # type: ignore[method-assign,assignment]  # the process is gone at this line
         with pytest.raises(AssertionError):
             await served.publish(2, SECOND)
     async with serve(tmp_path) as served:

@@ -23,7 +23,7 @@ from coordinator.backup.making import newest_document
 from coordinator.backup.sealed import Sealer
 from coordinator.backup.store_copy import StoreCopy, assemble
 from coordinator.cli import app
-from coordinator.round import now_ms
+from coordinator.clock import now_ms
 from ledger import store
 from ledger.entry import Deposit
 from protocol.errors import ConfigInvalid, DiskFull

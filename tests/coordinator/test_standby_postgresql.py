@@ -83,7 +83,7 @@ async def test_promoted_replica_and_the_copy_of_the_folder_go_on_with_all_that_w
         config = load(new / "operator.toml", [f"round.directory={new}", f"store.url={replica.url}"])
         ran = config.model_validate_json((new / "resolved.json").read_bytes())
         with closing(Round(ran)) as again:
-            await again.settle_orders()
+            await again.publication.settle_orders()
             assert again.database.run_now(store.size) >= size
             with database.opened(replica.url) as connection:
                 assert store.rebuild(connection, locked=False) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from coordinator import orders
-from coordinator.round import now_ms
+from coordinator.clock import now_ms
 from coordinator.store.tables import batches as formed
 from coordinator.store.tables import blames, broadcasts, fleet, nodes, receipts, rejections, uploads, versions
 from coordinator.work import batches

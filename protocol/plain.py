@@ -16,3 +16,11 @@ def counted(count: int, noun: str, many: str = "") -> str:
 def plural(count: int, noun: str, many: str = "") -> str:
     """The noun as it stands after such a count."""
     return noun if count == 1 else many or f"{noun}s"
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes with its unit, as `1.25 GB`."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"

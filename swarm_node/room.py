@@ -13,10 +13,10 @@ from pathlib import Path
 from protocol.errors import DiskFull
 from protocol.ids import ChunkId
 from protocol.manifest import PolicyManifest
+from protocol.plain import size_text
 from swarm_node import assemble
 from swarm_node.blobs import BlobStore
 from swarm_node.disk import existing
-from swarm_node.live.lines import size as size_of
 
 
 class VersionTooLarge(DiskFull):
@@ -53,8 +53,8 @@ def require(
     free = shutil.disk_usage(existing(folder)).free
     if needed > free:
         raise VersionTooLarge(
-            f"Version {manifest.version} needs {size_of(needed)} on this disk, "
-            f"and {size_of(free)} are free below {folder}.",
+            f"Version {manifest.version} needs {size_text(needed)} on this disk, "
+            f"and {size_text(free)} are free below {folder}.",
             hint="Free some space there, or move the node's folder to a larger disk; "
             "the version is fetched as soon as there is room.",
         )

@@ -24,6 +24,7 @@ import trio
 
 from protocol import limits
 from protocol.errors import ConfigInvalid, EngineFailed, EngineNotStarted, SwarmError
+from protocol.plain import size_text
 from swarm_node.engine import memory
 from swarm_node.engine.choose import Choice
 from swarm_node.engine.messages import (
@@ -50,7 +51,6 @@ from swarm_node.engine.messages import (
     Said,
     frame,
 )
-from swarm_node.live.lines import size as size_of
 from swarm_node.machine import use
 
 START_TIMEOUT_S = 300.0
@@ -211,7 +211,7 @@ class EngineClient:
             used_bytes = await _look(process.pid)
             if used_bytes is not None and used_bytes > self._allowed_bytes > 0 and process is self._process:
                 self._ended_for = (
-                    f"The engine took {size_of(used_bytes)} of memory, and {size_of(self._allowed_bytes)} are allowed; "
+                    f"The engine took {size_text(used_bytes)} of memory, and {size_text(self._allowed_bytes)} are allowed; "
                     "it was stopped."
                 )
                 process.kill()

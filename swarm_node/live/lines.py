@@ -7,7 +7,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from protocol.plain import counted, one_line
+from protocol.plain import counted, one_line, size_text
 
 GB = 10**9
 
@@ -62,7 +62,7 @@ def doing(told: dict[str, Any]) -> str:
         load = told["download"]
         share = load["bytes_done"] / load["bytes"] if load["bytes"] else 0.0
         rate = f"{load['bytes_per_s'] / 1e6:.1f} MB/s from {counted(load['peers'], 'peer')}"
-        fetching = f"fetching version {load['version']}: {share:.0%} of {size(load['bytes'])}, {rate}"
+        fetching = f"fetching version {load['version']}: {share:.0%} of {size_text(load['bytes'])}, {rate}"
         return f"{told['phase']}, {fetching}"
     if told["phase"] == "offline":
         return "waiting for the first version" if not told["newest_version"] else "loading"
@@ -124,8 +124,8 @@ def traffic(told: dict[str, Any]) -> str:
     fetched = moved["from_peers"] + moved["from_seeder"] + moved["from_http"]
     cap = f" of {told['upload_cap_bytes'] / GB:g} GB" if told["upload_cap_bytes"] else ""
     stop = f"; {told['no_upload']}" if told["no_upload"] else ""
-    month = f"{size(told['uploaded_month_bytes'])}{cap} this month"
-    return f"{size(fetched)} fetched, {size(moved['to_peers'])} passed on, {month}{stop}"
+    month = f"{size_text(told['uploaded_month_bytes'])}{cap} this month"
+    return f"{size_text(fetched)} fetched, {size_text(moved['to_peers'])} passed on, {month}{stop}"
 
 
 def reach(told: dict[str, Any]) -> str:
@@ -148,14 +148,6 @@ def machine(told: dict[str, Any]) -> str:
         found += [f"processor {told['celsius']:.0f} °C"] if told["celsius"] is not None else []
         found += [f"{told['watts']:.0f} W"] if told["watts"] is not None else []
     return "; ".join(found) or "no sensor tells heat or power here"
-
-
-def size(count: float) -> str:
-    """Bytes as people say them."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} B"
 
 
 def ago(seconds: float) -> str:

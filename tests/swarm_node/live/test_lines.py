@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from protocol import plain
 from swarm_node.live import lines, view
 
 NOW_MS = 1_800_000_000_000
@@ -177,7 +178,7 @@ def test_where_no_agent_runs_the_reason_of_the_last_one_is_told() -> None:
     ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (2.34e12, "2.34 TB")]
 )
 def test_sizes(count: float, said: str) -> None:
-    assert lines.size(count) == said
+    assert plain.size_text(count) == said
 
 
 @pytest.mark.parametrize("place", ["resting", "distrust", "trouble", "no_work", "no_upload", "rejected", "mapping"])
